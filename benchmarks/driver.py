@@ -41,7 +41,7 @@ import tracemalloc
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 import datamat
-from datamat import DatasetWriter, Features, IndexRow, Materializer, RunHook, Scalar, ShardOptions, WorkerOptions
+from datamat import DatasetWriter, Features, IndexRow, Materializer, RunHook, Scalar, WorkerOptions
 from datamat.directory.keys import KeyDigest
 from datamat.directory.ledger import Ledger
 from datamat.directory.manifest import FilePart, Manifest, part_of
@@ -175,8 +175,8 @@ class NoWork(Executor):
         )
 
 
-def materializer(source: str, output: str, num_shards: int, **options) -> Materializer:
-    return Materializer(Rows(), source, output, shards=ShardOptions(num_shards=num_shards), **options)
+def materializer(source: str, output: str, num_shards: int) -> Materializer:
+    return Materializer(Rows(), source, output, shards=num_shards)
 
 
 @contextlib.contextmanager

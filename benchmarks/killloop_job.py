@@ -80,8 +80,7 @@ def run_job(source: str, output: str, format_name: str, num_workers: int, start_
         copies={"train": COPIES, "val": COPIES},
         transform=draw,
         shards=ShardOptions(num_shards=2),
-        workers=WorkerOptions(num_workers=num_workers, start_method=start_method),
-    ).run(progress=False)
+    ).run(workers=WorkerOptions(num_workers=num_workers, start_method=start_method), progress=False)
 
 
 def usable_formats() -> dict[str, str]:

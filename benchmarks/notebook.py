@@ -41,7 +41,7 @@ class Grey(DatasetWriter):
 RUN = """
 began = time.time()
 note = os.path.abspath("NAME.txt")
-Materializer(Grey, note, "NAME", workers=WorkerOptions(num_workers=2)).run(progress=False)
+Materializer(Grey, note, "NAME").run(workers=2, progress=False)
 print(float(open(note).read()) - began, time.time() - began)
 """
 

@@ -45,7 +45,7 @@ if sys.argv[2] == "idle":
     open(sys.argv[1], "w").close()
     time.sleep(600)
 workers = WorkerOptions(num_workers=2, start_method=sys.argv[2])
-Materializer(Busy(), None, sys.argv[1], workers=workers).run(progress=False)
+Materializer(Busy(), None, sys.argv[1]).run(workers=workers, progress=False)
 """
 
 

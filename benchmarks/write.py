@@ -746,9 +746,9 @@ def copy_floor(source: str, output: str) -> None:
 
 
 def copy_datamat(source: str, output: str, **options) -> None:
-    from datamat import Materializer, WorkerOptions
+    from datamat import Materializer
 
-    Materializer("camvid", source, output, workers=WorkerOptions(num_workers=2), **options).run()
+    Materializer("camvid", source, output, **options).run(workers=2)
 
 
 def copy_tfrecord(source: str, output: str) -> None:
@@ -879,7 +879,7 @@ def safety(source: str, output: str, name: str) -> None:
 
     SWITCHES[name]()
     workers = WorkerOptions(num_workers=1, start_method="fork")
-    Materializer("camvid", source, output, workers=workers).run()
+    Materializer("camvid", source, output).run(workers=workers)
 
 
 def no_switch() -> None:

@@ -59,13 +59,13 @@ from datamat.directory.sidecars.exporting import export, known_sidecars, sidecar
 from datamat.directory.verify import VerifyReport, verify
 from datamat.errors import DatamatError, InputError, OptionError, OutputError, ParallelError, place_of
 from datamat.formats import format_names
-from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
+from datamat.options import Deadline, ErrorPolicy, ShardOptions, WorkerOptions, seconds_until
 from datamat.readers.dataset import ShardedDataset, load
 from datamat.readers.speed import READERS, measure_reading
 from datamat.readers.tf.service import check_address, serving
 from datamat.readers.view import view, viewing
 from datamat.run.convert import convert
-from datamat.run.limits import Deadline, seconds_until, signals_raised
+from datamat.run.limits import signals_raised
 from datamat.run.materializer import Materializer
 from datamat.run.merge import merge
 from datamat.run.repair import repair_offsets
@@ -807,7 +807,7 @@ def _status(options: argparse.Namespace, console: Console) -> int:
     if isinstance(target, Materializer):
         _refuse_storage(options)
         status = target.status()
-        again = functools.partial(output_status, target.job)
+        again = functools.partial(output_status, target._job)
     else:
         again = functools.partial(read_status, target, storage_options=_storage(options))
         status = again()

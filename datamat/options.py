@@ -1,19 +1,186 @@
-"""The options of a run, checked on creation, so that nothing downstream checks them again."""
+"""The options of a dataset and of a run, checked on creation, so that nothing downstream checks them again."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import datetime
+import functools
+import inspect
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar
 
 from datamat.errors import OptionError
 
-__all__ = ["ErrorPolicy", "Remedies", "ShardOptions", "WorkerOptions"]
+__all__ = [
+    "LONGEST_GRACE_S",
+    "RUN_PARAMETERS",
+    "DatasetKeywords",
+    "Deadline",
+    "ErrorPolicy",
+    "Existing",
+    "Remedies",
+    "RunDatasetKeywords",
+    "RunKeywords",
+    "RunOptions",
+    "ShardOptions",
+    "WorkerOptions",
+    "parse_bytes",
+    "parse_duration",
+    "seconds_until",
+    "takes",
+]
+
+# ---------------------------------------------------------------- durations and sizes
+
+
+_UNIT_S = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0}
+_DURATION = re.compile(
+    r"(?:(\d+(?:\.\d+)?)\s*d(?:ays?)?)?\s*(?:(\d+(?:\.\d+)?)\s*h(?:(?:ou)?rs?)?)?\s*"
+    r"(?:(\d+(?:\.\d+)?)\s*m(?:in(?:ute)?s?)?)?\s*(?:(\d+(?:\.\d+)?)\s*s(?:ec(?:ond)?s?)?)?\Z"
+)
+_BETWEEN = re.compile(r"\s*,\s*|\s+and\s+")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\Z", re.IGNORECASE)
+_MOMENT_S = 0.5  # until a call of `come` is noticed
+_WIND_DOWN_S = 0.5  # from the last receipt to the return of `run`
+LONGEST_GRACE_S = 4.0
+"""Seconds that parts under way get to end when a run stops."""
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of a duration such as "23h30m", "90m", "1d", "45s" or "2h 15m".
+
+    Raises:
+        OptionError: it is not one.
+
+    Example:
+        >>> parse_duration("1h30m")
+        5400.0
+    """
+    found = _DURATION.match(_BETWEEN.sub(" ", text.strip().lower()))
+    if not found or not any(found.groups()):
+        raise OptionError(
+            f"duration {text!r}: want days, hours, minutes and seconds, as in '23h30m', '1 day, 2 hours' or '45s'"
+        )
+    return sum(float(number) * unit for number, unit in zip(found.groups(), _UNIT_S.values(), strict=True) if number)
+
+
+def seconds_until(deadline: str | float | datetime.timedelta | datetime.datetime) -> float:
+    """Return how many seconds from now a deadline is.
+
+    Args:
+        deadline: duration as text, in seconds or as a `timedelta`; or a `datetime`, in local time if it has no time
+            zone.
+
+    Raises:
+        OptionError: `deadline` is none of these, or has passed.
+    """
+    if isinstance(deadline, str):
+        left = parse_duration(deadline)
+    elif isinstance(deadline, datetime.timedelta):
+        left = deadline.total_seconds()
+    elif isinstance(deadline, datetime.datetime):
+        left = deadline.timestamp() - time.time()
+    elif isinstance(deadline, int | float) and not isinstance(deadline, bool):
+        left = float(deadline)
+    else:
+        raise OptionError(f"deadline is {deadline!r}; want '23h30m', seconds, a timedelta or a datetime")
+    if not 0 < left < math.inf:
+        raise OptionError(f"deadline {deadline!r} is {left:g} s from now; want a moment that is still to come")
+    return left
+
+
+def parse_bytes(size: str | float) -> int:
+    """Return the bytes of a size such as "20GB", "512MiB" or a number.
+
+    Raises:
+        OptionError: it is not one, or not positive.
+
+    Example:
+        >>> parse_bytes("1.5 GB"), parse_bytes("1KiB")
+        (1500000000, 1024)
+    """
+    number: float = 0
+    if isinstance(size, str) and (found := _SIZE.match(size.strip())):
+        digits, letter, binary = found.groups()
+        number = float(digits) * (1024 if binary else 1000) ** " kmgtp".index(letter.lower() or " ")
+    elif isinstance(size, int | float) and not isinstance(size, bool):
+        number = size
+    if not 0 < number < math.inf:
+        raise OptionError(f"size {size!r}: want a positive number of bytes, or text as in '20GB' or '512MiB'")
+    return int(number)
+
+
+class Deadline:
+    """The time by which a run must have returned.
+
+    Attributes:
+        wait_s: how long to wait for something else before looking again, in seconds; None for as long as it takes.
+
+    Args:
+        left_s: seconds from now; None for no deadline.
+        may_be_called: whether `come` may be called while the run waits for workers.
+    """
+
+    def __init__(self, left_s: float | None, *, may_be_called: bool = False) -> None:
+        self.wait_s = _MOMENT_S if may_be_called else None
+        self._is_called = False
+        self._at = math.inf if left_s is None else time.monotonic() + left_s
+        self._longest_part_s = 0.0
+
+    def come(self) -> None:
+        """Have it come now, for a signal handler: parts under way may still end."""
+        self._is_called = True
+        self._at = min(self._at, time.monotonic() + _WIND_DOWN_S + LONGEST_GRACE_S)
+
+    def add(self, part_s: float) -> None:
+        """Learn how long a part took, in seconds."""
+        self._longest_part_s = max(self._longest_part_s, part_s)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until no more parts start, so that those under way can end; None where there is no deadline."""
+        if self._is_called:
+            return 0.0
+        if self._at == math.inf:
+            return None
+        return max(0.0, self._at - time.monotonic() - _WIND_DOWN_S - min(self._longest_part_s, LONGEST_GRACE_S))
+
+    @property
+    def has_come(self) -> bool:
+        """Whether no more parts may start."""
+        return self.left_s == 0
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds that parts under way may still take."""
+        return min(max(0.0, self._at - time.monotonic() - _WIND_DOWN_S), LONGEST_GRACE_S)
+
+
+# ---------------------------------------------------------------- options
 
 
 def _positive(owner: str, **values: float | None) -> None:
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or value <= 0):
             raise OptionError(f"{owner}: {name} is {value!r}; want a positive number, or None for the default")
+
+
+_Options = TypeVar("_Options")
+
+
+def _options_of(kind: type[_Options], name: str, given: Any, number: str, *others: str) -> _Options:
+    """Return the options that an argument stands for: None, options, or the number of something."""
+    if given is None or isinstance(given, kind):
+        return given or kind()
+    if isinstance(given, int) and not isinstance(given, bool):
+        return kind(**{number: given})
+    wanted = "".join(f", {other!r}" for other in others)
+    raise OptionError(f"{name} is {given!r}; want something like 8{wanted}, or {kind.__name__}({number}=8)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,6 +236,17 @@ class ShardOptions:
         if self.num_shards is not None and self.num_shards > 99_999:
             raise OptionError(f"ShardOptions: num_shards is {self.num_shards}; file names count to 99,999")
 
+    @classmethod
+    def of(cls, given: ShardOptions | int | str | None) -> ShardOptions:
+        """Return the options that an argument stands for: themselves, a number of shards, or a size such as "256MB".
+
+        Raises:
+            OptionError: it is none of these.
+        """
+        if isinstance(given, str):
+            return cls(shard_bytes=parse_bytes(given))
+        return _options_of(cls, "shards", given, "num_shards", "256MB")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkerOptions:
@@ -112,6 +290,15 @@ class WorkerOptions:
         if self.max_retries < 0:
             raise OptionError(f"WorkerOptions: max_retries is {self.max_retries}; want 0 or more")
 
+    @classmethod
+    def of(cls, given: WorkerOptions | int | None) -> WorkerOptions:
+        """Return the options that an argument stands for: themselves, or a number of workers.
+
+        Raises:
+            OptionError: it is neither.
+        """
+        return _options_of(cls, "workers", given, "num_workers")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ErrorPolicy:
@@ -152,12 +339,16 @@ class ErrorPolicy:
 
     @classmethod
     def of(cls, given: ErrorPolicy | Literal["raise", "skip", "quarantine"] | None) -> ErrorPolicy:
-        """Return the policy that an argument stands for.
+        """Return the policy that an argument stands for: itself, or the action of one.
 
-        Args:
-            given: a policy, the action of one, or None for the default.
+        Raises:
+            OptionError: it is neither.
         """
-        return cls() if given is None else cls(given) if isinstance(given, str) else given
+        if isinstance(given, str):
+            return cls(given)
+        if given is None or isinstance(given, cls):
+            return given or cls()
+        raise OptionError(f"errors is {given!r}; want 'raise', 'skip', 'quarantine', or an ErrorPolicy")
 
     def limit(self, num_rows: int) -> int | None:
         """Return how many rows may fail, or None for any number.
@@ -179,5 +370,221 @@ class Remedies:
     """
 
     again: str = "run()"
-    retry: str = "rerun_failed()"
+    retry: str = "run(retry_failed=True)"
     existing: str = "run(existing='{}')"
+
+
+Existing: TypeAlias = Literal["update", "replace", "refuse"]
+
+
+class DatasetKeywords(TypedDict, total=False):
+    """The arguments by name of `Materializer`, which describes each; `materialize` takes them too."""
+
+    format: Any
+    splits: Mapping[str, float] | None
+    shards: int | str | ShardOptions | None
+    transform: Any
+    copies: int | Mapping[str, int]
+    seed: int
+    version: str | int | None
+    untouched: Collection[str]
+    sidecars: Sequence[Callable[..., Any]]
+    follow_links: bool
+    storage_options: Mapping[str, Any] | None
+    source_options: Mapping[str, Any] | None
+
+
+class RunKeywords(TypedDict, total=False):
+    """The arguments of `Materializer.run`, which `materialize` and `convert` take too; `RunOptions` describes each."""
+
+    workers: int | WorkerOptions | None
+    executor: Any
+    errors: Literal["raise", "skip", "quarantine"] | ErrorPolicy | None
+    include: str | Sequence[str] | None
+    exclude: str | Sequence[str] | None
+    task_index: int | None
+    num_tasks: int | None
+    existing: Existing
+    retry_failed: bool
+    deadline: str | float | datetime.timedelta | datetime.datetime | Deadline | None
+    max_disk: str | float | None
+    progress: bool
+    hooks: Sequence[Any]
+    logger: logging.Logger | None
+    scratch: str | os.PathLike[str] | None
+
+
+class RunDatasetKeywords(DatasetKeywords, RunKeywords, total=False):
+    """The arguments of `Materializer` and of its `run`, for what does both in one call."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How a dataset is made, which of it now, and what becomes of what is there; nothing here decides its bytes.
+
+    Args:
+        workers: the processes that do the work: their number, or `WorkerOptions`.
+        executor: engine that does the work instead of datamat's own workers: a `dask.distributed.Client` or its address
+            ("tcp://host:8786"), "ray" or a Ray address ("ray://host:10001"), or any `concurrent.futures.Executor`, as
+            of mpi4py. None: datamat's own, on this machine.
+        errors: what to do with bad samples: "raise", "skip", "quarantine", or an `ErrorPolicy`.
+        include: shell patterns of the shards to make ("train-0000?"); None makes all.
+        exclude: shell patterns of the shards to leave out.
+        task_index: number of this task, from 0, if several processes make one output together on a shared file system
+            or in a bucket, each with its own call. Each takes shards that no other has. See the guide on Slurm.
+        num_tasks: how many they are. It decides nothing but where each begins: tasks may come and go.
+        existing: what becomes of what is finished. "update" rebuilds shards whose inputs changed and adds new rows; it
+            raises, before anything is touched, if finished rows are no longer in the source. With "replace", the source
+            alone decides, and their records go. "refuse" raises wherever a finished shard would be replaced or removed.
+        retry_failed: also try the rows again that failed in earlier runs, which the ledger lists, and complete their
+            shards. Other rows of these shards are not read again if nothing that decides them has changed: their
+            records are taken from the shard as it is.
+        deadline: when to return, finished or not: "23h30m", seconds, a `timedelta`, or a `datetime`. With an `executor`
+            of your own, running parts end first.
+        max_disk: how much the output folder may hold, as "20GB" or in bytes.
+        progress: show a bar and a summary on standard error.
+        hooks: hear what happens.
+        logger: where messages go; the writer can use it too, even in workers. None takes the logger "datamat".
+        scratch: local folder in which shards for a store are made, and files of a source behind a URL wait for their
+            rows; None takes one in `TMPDIR`. A killed run is resumed from it.
+
+    Raises:
+        OptionError: an argument makes no sense.
+    """
+
+    workers: WorkerOptions = dataclasses.field(default_factory=WorkerOptions)
+    executor: Any = None
+    errors: ErrorPolicy = dataclasses.field(default_factory=ErrorPolicy)
+    include: str | Sequence[str] | None = None
+    exclude: str | Sequence[str] | None = None
+    task_index: int | None = None
+    num_tasks: int | None = None
+    existing: Existing = "update"
+    retry_failed: bool = False
+    deadline: Deadline = dataclasses.field(default_factory=lambda: Deadline(None))
+    max_disk: int | None = None
+    progress: bool = True
+    hooks: tuple[Any, ...] = ()
+    logger: logging.Logger = dataclasses.field(default_factory=lambda: logging.getLogger("datamat"))
+    scratch: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.existing not in ("update", "replace", "refuse"):
+            raise OptionError(f"existing is {self.existing!r}; want 'update', 'replace' or 'refuse'")
+        if (self.task_index is None) != (self.num_tasks is None):
+            raise OptionError(
+                f"task_index is {self.task_index!r} and num_tasks {self.num_tasks!r}; give both, as in "
+                "run(task_index=3, num_tasks=16)"
+            )
+        if self.retry_failed and self.task_index is not None:
+            raise OptionError("retry_failed is for one process; leave out task_index and num_tasks")
+        if not callable(getattr(self.logger, "warning", None)):
+            raise OptionError(f"logger is {self.logger!r}; want a logger, as in logger=logging.getLogger('datamat')")
+
+    @classmethod
+    def of(cls, given: RunKeywords) -> Self:
+        """Return the options that the arguments of a call stand for; `RunKeywords` has their types.
+
+        Example:
+            >>> RunOptions.of({"workers": 2, "errors": "skip", "max_disk": "20GB"}).max_disk
+            20000000000
+        """
+        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        for name, made in _MADE_OF.items():
+            if name in options:
+                options[name] = made(options[name])
+        return cls(**options)
+
+
+def _deadline_of(given: str | float | datetime.timedelta | datetime.datetime | Deadline) -> Deadline:
+    return given if isinstance(given, Deadline) else Deadline(seconds_until(given))
+
+
+def _hooks_of(given: Any) -> tuple[Any, ...]:
+    if isinstance(given, str) or not hasattr(given, "__iter__"):
+        raise OptionError(f"hooks is {given!r}; want a list of hooks, as in hooks=[...]")
+    return tuple(given)
+
+
+_MADE_OF: Mapping[str, Callable[[Any], Any]] = {
+    "workers": WorkerOptions.of,
+    "errors": ErrorPolicy.of,
+    "deadline": _deadline_of,
+    "max_disk": parse_bytes,
+    "hooks": _hooks_of,
+}
+
+
+# ---------------------------------------------------------------- where an option belongs
+
+
+def _shown(field: dataclasses.Field[Any]) -> inspect.Parameter:
+    default = None if field.default is dataclasses.MISSING else field.default
+    annotation = RunKeywords.__annotations__[field.name].__forward_arg__
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+RUN_PARAMETERS = tuple(_shown(field) for field in dataclasses.fields(RunOptions))
+"""The parameters of `Materializer.run`, for the signatures of what takes them by `**options`."""
+
+_NAMES_OF_OTHERS = {
+    "chunk_bytes": "shard_bytes",
+    "max_shard_size": "shard_bytes",
+    "max_workers": "num_workers",
+    "maxsize": "shard_bytes",
+    "n_jobs": "num_workers",
+    "num_proc": "num_workers",
+    "num_processes": "num_workers",
+    "processes": "num_workers",
+    "size_limit": "shard_bytes",
+}
+
+
+def _where_option_is(name: str) -> str | None:
+    """Return how to write an option of that name, if there is one elsewhere, or by another name."""
+    found = _NAMES_OF_OTHERS.get(name, name)
+    for keyword, kind in (("workers", WorkerOptions), ("shards", ShardOptions), ("errors", ErrorPolicy)):
+        if found in {field.name for field in dataclasses.fields(kind)}:
+            return f"{keyword}={kind.__name__}({found}=...)"
+    if found in RunKeywords.__annotations__:
+        return f"run({found}=...)"
+    if found in DatasetKeywords.__annotations__:
+        return f"Materializer(..., {found}=...)"
+    if found in {"columns", "rename", "drop", "features", "key"}:
+        return f"ImportWriter({found}=...) as the writer"
+    return None
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def takes(*options: inspect.Parameter) -> Callable[[_Function], _Function]:
+    """Have a function show the options that it takes by `**options`, and say of others where they belong.
+
+    Args:
+        options: parameters to show in its signature, in place of `**options`.
+
+    Raises:
+        OptionError: on a call with an option that belongs elsewhere.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        names = {one.name for one in own}
+        shown = [*own, *(one for one in options if one.name not in names)]
+        accepted = {one.name for one in shown}
+
+        @functools.wraps(function)
+        def checked(*args: Any, **given: Any) -> Any:
+            for name in given.keys() - accepted:
+                called = function.__qualname__.removesuffix(".__init__")
+                if where := _where_option_is(name):
+                    raise OptionError(f"{called} has no option {name!r}; write {where}")
+                raise TypeError(f"{called}() got an unexpected keyword argument {name!r}")
+            return function(*args, **given)
+
+        checked.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+        return checked  # type: ignore[return-value]
+
+    return decorate

@@ -311,8 +311,8 @@ class DataSourceConformance:
         assert report.did_nothing, f"second run: found that it wrote {report}, expected that it had nothing to do"
 
     def _run(self, output: pathlib.Path) -> RunReport:
-        job = Materializer(ImportWriter(), self.make_source(), output, executor=InlineExecutor())
-        return job.run(progress=False)
+        job = Materializer(ImportWriter(), self.make_source(), output)
+        return job.run(executor=InlineExecutor(), progress=False)
 
 
 def _plain(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -745,7 +745,7 @@ class FeatureConformance:
         feature, values = self.make_feature(), self.make_values()
         if type(feature).__module__.partition(".")[0] != __name__.partition(".")[0]:
             register_feature(type(feature))
-        Materializer(_Given(feature, values), "", output, executor=InlineExecutor()).run(progress=False)
+        Materializer(_Given(feature, values), "", output).run(executor=InlineExecutor(), progress=False)
         order = [int(str(sample["key"])) for sample in load(output)]
         return [_bits(feature.decode("value", feature.encode("value", values[number]))) for number in order]
 
@@ -1301,10 +1301,9 @@ class SidecarConformance:
                 num_rows,
                 output,
                 format=format_name,
-                shards=ShardOptions(num_shards=num_shards),
-                executor=executor,
+                shards=num_shards,
                 sidecars=[sidecar],
-            ).run(progress=False)
+            ).run(executor=executor, progress=False)
         files = sidecar(Manifest.read(output))
         return {
             name: content if isinstance(content, bytes) else content.make(output / content.shard.file)

@@ -9,8 +9,9 @@ import subprocess
 import sys
 
 import small_pairs
+from prepared import Prepared
 
-from datamat import Materializer, ShardOptions, WorkerOptions
+from datamat import ShardOptions, WorkerOptions
 from datamat.testing import InlineExecutor
 
 COPIES = 3
@@ -53,7 +54,7 @@ def run_until_killed(source, output, shard_format, *, at, call="run"):
 def job(source, output, shard_format, num_workers=1):
     """Return the job: one shard per split, so that workers can share nothing but its parts; one is this process."""
     workers = {"workers": WorkerOptions(num_workers=num_workers)} if num_workers > 1 else {"executor": InlineExecutor()}
-    return Materializer(
+    return Prepared(
         Deadly(),
         source,
         output,

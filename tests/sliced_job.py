@@ -9,9 +9,11 @@ import subprocess
 import sys
 import traceback
 
-from datamat import DatasetWriter, Features, IndexRow, Materializer, RunHook, Scalar, ShardOptions, Text, WorkerOptions
-from datamat.run.materializer import run_as_task
-from datamat.run.slices import TaskNumber
+from prepared import Prepared
+
+from datamat import DatasetWriter, Features, IndexRow, RunHook, Scalar, ShardOptions, Text, WorkerOptions
+from datamat.options import RunOptions
+from datamat.run.materializer import start
 
 NUM_SHARDS = 6
 
@@ -89,13 +91,15 @@ def job(source, output, **options):
     options = {"shards": ShardOptions(num_shards=NUM_SHARDS), "copies": 2, "transform": add_noise, **options}
     if "executor" not in options:
         options["workers"] = WorkerOptions(num_workers=1)
-    return Materializer(Numbers(), source, output, **options)
+    return Prepared(Numbers(), source, output, **options)
 
 
 def run_task(source, output, index, count, lease_s, *, deadline=None, **options):
     """Run one task, whose leases expire after `lease_s`."""
-    task = TaskNumber(index, count, lease_s=float(lease_s))
-    return run_as_task(job(source, output, **options), task, deadline, progress=False)
+    made = job(source, output, **options)
+    task = {"task_index": index, "num_tasks": count, "deadline": deadline, "progress": False}
+    how = RunOptions.of({**made.options, **task})
+    return start(made._made(how), made._traveller, lease_s=float(lease_s))
 
 
 def start_task(source, output, index, count, *, lease_s=60, act="", options="", fails=""):

@@ -7,8 +7,9 @@ import os
 import pathlib
 
 import numpy as np
+from prepared import Prepared
 
-from datamat import DatasetWriter, Features, Image, Index, Mask, Materializer, ShardOptions
+from datamat import DatasetWriter, Features, Image, Index, Mask, ShardOptions
 from datamat.codecs import encode_png, read_file
 from datamat.testing import InlineExecutor
 
@@ -61,9 +62,7 @@ def jitter(sample, rng):
 def job(source, output, writer=None, **options):
     """Return a job with two shards in each split; it runs in this process unless `workers` are given."""
     runs_here = {} if "workers" in options else {"executor": InlineExecutor()}
-    return Materializer(
-        writer or Pairs(), source, output, **{"shards": ShardOptions(num_shards=2), **runs_here, **options}
-    )
+    return Prepared(writer or Pairs(), source, output, **{"shards": ShardOptions(num_shards=2), **runs_here, **options})
 
 
 def digests(folder):

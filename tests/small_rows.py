@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, ShardOptions
+from prepared import Prepared
+
+from datamat import DatasetWriter, Features, IndexRow, Scalar, ShardOptions
 from datamat.testing import InlineExecutor
 
 
@@ -36,7 +38,7 @@ class FailingRows(Rows):
 def job(output, writer=None, *, rows=None, features=None, made=None, **options):
     """Return a job of two shards."""
     options = {"shards": ShardOptions(num_shards=2), "executor": InlineExecutor()} | options
-    return Materializer(writer or Rows(rows, features, made), None, output, **options)
+    return Prepared(writer or Rows(rows, features, made), None, output, **options)
 
 
 def shard_of(folder):

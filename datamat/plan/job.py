@@ -34,7 +34,7 @@ from datamat.errors import OptionError, SourceError, join_problems
 from datamat.fingerprint import Examined, Reached, Switches, examine, fingerprint, versions_of
 from datamat.fingerprint.code import is_users_object, written_attributes
 from datamat.formats import ShardFormat, get_format
-from datamat.options import ErrorPolicy, Remedies, ShardOptions, WorkerOptions
+from datamat.options import Remedies, RunOptions
 from datamat.parallel.engines import check_engine
 from datamat.plan.inputs import InputFiles, Neighbourhood
 from datamat.plan.memos import KnownMemos, digests_of_memos, write_places
@@ -43,7 +43,6 @@ from datamat.plan.plan import SplitTerms, make_plan
 from datamat.writers.base import DatasetWriter
 
 if TYPE_CHECKING:
-    import logging
     from collections.abc import Collection, Iterator, Sequence
 
     from datamat.directory.manifest import IndexInfo, ShardFiles
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from datamat.directory.stores import ObjectStore
     from datamat.features import Features
     from datamat.fingerprint.code import Home
+    from datamat.options import ShardOptions, WorkerOptions
     from datamat.plan.plan import Plan, ShardSpec
 
 
@@ -390,7 +390,7 @@ def resolve_formats(given: Any, features: Features) -> tuple[ShardFormat, ...]:
 class Job:
     """What was asked: the arguments of `Materializer`, checked and resolved.
 
-    It travels without executor, hooks, sidecars and store, which belong to the process that asked.
+    It travels without sidecars, store and most of `how`, which belong to the process that asked.
 
     Attributes:
         records: where rows and their records come from: the pipeline of a writer, or a finished dataset that is
@@ -403,14 +403,8 @@ class Job:
         copies: records per input row of the drawn splits, or by split.
         seed: base seed; with the sample key it decides every random draw.
         version: what the user gave in place of the digests of code, or None.
-        include: shell patterns of the shards to make; None makes all.
-        exclude: shell patterns of the shards to leave out.
-        workers: the processes that do the work.
-        executor: the user's engine, as `check_engine` takes it; None for datamat's own workers.
-        errors: policy for samples that fail.
-        hooks: `RunHook` objects that hear what happens in a run.
         sidecars: functions of the user that return files to write beside the shards.
-        logger: logger for messages.
+        how: how it is made, which of it now, and what becomes of what is there.
         store: where the shards go in the end; `output` is then the scratch folder. None for an output on a disk.
         remedies: what the caller can write next, for messages.
         follow_links: whether links that lead out of the source are followed.
@@ -430,14 +424,8 @@ class Job:
     copies: int | Mapping[str, int]
     seed: int
     version: str | None
-    include: str | Sequence[str] | None
-    exclude: str | Sequence[str] | None
-    workers: WorkerOptions
-    executor: Any
-    errors: ErrorPolicy
-    hooks: tuple[Any, ...]
     sidecars: tuple[Sidecar, ...]
-    logger: logging.Logger
+    how: RunOptions
     store: ObjectStore | None = None
     remedies: Remedies = dataclasses.field(default_factory=Remedies)
     follow_links: bool = False
@@ -445,9 +433,8 @@ class Job:
     urls: UrlFiles | None = None
 
     def __post_init__(self) -> None:
-        _check_kinds(shards=self.shards, workers=self.workers, errors=self.errors)
         _check_sidecars(self.sidecars)
-        _check_executor(self.executor, self.workers)
+        _check_executor(self.how.executor, self.how.workers)
         _check_shares(self.splits)
         _check_copies(self.copies)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
@@ -455,7 +442,8 @@ class Job:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to the process that asked."""
-        return {**self.__dict__, "executor": None, "hooks": (), "sidecars": (), "store": None}
+        how = RunOptions(workers=self.how.workers, errors=self.how.errors, logger=self.how.logger)
+        return {**self.__dict__, "how": how, "sidecars": (), "store": None}
 
     def for_workers(self) -> Job:
         """Return what workers need; they have the rows, so a table or dataset in memory stays behind."""
@@ -686,17 +674,6 @@ def _is_path(source: Any) -> TypeGuard[str | os.PathLike[str]]:
     return isinstance(source, (str, os.PathLike))
 
 
-def _check_kinds(**options: Any) -> None:
-    """Raise where an option is a plain number, a common first guess, and show what is wanted."""
-    for name, kind, example in (
-        ("shards", ShardOptions, "ShardOptions(num_shards=8)"),
-        ("workers", WorkerOptions, "WorkerOptions(num_workers=4)"),
-        ("errors", ErrorPolicy, 'ErrorPolicy("skip", max_errors=0.01)'),
-    ):
-        if not isinstance(options[name], kind):
-            raise OptionError(f"{name} is {options[name]!r}; want something like {example}, or None for the default")
-
-
 def _check_sidecars(sidecars: Sequence[Sidecar]) -> None:
     wrong = [sidecar for sidecar in sidecars if not callable(sidecar)]
     if wrong:
@@ -753,7 +730,7 @@ class PlannedJob:
     @functools.cached_property
     def chosen(self) -> tuple[ShardSpec, ...]:
         """The shards that `include` and `exclude` choose."""
-        return tuple(self.plan.select(self.job.include, self.job.exclude))
+        return tuple(self.plan.select(self.job.how.include, self.job.how.exclude))
 
     @functools.cached_property
     def manifest_digests(self) -> dict[str, str]:

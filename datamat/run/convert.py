@@ -6,7 +6,8 @@ import dataclasses
 import itertools
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack, final
 
 import numpy as np
 import xxhash
@@ -17,30 +18,25 @@ from datamat.directory.keys import RecordKey, ShardName, records_by_row, stored_
 from datamat.directory.manifest import CONVERTED, MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, index_file, no_manifest
 from datamat.directory.remote import FetchedFolder, RemotePath, is_url, location
 from datamat.directory.rows import IndexRow
+from datamat.directory.sidecars import Sidecar
 from datamat.directory.verify import verify
 from datamat.errors import CorruptDataError, OptionError, SampleError, Skip
 from datamat.features import Statistics
-from datamat.formats import get_format
-from datamat.options import ErrorPolicy, Remedies, ShardOptions, WorkerOptions
-from datamat.parallel import get_logger
+from datamat.formats import ShardFormat, get_format
+from datamat.options import RUN_PARAMETERS, Remedies, RunKeywords, RunOptions, ShardOptions, takes
 from datamat.plan.job import Job, resolve_formats
 from datamat.plan.plan import PartSpec, Plan, ShardSpec
 from datamat.readers.cache import RecordCache, ShardStore
 from datamat.readers.records import RecordFiles
-from datamat.run.materializer import checked_hooks, output_place, start
+from datamat.run.materializer import output_place, start
+from datamat.run.report import RunReport
 from datamat.run.worker import PartWorker
 
 if TYPE_CHECKING:
-    import datetime
-    import logging
-    from collections.abc import Iterator, Mapping, MutableMapping, MutableSet, Sequence
+    from collections.abc import Iterator, MutableMapping, MutableSet
 
     from datamat.directory.rows import RowStore
-    from datamat.directory.sidecars import Sidecar
     from datamat.features import Column
-    from datamat.formats import ShardFormat
-    from datamat.run.report import RunHook, RunReport
-    from datamat.run.run import Existing
 
 
 __all__ = ["SHARD", "StoredRecords", "convert"]
@@ -248,25 +244,18 @@ _MOST_PART_ROWS = 65_536
 _CACHE_BYTES = 100 << 30
 
 
-def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
+@takes(*RUN_PARAMETERS)
+def convert(
     path: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
     format: str | ShardFormat | Sequence[str | ShardFormat] | None = None,  # noqa: A002 -- as for `Materializer`
-    shards: int | ShardOptions | None = None,
-    workers: WorkerOptions | None = None,
-    executor: Any = None,
-    logger: logging.Logger | None = None,
+    shards: int | str | ShardOptions | None = None,
     sidecars: Sequence[Sidecar] = (),
-    hooks: Sequence[RunHook] = (),
-    deadline: str | float | datetime.timedelta | datetime.datetime | None = None,
-    max_disk: str | float | None = None,
-    progress: bool = True,
-    existing: Existing = "update",
     storage_options: Mapping[str, Any] | None = None,
     source_options: Mapping[str, Any] | None = None,
-    scratch: str | os.PathLike[str] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
+    **run: Unpack[RunKeywords],
 ) -> RunReport:
     """Rewrite a finished directory in another format, or in another number of shards.
 
@@ -281,25 +270,15 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
         path: the finished directory, or its URL; it is only read.
         output: folder of the new directory, or a URL, as for `Materializer`.
         format: as for `Materializer`; None keeps the formats. Of a directory with several, the first is read.
-        shards: number of shards in each split, or `ShardOptions`, whose `shuffle` is ignored because the order stays.
-            None keeps the shards: each holds the same records as before.
-        workers: the processes that do the work.
-        executor: engine that does the work instead of datamat's own workers: a `dask.distributed.Client` or its address
-            ("tcp://host:8786"), "ray" or a Ray address ("ray://host:10001"), or any `concurrent.futures.Executor`, as
-            of mpi4py. None: datamat's own, on this machine.
-        logger: receives messages; None takes the logger "datamat".
+        shards: number of shards in each split, a size of each such as "256MB", or `ShardOptions`, whose `shuffle` is
+            ignored because the order stays. None keeps the shards: each holds the same records as before.
         sidecars: functions that write files of your own beside the shards, for other readers; see `Sidecar`.
-        hooks: `RunHook` objects that hear what happens in the conversion.
-        deadline: time by which to return, finished or not: "23h30m", seconds, a `timedelta`, or a `datetime`.
-        max_disk: most that the output may take on disk, as "20GB" or in bytes.
-        progress: show a bar and a summary on standard error.
-        existing: what becomes of finished records, as for `Materializer.run`: the rows of the directory are the source.
         storage_options: options that fsspec gets with the URL of the output.
         source_options: the same for the URL of the directory; None takes `storage_options`, unless the output is in
             another kind of store.
-        scratch: as for `Materializer`, if the output is a URL.
         cache_dir: where the shards of a URL go, to be used again, in up to 100 GB; None takes a temporary folder. With
             an `executor`, all hosts must share it.
+        run: how it is made, as for `Materializer.run`; with `existing`, the rows of the directory are the source.
 
     Returns:
         A report of what was done.
@@ -313,7 +292,8 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
     Example:
         >>> convert("out/camvid", "out/camvid-parquet", format="parquet", shards=16)   # doctest: +SKIP
     """
-    store, target = output_place(output, storage_options, scratch)
+    how = RunOptions.of(run)
+    store, target = output_place(output, storage_options, how.scratch)
     if source_options is None and is_url(path) and (store is None or os.fspath(path).startswith(f"{store.scheme}:")):
         source_options = storage_options
     folder = location(path, source_options)
@@ -340,25 +320,23 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
         store=store,
         formats=resolve_formats(list(before.by_format) if format is None else format, before.features),
         splits=None,
-        shards=_shard_options(shards),
+        shards=dataclasses.replace(ShardOptions.of(shards), shuffle=False),
         copies={split: number for split, number in before.copies.items() if _has_records(before, split)},
         seed=before.seed,
         version=None,
-        include=None,
-        exclude=None,
-        workers=WorkerOptions() if workers is None else workers,
-        executor=executor,
-        errors=ErrorPolicy(),
-        hooks=checked_hooks(hooks),
         sidecars=tuple(sidecars),
-        logger=logger or get_logger("datamat"),
+        how=how,
         remedies=Remedies(again="convert()", existing="convert(..., existing='{}')"),
     )
     try:
-        return start(job, PartWorker(job, job.work / "rows"), deadline, max_disk, progress=progress, existing=existing)
+        return start(job, _part_worker)
     finally:
         if fetched is not None:
             fetched.close()  # now: an error that somebody keeps holds this frame, and with it all fetched shards
+
+
+def _part_worker(job: Job) -> PartWorker:
+    return PartWorker(job, job.work / "rows")
 
 
 def _fetched_index(folder: RemotePath) -> tuple[FetchedFolder, Manifest]:
@@ -373,11 +351,6 @@ def _fetched_index(folder: RemotePath) -> tuple[FetchedFolder, Manifest]:
 
 def _has_records(manifest: Manifest, split: str) -> bool:
     return any(info.num_records for info in manifest.splits.get(split, ()))
-
-
-def _shard_options(shards: int | ShardOptions | None) -> ShardOptions:
-    options = shards if isinstance(shards, ShardOptions) else ShardOptions(num_shards=shards)
-    return dataclasses.replace(options, shuffle=False)
 
 
 def _check_whole(folder: pathlib.Path, manifest: Manifest) -> None:

@@ -29,12 +29,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from datamat.directory.ledger import FailedRow
 from datamat.errors import BrokenPoolError, OptionError, SampleError, TaskTimeout, WorkerDied
+from datamat.options import LONGEST_GRACE_S
 from datamat.parallel import PathosExecutor, physical_cores
 from datamat.parallel.engines import CallLost, EngineExecutor, open_engine
 from datamat.parallel.processes import choose_start_method, hashes_as_workers_do, is_frozen
 from datamat.plan.memos import KnownMemos
 from datamat.plan.plan import PartSpec, ShardSpec
-from datamat.run.limits import LONGEST_GRACE_S, raise_swallowed
+from datamat.run.limits import raise_swallowed
 from datamat.run.receipts import DamagedPartError, Receipt, Sealed
 from datamat.run.report import WorkerLost, WorkersStarted
 from datamat.run.shards import remove_folder
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from datamat.options import WorkerOptions
     from datamat.plan.changes import ReusedRows
     from datamat.plan.job import Job, JobDigests
-    from datamat.run.limits import Deadline, DiskLimit
+    from datamat.run.limits import DiskLimit
     from datamat.run.report import RunEvents
 
 
@@ -96,7 +97,7 @@ class Tasks(Protocol):
     ) -> Receipt:
         """Write a part."""
 
-    def seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
+    def _seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
         """Complete a shard whose parts are done."""
 
 
@@ -202,7 +203,7 @@ class PartOrder:
 
 def count_workers(job: Job) -> int:
     """Return how many workers datamat's own executor may have for a job."""
-    return job.workers.num_workers or len(physical_cores())
+    return job.how.workers.num_workers or len(physical_cores())
 
 
 def open_executor(
@@ -267,7 +268,6 @@ class PartQueue:
         tasks: the bound methods that travel.
         store: the rows, in the order of the plan.
         run: mark of this run, which lets datamat's own workers append to the shards' files.
-        deadline: time at which no further part is started.
         disk: bytes on disk at which no further part is started.
         events: passes on the start and the deaths of workers.
         digests: what decides the bytes of the job; what depends on the hash seed, or cannot be seen, counts here.
@@ -283,7 +283,6 @@ class PartQueue:
         store: RowStore,
         *,
         run: str,
-        deadline: Deadline,
         disk: DiskLimit,
         events: RunEvents,
         digests: JobDigests,
@@ -293,14 +292,14 @@ class PartQueue:
         self._tasks = tasks
         self._store = store
         self._run = run
-        self._deadline = deadline
+        self._deadline = job.how.deadline
         self._disk = disk
         self._events = events
         self._hashing = digests.hashing
         self._unseen = digests.unseen  # until it is said
         self._given = digests.given
         self._memos = KnownMemos(job.work, digests.code)
-        self._is_own = job.executor is None
+        self._is_own = job.how.executor is None
         self._num_workers = count_workers(job)
         self._reused: Mapping[str, ReusedRows] = {}
         self._waiting = PartOrder(appends=self._is_own)
@@ -344,7 +343,9 @@ class PartQueue:
         if self._is_own and feed is None:
             self._num_workers = min(self._num_workers, len(parts) + num_others)
         job = self._job
-        with open_executor(job.executor, job.workers, self._num_workers, job.logger, self._hashing) as executor:
+        with open_executor(
+            job.how.executor, job.how.workers, self._num_workers, job.how.logger, self._hashing
+        ) as executor:
             yield from self._results(executor)
 
     def again(self, parts: Sequence[PartSpec]) -> None:
@@ -418,7 +419,7 @@ class PartQueue:
         while self._to_seal:
             shard = self._to_seal.popleft()
             call = (shard.name, shard.fingerprint, len(shard.parts), self._run)
-            self._hand_out(executor, shard, self._tasks.seal_shard, *call)
+            self._hand_out(executor, shard, self._tasks._seal_shard, *call)
         most = self._num_workers + 1 if self._is_own else _MOST_UNDER_WAY
         while len(self._under_way) < most:
             if self._feed is not None and not self._waiting and len(self._under_way) < self._num_workers:
@@ -503,7 +504,7 @@ class PartQueue:
             future = self._done.get(timeout=min((wait_s for wait_s in waits if wait_s is not None), default=None))
         except queue.Empty:
             if isinstance(executor, EngineExecutor) and time.monotonic() - self._heard_at >= _SILENCE_S:
-                executor.warn_without_workers(self._job.logger)
+                executor.warn_without_workers(self._job.how.logger)
                 self._heard_at = time.monotonic()  # to ask again
             return None
         self._heard_at = time.monotonic()
@@ -525,7 +526,7 @@ class PartQueue:
                 "file of all samples by the attribute `files` of the writer"
             )
         if said:
-            self._job.logger.warning(
+            self._job.how.logger.warning(
                 "read, augment or the transform %s: when one of them changes, finished shards stay as they are. %s; or "
                 "pass version='1', and raise it with every change",
                 ", and ".join(said),
@@ -537,7 +538,7 @@ class PartQueue:
         for remark in remarks:
             if remark not in self._passed_on:
                 self._passed_on.add(remark)
-                self._job.logger.warning("%s", remark)
+                self._job.how.logger.warning("%s", remark)
 
     def _last_results(self, executor: Executor) -> Iterator[Result]:
         """Yield what arrives within the grace period."""
@@ -575,7 +576,7 @@ class PartQueue:
         self._num_lost += 1
         if not error.may_repeat or self._num_lost > _MOST_LOST + len(self._under_way):
             raise self._lost_for_good(task, error) from error
-        self._job.logger.warning("%s is handed out again: %s", self._name_of(task), error)
+        self._job.how.logger.warning("%s is handed out again: %s", self._name_of(task), error)
         if isinstance(task, PartSpec):
             self._waiting.add([task])
         elif isinstance(task, UploadTask | PieceTask):
@@ -620,11 +621,11 @@ class PartQueue:
             self._to_seal.append(task)
         self._deaths[place] += 1
         self._num_unbegun = self._num_unbegun + 1 if mark is None else 0
-        cause, message = describe_death(error, self._job.workers)
+        cause, message = describe_death(error, self._job.how.workers)
         self._report_death(task, mark, cause, message)
         if self._num_unbegun >= _MOST_UNBEGUN:
             raise error
-        if self._deaths[place] <= self._job.workers.max_retries or (mark is not None and mark.num_rows > 1):
+        if self._deaths[place] <= self._job.how.workers.max_retries or (mark is not None and mark.num_rows > 1):
             return  # once more; the rows of a block then run alone, and the next death shows which one it is
         if mark is None:
             raise error
@@ -633,10 +634,10 @@ class PartQueue:
             key=self._key(mark.position),
             error=type(cause).__name__,
             message=f"{type(cause).__name__}: {message}",
-            action=self._job.errors.action,
+            action=self._job.how.errors.action,
             attempts=self._deaths[place],
         )
-        if self._job.errors.action == "raise":
+        if self._job.how.errors.action == "raise":
             raise SampleError(failed.key, failed.message) from cause
         lost.append(failed)
 

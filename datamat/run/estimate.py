@@ -326,9 +326,9 @@ def estimate(job: Job, num_samples: int) -> Estimate:
     begun = time.perf_counter()
     with job.planned() as planned, contextlib.ExitStack() as stack:
         samples = choose_rows(planned.chosen, num_samples)
-        executor = stack.enter_context(open_executor(job.executor, job.workers, 1, job.logger))
+        executor = stack.enter_context(open_executor(job.how.executor, job.how.workers, 1, job.how.logger))
         call = executor.submit(measure_rows, PartWorker(job, planned.store.folder), samples)
-        measurement = result_of(call, executor, job.logger)
+        measurement = result_of(call, executor, job.how.logger)
         start_s = time.perf_counter() - begun - measurement.elapsed_s
     found = Estimate.of(
         measurement, samples, num_workers=count_workers(job), start_s=start_s, free_bytes=free_bytes(job.output)

@@ -7,38 +7,46 @@ import collections.abc
 import contextlib
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any, NamedTuple
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from datamat.directory.keys import safe_key
 from datamat.errors import BrokenPoolError, IncompleteRunError, SampleError, Skip, WorkerDied, fold
 from datamat.features import Features
 from datamat.features.base import as_array
 from datamat.fingerprint import Switches
-from datamat.options import ErrorPolicy, Remedies, WorkerOptions
-from datamat.parallel import get_logger
+from datamat.options import (
+    RUN_PARAMETERS,
+    DatasetKeywords,
+    ErrorPolicy,
+    Remedies,
+    RunDatasetKeywords,
+    RunKeywords,
+    RunOptions,
+    WorkerOptions,
+    takes,
+)
 from datamat.parallel.engines import CallLost
 from datamat.parallel.process_role import is_worker
 from datamat.plan.pipeline import Pipeline
 from datamat.run.dispatch import describe_death, open_executor, result_of
 from datamat.run.limits import signals_raised
-from datamat.run.materializer import Materializer
+from datamat.run.materializer import DATASET_PARAMETERS, Materializer
 from datamat.run.module_state import ModuleState
+from datamat.run.report import RunReport
 from datamat.run.worker import RowMark, RowWatch, exit_error, limit_memory, may_pass, pause
 from datamat.transforms import Augmenter
 from datamat.transforms.seeding import global_state_kept
+from datamat.writers.base import Sample
 from datamat.writers.existing import MOST_AHEAD, shows_type
 from datamat.writers.function import function_writer
 
 if TYPE_CHECKING:
-    import datetime
     import logging
-    import os
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator
 
     from datamat.directory.rows import IndexRow
-    from datamat.run.report import RunReport
-    from datamat.run.run import Existing
-    from datamat.writers.base import Sample
     from datamat.writers.function import FunctionWriter
 
 
@@ -56,24 +64,13 @@ __all__ = ["infer_features", "materialize"]
 _MOST_FAILED = 1000  # items in a row, after which none is expected to work
 
 
-def infer_features(
-    writer: FunctionWriter,
-    *,
-    seed: int,
-    workers: WorkerOptions,
-    executor: Any,
-    errors: ErrorPolicy,
-    logger: logging.Logger,
-) -> Features:
+def infer_features(writer: FunctionWriter, seed: int, how: RunOptions) -> Features:
     """Return the features of the first sample that the function returns.
 
     Args:
         writer: plug-in that calls the function.
         seed: base seed of what the function draws.
-        workers: options of the worker, and the limits of an item.
-        executor: the user's engine, or None.
-        errors: what happens to items that fail.
-        logger: receives messages, such as that a worker died, or that all lists of a field are empty.
+        how: engine, worker, and what happens to items that fail.
 
     Raises:
         SampleError: an item failed, ended its worker or ran out of time, and the policy is to raise.
@@ -82,8 +79,9 @@ def infer_features(
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(signals_raised())
-        search = _Search(writer, seed, workers, errors, is_own_pool=executor is None)
-        run_here = stack.enter_context(open_executor(executor, workers, 1, logger))
+        logger = how.logger
+        search = _Search(writer, seed, how.workers, how.errors, is_own_pool=how.executor is None)
+        run_here = stack.enter_context(open_executor(how.executor, how.workers, 1, logger))
         deaths: collections.Counter[int] = collections.Counter()
         start, last = 0, ""
         while True:
@@ -341,7 +339,8 @@ _REMEDIES = Remedies(
 )
 
 
-def materialize(  # noqa: PLR0913 -- what a run takes, and the function
+@takes(*DATASET_PARAMETERS, *RUN_PARAMETERS)
+def materialize(
     fn: Callable[[Any], Sample],
     inputs: Iterable[Any],
     output: str | os.PathLike[str],
@@ -351,12 +350,7 @@ def materialize(  # noqa: PLR0913 -- what a run takes, and the function
     key: Callable[[Any], str] | str | None = None,
     files: Sequence[str | os.PathLike[str]] = (),
     block: Callable[[Any], Mapping[str, Any] | None] | None = None,
-    deadline: str | float | datetime.timedelta | datetime.datetime | None = None,
-    max_disk: str | float | None = None,
-    progress: bool = True,
-    existing: Existing = "update",
-    retry_failed: bool = False,
-    **options: Any,
+    **both: Unpack[RunDatasetKeywords],
 ) -> RunReport:
     """Write `fn(item)` for each input as one record: no class needed.
 
@@ -380,12 +374,8 @@ def materialize(  # noqa: PLR0913 -- what a run takes, and the function
             for each, by columns, as `DatasetWriter.read_block` does: for numbers and arrays, where a call per item
             costs more than the item itself. It draws no random numbers. If it returns None or raises, `fn` is called
             for each item.
-        deadline: time by which to return, as for `Materializer.run`.
-        max_disk: most that the output may take on disk, as for `Materializer.run`.
-        progress: show a bar and a summary on standard error.
-        existing: what becomes of finished records, as for `Materializer.run`.
-        retry_failed: retry the items that failed in earlier calls, as `Materializer.rerun_failed` does.
-        options: further arguments of `Materializer`, such as `format`, `transform`, `copies` or `workers`.
+        both: arguments by name of `Materializer`, such as `format`, `transform` or `copies`, and of its `run`, such as
+            `workers`, `errors` or `deadline`.
 
     Raises:
         OptionError: there are no inputs, `block` is given and `fn` draws, or `Materializer` refuses an option.
@@ -401,20 +391,15 @@ def materialize(  # noqa: PLR0913 -- what a run takes, and the function
         >>> materialize(lambda n: {"square": n * n}, range(10), "out/squares", block=squares)   # doctest: +SKIP
     """
     writer = function_writer(fn, inputs, name=name, features=features, key=key, files=files, block=block)
+    of_run = RunKeywords.__annotations__
+    run = cast("RunKeywords", {name: value for name, value in both.items() if name in of_run})
+    dataset = cast("DatasetKeywords", {name: value for name, value in both.items() if name not in of_run})
     if features is None:
         try:
-            writer.features = infer_features(
-                writer,
-                seed=options.get("seed", 0),
-                workers=options.get("workers") or WorkerOptions(),
-                executor=options.get("executor"),
-                errors=ErrorPolicy.of(options.get("errors")),
-                logger=options.get("logger") or get_logger("datamat"),
-            )
+            writer.features = infer_features(writer, dataset.get("seed", 0), RunOptions.of(run))
         except SampleError as error:
             fold(error)
             raise error.with_traceback(None)  # noqa: B904 -- it is the same error
-    job = Materializer(writer, None, output, **options)
-    job.job = dataclasses.replace(job.job, remedies=_REMEDIES)
-    run = job.rerun_failed if retry_failed else job.run
-    return run(deadline=deadline, max_disk=max_disk, progress=progress, existing=existing)
+    made = Materializer(writer, None, output, **dataset)
+    made._job = dataclasses.replace(made._job, remedies=_REMEDIES)
+    return made.run(**run)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import datetime
 import gc
 import io
-import math
 import os
-import re
 import shutil
 import signal
 import threading
-import time
 from typing import TYPE_CHECKING, NoReturn
 
 from datamat.directory.files import is_stand_in
-from datamat.errors import IncompleteRunError, OptionError
+from datamat.errors import IncompleteRunError
 
 if TYPE_CHECKING:
     import pathlib
@@ -29,15 +25,10 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "LONGEST_GRACE_S",
-    "Deadline",
     "DiskLimit",
     "ErrorLimit",
     "free_bytes",
-    "parse_bytes",
-    "parse_duration",
     "raise_swallowed",
-    "seconds_until",
     "signals_raised",
     "tree_bytes",
 ]
@@ -47,84 +38,9 @@ __all__ = [
 # What a run may use: time, disk, and samples that fail. Each limit stops it in a state from which the next continues.
 
 
-_UNIT_S = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0}
-_DURATION = re.compile(
-    r"(?:(\d+(?:\.\d+)?)\s*d(?:ays?)?)?\s*(?:(\d+(?:\.\d+)?)\s*h(?:(?:ou)?rs?)?)?\s*"
-    r"(?:(\d+(?:\.\d+)?)\s*m(?:in(?:ute)?s?)?)?\s*(?:(\d+(?:\.\d+)?)\s*s(?:ec(?:ond)?s?)?)?\Z"
-)
-_BETWEEN = re.compile(r"\s*,\s*|\s+and\s+")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\Z", re.IGNORECASE)
 _MOST_NAMED = 10
 _ALL_FAIL = 100  # rows: if none of so many, and of half of all, gave a record, the others will not either
-_MOMENT_S = 0.5  # until a call of `come` is noticed
-_WIND_DOWN_S = 0.5  # from the last receipt to the return of `run`
 _BESIDE_A_PART = 2048  # bytes of its receipt and its lines in the ledger
-LONGEST_GRACE_S = 4.0
-"""Seconds that parts under way get to end when a run stops."""
-
-
-def parse_duration(text: str) -> float:
-    """Return the seconds of a duration such as "23h30m", "90m", "1d", "45s" or "2h 15m".
-
-    Raises:
-        OptionError: it is not one.
-
-    Example:
-        >>> parse_duration("1h30m")
-        5400.0
-    """
-    found = _DURATION.match(_BETWEEN.sub(" ", text.strip().lower()))
-    if not found or not any(found.groups()):
-        raise OptionError(
-            f"duration {text!r}: want days, hours, minutes and seconds, as in '23h30m', '1 day, 2 hours' or '45s'"
-        )
-    return sum(float(number) * unit for number, unit in zip(found.groups(), _UNIT_S.values(), strict=True) if number)
-
-
-def seconds_until(deadline: str | float | datetime.timedelta | datetime.datetime) -> float:
-    """Return how many seconds from now a deadline is.
-
-    Args:
-        deadline: duration as text, in seconds or as a `timedelta`; or a `datetime`, in local time if it has no time
-            zone.
-
-    Raises:
-        OptionError: `deadline` is none of these, or has passed.
-    """
-    if isinstance(deadline, str):
-        left = parse_duration(deadline)
-    elif isinstance(deadline, datetime.timedelta):
-        left = deadline.total_seconds()
-    elif isinstance(deadline, datetime.datetime):
-        left = deadline.timestamp() - time.time()
-    elif isinstance(deadline, int | float) and not isinstance(deadline, bool):
-        left = float(deadline)
-    else:
-        raise OptionError(f"deadline is {deadline!r}; want '23h30m', seconds, a timedelta or a datetime")
-    if not 0 < left < math.inf:
-        raise OptionError(f"deadline {deadline!r} is {left:g} s from now; want a moment that is still to come")
-    return left
-
-
-def parse_bytes(size: str | float) -> int:
-    """Return the bytes of a size such as "20GB", "512MiB" or a number.
-
-    Raises:
-        OptionError: it is not one, or not positive.
-
-    Example:
-        >>> parse_bytes("1.5 GB"), parse_bytes("1KiB")
-        (1500000000, 1024)
-    """
-    number: float = 0
-    if isinstance(size, str) and (found := _SIZE.match(size.strip())):
-        digits, letter, binary = found.groups()
-        number = float(digits) * (1024 if binary else 1000) ** " kmgtp".index(letter.lower() or " ")
-    elif isinstance(size, int | float) and not isinstance(size, bool):
-        number = size
-    if not 0 < number < math.inf:
-        raise OptionError(f"size {size!r}: want a positive number of bytes, or text as in '20GB' or '512MiB'")
-    return int(number)
 
 
 def tree_bytes(folder: str | os.PathLike[str]) -> int:
@@ -145,52 +61,6 @@ def free_bytes(path: pathlib.Path) -> int:
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
-
-
-class Deadline:
-    """The time by which a run must have returned.
-
-    Attributes:
-        wait_s: how long to wait for something else before looking again, in seconds; None for as long as it takes.
-
-    Args:
-        left_s: seconds from now; None for no deadline.
-        may_be_called: whether `come` may be called while the run waits for workers.
-    """
-
-    def __init__(self, left_s: float | None, *, may_be_called: bool = False) -> None:
-        self.wait_s = _MOMENT_S if may_be_called else None
-        self._is_called = False
-        self._at = math.inf if left_s is None else time.monotonic() + left_s
-        self._longest_part_s = 0.0
-
-    def come(self) -> None:
-        """Have it come now, for a signal handler: parts under way may still end."""
-        self._is_called = True
-        self._at = min(self._at, time.monotonic() + _WIND_DOWN_S + LONGEST_GRACE_S)
-
-    def add(self, part_s: float) -> None:
-        """Learn how long a part took, in seconds."""
-        self._longest_part_s = max(self._longest_part_s, part_s)
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds until no more parts start, so that those under way can end; None where there is no deadline."""
-        if self._is_called:
-            return 0.0
-        if self._at == math.inf:
-            return None
-        return max(0.0, self._at - time.monotonic() - _WIND_DOWN_S - min(self._longest_part_s, LONGEST_GRACE_S))
-
-    @property
-    def has_come(self) -> bool:
-        """Whether no more parts may start."""
-        return self.left_s == 0
-
-    @property
-    def grace_s(self) -> float:
-        """Seconds that parts under way may still take."""
-        return min(max(0.0, self._at - time.monotonic() - _WIND_DOWN_S), LONGEST_GRACE_S)
 
 
 class DiskLimit:

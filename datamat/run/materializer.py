@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
 import inspect
+import logging
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from datamat.directory.display import feature_table, render_html, shorten
 from datamat.directory.files import WORK, expand_home, lock_holder, locked, refuse_links
@@ -25,29 +26,31 @@ from datamat.directory.mirror import UrlFiles, mirrored, url_folder, urls_in_err
 from datamat.directory.provenance import find_provenance
 from datamat.directory.remote import is_url, without_secrets
 from datamat.directory.rows import links_followed
+from datamat.directory.sidecars import Sidecar
 from datamat.directory.stores import ObjectStore
 from datamat.directory.verify import VerifyReport, verify
-from datamat.errors import (
-    OptionError,
-    OutputError,
-    SampleError,
-    SourceError,
-    fold,
-    require_package,
+from datamat.errors import OptionError, OutputError, SampleError, SourceError, fold, require_package
+from datamat.formats import ShardFormat
+from datamat.options import (
+    RUN_PARAMETERS,
+    ErrorPolicy,
+    Existing,
+    RunKeywords,
+    RunOptions,
+    ShardOptions,
+    WorkerOptions,
+    takes,
 )
-from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
-from datamat.parallel import get_logger
 from datamat.parallel.byvalue import run_top_level_once
 from datamat.plan.job import Job, checked_version, resolve_formats
 from datamat.plan.pipeline import Pipeline
-from datamat.run.dispatch import count_workers
-from datamat.run.estimate import estimate
-from datamat.run.limits import Deadline, parse_bytes, seconds_until, signals_raised
+from datamat.run.estimate import Estimate, estimate
+from datamat.run.limits import signals_raised
 from datamat.run.repair import end_repair, prepare_repair, prepare_stored_repair, set_aside
 from datamat.run.replay import preview_copies, replay, verify_sample
-from datamat.run.report import RunHook
-from datamat.run.run import RunRequest, run_job, run_task, work_folder
-from datamat.run.slices import TaskBucket, TaskNumber
+from datamat.run.report import RunHook, RunReport
+from datamat.run.run import Mode, run_job, run_task, work_folder
+from datamat.run.slices import LEASE_S, TaskBucket, TaskNumber
 from datamat.run.status import compared_status, output_status
 from datamat.run.upload import laid_out, scratch_folder
 from datamat.run.worker import PartWorker
@@ -55,67 +58,20 @@ from datamat.transforms.augmenter import field_names
 from datamat.writers.base import DatasetWriter, Sample, resolve_writer, writer_and_source
 
 if TYPE_CHECKING:
-    import datetime
-    import logging
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
     from datamat.directory.ledger import FailedRow
+    from datamat.directory.mirror import SourceMirror
     from datamat.directory.provenance import Provenance
-    from datamat.directory.sidecars import Sidecar
-    from datamat.formats import ShardFormat
     from datamat.plan.changes import ReusedRows
     from datamat.plan.plan import PartSpec, Plan
     from datamat.readers.preview import Picture
     from datamat.run.dispatch import Tasks
-    from datamat.run.estimate import Estimate
     from datamat.run.receipts import Receipt, Sealed
-    from datamat.run.report import RunReport
-    from datamat.run.run import Existing
     from datamat.run.status import Status
 
 
-__all__ = ["Materializer", "checked_hooks", "output_place", "run_as_task", "start"]
+__all__ = ["DATASET_PARAMETERS", "Materializer", "output_place", "start"]
 
 _MOST_ROUNDS = 4  # of a repair: what one round repairs may have hidden more damage from `verify`
-
-
-_Options = ParamSpec("_Options")
-_NAMES_OF_OTHERS = {
-    "chunk_bytes": "shard_bytes",
-    "max_shard_size": "shard_bytes",
-    "max_workers": "num_workers",
-    "maxsize": "shard_bytes",
-    "n_jobs": "num_workers",
-    "num_proc": "num_workers",
-    "num_processes": "num_workers",
-    "processes": "num_workers",
-    "size_limit": "shard_bytes",
-}
-
-
-def _where_option_is(name: str) -> str | None:
-    """Return how to write an option of that name, if there is one elsewhere, or by another name."""
-    found = _NAMES_OF_OTHERS.get(name, name)
-    for keyword, kind in (("workers", WorkerOptions), ("shards", ShardOptions), ("errors", ErrorPolicy)):
-        if found in {field.name for field in dataclasses.fields(kind)}:
-            return f"{keyword}={kind.__name__}({found}=...)"
-    if found in inspect.signature(Materializer.run).parameters:
-        return f"run({found}=...)"
-    return None
-
-
-def _naming_options(init: Callable[_Options, None]) -> Callable[_Options, None]:
-    """Have a constructor say where an option belongs that it does not have."""
-    accepted = inspect.signature(init).parameters
-
-    @functools.wraps(init)
-    def checked(*args: _Options.args, **options: _Options.kwargs) -> None:
-        for name in options.keys() - accepted.keys():
-            if where := _where_option_is(name):
-                raise OptionError(f"{type(args[0]).__name__} has no option {name!r}; write {where}")
-        init(*args, **options)
-
-    return checked
 
 
 class Materializer:
@@ -133,32 +89,20 @@ class Materializer:
             another package), a `ShardFormat` with its own options, or a list of these: each sample is then read and
             drawn once and written in every format. `load` reads the first, unless you ask for another.
         splits: fraction of each split ({"train": .8, "val": .2}) if the index names none, drawn by a hash of the key.
-        shards: how samples are laid out in files.
+        shards: how samples are laid out in files: a number of shards per split, a size of each such as "256MB", or
+            `ShardOptions`.
         transform: an albumentations pipeline, or a callable of (sample) or (sample, rng) that returns a sample or
             several. It draws the splits that `copies` names; with a number there, "train", or all where no split is
             called so. The plan says which.
         copies: records per input row of the splits that are drawn: a number, or one for each such split by its name.
             Any other split gets one copy, untransformed. The key of a copy is KEY#COPY.
         seed: base seed, not negative; with the sample key it decides every random draw.
-        include: shell patterns of the shards to make ("train-0000?"); None makes all.
-        exclude: shell patterns of the shards to leave out.
-        workers: the processes that do the work.
-        executor: engine that does the work instead of datamat's own workers: a `dask.distributed.Client` or its address
-            ("tcp://host:8786"), "ray" or a Ray address ("ray://host:10001"), or any `concurrent.futures.Executor`, as
-            of mpi4py. None: datamat's own, on this machine.
-        errors: what to do with bad samples: an `ErrorPolicy`, or its action alone.
-        logger: where messages go; the writer can use it too, even in workers.
         version: replaces the digests of the code of the writer and the transform and of what they hold: shards are
             rebuilt when you change the version, and no longer when code or attributes change. None compares the code.
         untouched: fields that geometric transforms leave alone on purpose, such as ("embedding",). An albumentations
             pipeline that flips, rotates or crops is refused if it leaves out any other array field; its own
             `additional_targets` names further fields for it to take.
-        columns: fields to store, for a source without a class; None stores all. The name of a struct means all its
-            fields.
-        rename: new names for such fields, by their names in the source.
-        drop: fields of such a source to leave out.
         sidecars: functions that write files of your own beside the shards, for other readers; see `Sidecar`.
-        hooks: `RunHook` objects that hear what happens in `run`, `rerun_failed` and `repair`.
         follow_links: whether to follow links in the source that lead out of it, as in the cache of the Hugging Face
             Hub, in DVC and git-annex; their targets then count as input. Otherwise such a link to a file is refused,
             and one to a folder is not searched, because whoever packed an archive chose where its links lead. The same
@@ -168,8 +112,6 @@ class Materializer:
             another kind of store. For URLs in rows (`url_fields` of a writer), by scheme or by the beginning of a URL:
             `{"s3": ..., "https://data.example": {"headers": ...}}`. A table may name any web server, and "https" alone
             is for the host of `source` only.
-        scratch: local folder in which shards for a store are made, and files of a source behind a URL wait for their
-            rows; None takes one in `TMPDIR`. A killed run is resumed from it.
 
     Raises:
         OptionError: an argument makes no sense.
@@ -178,8 +120,8 @@ class Materializer:
         >>> Materializer("camvid", source="CamVid", output="out/camvid").run()   # doctest: +SKIP
     """
 
-    @_naming_options
-    def __init__(  # noqa: PLR0913 -- all options of a run, by name
+    @takes()
+    def __init__(  # noqa: PLR0913 -- all that decides the bytes of a dataset, by name
         self,
         writer: DatasetWriter | type[DatasetWriter] | str | Any = None,
         source: Any = None,
@@ -187,81 +129,54 @@ class Materializer:
         *,
         format: str | ShardFormat | Sequence[str | ShardFormat] = "tfrecord",  # noqa: A002 -- the field's word, and DESIGN's
         splits: Mapping[str, float] | None = None,
-        shards: ShardOptions | None = None,
+        shards: int | str | ShardOptions | None = None,
         transform: Any = None,
         copies: int | Mapping[str, int] = 1,
         seed: int = 0,
-        include: str | Sequence[str] | None = None,
-        exclude: str | Sequence[str] | None = None,
-        workers: WorkerOptions | None = None,
-        executor: Any = None,
-        errors: ErrorPolicy | Literal["raise", "skip", "quarantine"] | None = None,
-        logger: logging.Logger | None = None,
         version: str | int | None = None,
         untouched: Collection[str] = (),
-        columns: Sequence[str] | None = None,
-        rename: Mapping[str, str] | None = None,
-        drop: Sequence[str] = (),
         sidecars: Sequence[Sidecar] = (),
-        hooks: Sequence[RunHook] = (),
         follow_links: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         source_options: Mapping[str, Any] | None = None,
-        scratch: str | os.PathLike[str] | None = None,
     ) -> None:
         writer, source = writer_and_source(writer, source)
         if output is None:
             raise OptionError("output is missing; name the folder of the finished shards, as in output='out/mine'")
         source = expand_home(source) if isinstance(source, (str, os.PathLike)) else source
-        fields = {"columns": columns, "rename": rename, "drop": drop}
-        chosen = {name: value for name, value in fields.items() if value is not None and value != ()}
-        store, folder = output_place(output, storage_options, scratch)
+        store, folder = output_place(output, storage_options, None)
         if source_options is None and (store is None or str(source).startswith(f"{store.scheme}:")):
             source_options = storage_options
-        mirror = mirrored(source, source_options, scratch)
+        self._given = _Given(source, output, storage_options, source_options)
+        mirror = mirrored(source, source_options, None)
         source = source.removeprefix("file://") if isinstance(source, str) else source
         source = source if mirror is None else mirror.path
         with links_followed(follow_links), urls_in_errors():  # a writer may look into its source when it is bound to it
-            writer = resolve_writer(writer, source, chosen)
-        if scratch is not None and store is None and mirror is None and not writer.url_fields:
-            raise OptionError(
-                f"scratch is given, but output {os.fspath(output)!r} is no URL, and neither is the source: shards are "
-                "made where they stay; leave scratch out"
-            )
-        self.job = Job(
+            writer = resolve_writer(writer, source)
+        self._job = Job(
             records=Pipeline.of(writer, transform, seed, field_names(untouched)),
             source=source,
             output=folder,
             store=store,
             formats=resolve_formats(format, writer.features),
             splits=None if splits is None else dict(splits),
-            shards=ShardOptions() if shards is None else shards,
+            shards=ShardOptions.of(shards),
             copies=copies if isinstance(copies, int) else dict(copies),
             seed=seed,
             version=checked_version(version),
-            include=include,
-            exclude=exclude,
-            workers=WorkerOptions() if workers is None else workers,
-            executor=executor,
-            errors=ErrorPolicy.of(errors),
-            hooks=checked_hooks(hooks),
             sidecars=tuple(sidecars),
-            logger=logger or get_logger("datamat"),
+            how=RunOptions(),
             follow_links=follow_links,
             mirror=mirror,
-            urls=None
-            if not writer.url_fields
-            else UrlFiles(
-                url_folder(output, scratch), source_options or {}, "" if mirror is None else str(mirror.root)
-            ),
+            urls=self._given.urls(None, mirror) if writer.url_fields else None,
         )
         self._part_worker: PartWorker | None = None  # of the copy that travels to the workers of a run
 
     def __repr__(self) -> str:
-        return f"Materializer({self.job.writer_name!r}, {self._source_text!r}, {str(self.job.place)!r})"
+        return f"Materializer({self._job.writer_name!r}, {self._source_text!r}, {str(self._job.place)!r})"
 
     def _repr_html_(self) -> str:
-        job = self.job
+        job = self._job
         transform = job.records.pipeline.augmenter.transform if job.records.pipeline is not None else None
         facts = [
             ("writer", job.writer_name),
@@ -271,11 +186,7 @@ class Materializer:
             ("copies", job.copies),
             ("transform", "none" if transform is None else shorten(str(transform))),
             ("seed", job.seed),
-            ("workers", count_workers(job) if job.executor is None else type(job.executor).__name__),
-            ("bad samples", job.errors.action),
         ]
-        if job.include or job.exclude:
-            facts.append(("shards", f"include={job.include}, exclude={job.exclude}"))
         try:
             tables = [feature_table(job.records.features)]
         except OptionError:  # of `materialize`, before they are inferred
@@ -285,7 +196,7 @@ class Materializer:
     @property
     def _source_text(self) -> str:
         """The path or URL of the source, without secrets; of anything else its class."""
-        source = self.job.source if self.job.mirror is None else str(self.job.mirror)
+        source = self._job.source if self._job.mirror is None else str(self._job.mirror)
         if isinstance(source, (str, os.PathLike)):
             return without_secrets(os.fspath(source))
         return "none" if source is None else type(source).__qualname__
@@ -293,13 +204,13 @@ class Materializer:
     @property
     def writer(self) -> DatasetWriter:
         """The plug-in that reads the samples."""
-        found: DatasetWriter = self.job.records.writer
+        found: DatasetWriter = self._job.records.writer
         return found
 
     @property
     def output(self) -> pathlib.Path | str:
         """The folder of the finished shards, absolute, or its URL."""
-        return self.job.place
+        return self._job.place
 
     def plan(self) -> Plan:
         """Return which rows go to which shard; writes nothing but temporary files.
@@ -309,10 +220,21 @@ class Materializer:
             OptionError: options and rows do not fit together.
             FingerprintError: the writer or the transform cannot be fingerprinted.
         """
-        with self.job.planned() as planned:
+        with self._job.planned() as planned:
             return planned.plan
 
-    def estimate(self, num_samples: int = 32) -> Estimate:
+    @takes()
+    def estimate(
+        self,
+        num_samples: int = 32,
+        *,
+        workers: int | WorkerOptions | None = None,
+        executor: Any = None,
+        include: str | Sequence[str] | None = None,
+        exclude: str | Sequence[str] | None = None,
+        logger: logging.Logger | None = None,
+        scratch: str | os.PathLike[str] | None = None,
+    ) -> Estimate:
         """Process a few rows in one worker, and return what a run from scratch will take: time, bytes, memory.
 
         Nothing is written. The rows are spread over the shards that `include` and `exclude` choose; those that fail
@@ -320,6 +242,12 @@ class Materializer:
 
         Args:
             num_samples: number of rows to process; each split has at least one.
+            workers: as for `run`; so are the others.
+            executor: engine that processes the rows.
+            include: shell patterns of the shards that the run will make.
+            exclude: shell patterns of the shards that it will leave out.
+            logger: where messages go.
+            scratch: local folder for files of a source behind a URL.
 
         Warns:
             UserWarning: the disk of the output has not enough free space.
@@ -329,7 +257,17 @@ class Materializer:
             WorkerDied: a row ended the worker.
             SourceError, OptionError, FingerprintError: as for `plan`.
         """
-        return estimate(self.job, num_samples)
+        how = RunOptions.of(
+            {
+                "workers": workers,
+                "executor": executor,
+                "include": include,
+                "exclude": exclude,
+                "logger": logger,
+                "scratch": scratch,
+            }
+        )
+        return estimate(self._made(how), num_samples)
 
     def preview(self, count: int = 4, *, copies: int = 3, opacity: float = 0.5) -> Picture:
         """Return a picture of a few rows before and after the transform, as a run would store them; writes nothing.
@@ -354,39 +292,18 @@ class Materializer:
         Example:
             >>> Materializer("camvid", "CamVid", "out/camvid", transform=augment).preview()   # doctest: +SKIP
         """
-        with self.job.planned() as planned:
+        with self._job.planned() as planned:
             return preview_copies(planned, count, copies, opacity)
 
-    def run(
-        self,
-        *,
-        deadline: str | float | datetime.timedelta | datetime.datetime | Deadline | None = None,
-        max_disk: str | float | None = None,
-        progress: bool = True,
-        existing: Existing = "update",
-        task_index: int | None = None,
-        num_tasks: int | None = None,
-    ) -> RunReport:
+    @takes(*RUN_PARAMETERS)
+    def run(self, **options: Unpack[RunKeywords]) -> RunReport:
         """Make what is missing in the output, and nothing else.
 
         Where source, writer or options have changed, the affected shards are rebuilt. If that is more than a tenth of
         what is finished, a warning says why before the work begins.
 
-        Rows that failed in earlier runs, which the ledger lists, are not tried again; see `rerun_failed`.
-
         Args:
-            deadline: when to return, finished or not: "23h30m", seconds, a `timedelta`, or a `datetime`. With an
-                `executor` of your own, running parts end first.
-            max_disk: how much the output folder may hold, as "20GB" or in bytes.
-            progress: show a bar and a summary on standard error.
-            existing: what becomes of what is finished. "update" rebuilds shards whose inputs changed and adds new rows;
-                it raises, before anything is touched, if finished rows are no longer in the source. With "replace", the
-                source alone decides, and their records go. "refuse" raises wherever a finished shard would be replaced
-                or removed.
-            task_index: number of this task, from 0, if several processes make one output together on a shared file
-                system or in a bucket, each with its own call. Each takes shards that no other has. See the guide
-                on Slurm.
-            num_tasks: how many they are. It decides nothing but where each begins: tasks may come and go.
+            options: how it is made, which of it now, and what becomes of what is there; `RunOptions` describes each.
 
         Returns:
             What was done. Where the deadline or limit came first, the report is not complete and says how much is done;
@@ -400,58 +317,45 @@ class Materializer:
                 out, and the policy is "raise".
             OutputLockedError: another run writes to the output, or tasks that share it do; or another process is at
                 the same `task_index`.
-            OptionError: there is no such task; or the output is in a store in which tasks cannot share it.
+            OptionError: an option makes no sense, or belongs to the constructor; or the output is in a store in which
+                tasks cannot share it.
             OutputError: the output cannot be written, or holds another dataset; or tasks of another definition make it;
                 or finished rows or shards would go, which `existing` forbids.
-        """
-        task = _task(task_index, num_tasks)
-        if task is not None:
-            return run_as_task(self, task, deadline, max_disk, progress=progress, existing=existing)
-        return self._run(self.job, deadline, max_disk, mode="make", progress=progress, existing=existing)
 
-    def finalize(self, *, progress: bool = True, existing: Existing = "update") -> RunReport:
+        Example:
+            >>> Materializer("camvid", "CamVid", "out/camvid").run(workers=4, deadline="23h30m")   # doctest: +SKIP
+        """
+        return start(self._made(RunOptions.of(options)), self._traveller)
+
+    @takes()
+    def finalize(
+        self,
+        *,
+        existing: Existing = "update",
+        progress: bool = True,
+        hooks: Sequence[RunHook] = (),
+        logger: logging.Logger | None = None,
+        scratch: str | os.PathLike[str] | None = None,
+    ) -> RunReport:
         """Write the manifest of an output that several tasks have made together; see `task_index` of `run`.
 
         The last task does this itself; call it if that task was killed before it could. No shard is made.
 
         Args:
-            progress: show a bar and a summary on standard error.
             existing: as the tasks had it.
+            progress: show a bar and a summary on standard error.
+            hooks: as for `run`.
+            logger: where messages go.
+            scratch: as the tasks had it.
 
         Raises:
             IncompleteRunError: shards are missing; names some.
             SourceError, OutputLockedError, OutputError: as for `run`.
         """
-        request = dataclasses.replace(_request(None, None, "make", progress=progress, existing=existing), makes=False)
-        with signals_raised():
-            return run_job(self.job, self._traveller(self.job), request)
-
-    def rerun_failed(
-        self,
-        *,
-        deadline: str | float | datetime.timedelta | datetime.datetime | None = None,
-        max_disk: str | float | None = None,
-        progress: bool = True,
-        existing: Existing = "update",
-    ) -> RunReport:
-        """Try again the rows that failed, and complete their shards; otherwise as `run`.
-
-        Other rows of these shards are not read again if nothing that decides them has changed: their records are
-        taken from the shard as it is.
-
-        Args:
-            deadline: when to return, finished or not; as for `run`.
-            max_disk: how much the output folder may hold; as for `run`.
-            progress: show a bar and a summary on standard error.
-            existing: as for `run`; the shards of rows that are tried again do not count.
-
-        Returns:
-            What was done; `num_failed` counts the rows that failed again.
-
-        Raises:
-            SampleError, IncompleteRunError, SourceError, OutputLockedError, OutputError: as for `run`.
-        """
-        return self._run(self.job, deadline, max_disk, mode="retry", progress=progress, existing=existing)
+        how = RunOptions.of(
+            {"existing": existing, "progress": progress, "hooks": hooks, "logger": logger, "scratch": scratch}
+        )
+        return start(self._made(how), self._traveller, mode="finalize")
 
     def status(self) -> Status:
         """Return how far the output has got, and which shards `run` would rebuild, each with the reason.
@@ -459,7 +363,7 @@ class Materializer:
         Works during a run, in this process or another, and after a crash; it only reads. An output in a store is
         compared on any machine.
         """
-        job = self.job
+        job = self._job
         try:
             if job.store is None or lock_holder(job.work / "lock"):  # a run here knows more than the store
                 with job.planned() as planned:
@@ -487,19 +391,36 @@ class Materializer:
             SourceError: the source cannot be indexed.
         """
         if sample is None:
-            store = self.job.store
-            return verify(self.job.place, deep, storage_options=None if store is None else store.options)
-        with self.job.planned() as planned:
+            store = self._job.store
+            return verify(self._job.place, deep, storage_options=None if store is None else store.options)
+        with self._job.planned() as planned:
             return verify_sample(planned, sample, deep=deep)
 
-    def repair(self, *, progress: bool = True) -> RunReport:
+    @takes()
+    def repair(
+        self,
+        *,
+        workers: int | WorkerOptions | None = None,
+        executor: Any = None,
+        errors: ErrorPolicy | Literal["raise", "skip", "quarantine"] | None = None,
+        progress: bool = True,
+        hooks: Sequence[RunHook] = (),
+        logger: logging.Logger | None = None,
+        scratch: str | os.PathLike[str] | None = None,
+    ) -> RunReport:
         """Rebuild what is damaged, to the bytes that it had: shards, offsets, index files, manifest.
 
         Files that belong to no shard are moved to `.datamat/quarantine/foreign`. In a store, what is damaged waits in
         `.datamat/quarantine/damaged` until it is replaced.
 
         Args:
+            workers: as for `run`; so are the others.
+            executor: engine that does the work.
+            errors: what to do with bad samples.
             progress: show a bar and a summary on standard error.
+            hooks: hear what happens.
+            logger: where messages go.
+            scratch: local folder in which shards for a store are made.
 
         Returns:
             What was done.
@@ -509,22 +430,34 @@ class Materializer:
                 source no longer gives the bytes that were there: all else is repaired then, and the manifest stays.
             SampleError, SourceError, OutputLockedError: as for `run`.
         """
-        whole = dataclasses.replace(self.job, include=None, exclude=None)
-        if whole.store is not None:
-            return self._repair_stored(whole, whole.store, progress=progress)
-        output, work = self.job.output, _repairable(self.job)
+        how = RunOptions.of(
+            {
+                "workers": workers,
+                "executor": executor,
+                "errors": errors,
+                "existing": "replace",
+                "progress": progress,
+                "hooks": hooks,
+                "logger": logger,
+                "scratch": scratch,
+            }
+        )
+        job = self._made(how)
+        if job.store is not None:
+            return self._repair_stored(job, job.store)
+        output, work = job.output, _repairable(job)
         report = None
         for _ in range(_MOST_ROUNDS):
-            with whole.planned() as planned, locked(work / "lock"):
+            with job.planned() as planned, locked(work / "lock"):
                 end_repair(output, work)  # one that was killed
                 found = verify(output)
                 if report is not None and found.ok:
                     return report
                 for problem in found.problems:
-                    self.job.logger.warning("%s", problem)
+                    how.logger.warning("%s", problem)
                 prepare_repair(planned, found)
             try:
-                report = self._run(whole, None, None, mode="repair", progress=progress, existing="replace")
+                report = start(job, self._traveller, mode="repair")
             except BaseException:
                 with contextlib.suppress(OutputError), locked(work / "lock"):
                     end_repair(output, work)
@@ -533,25 +466,25 @@ class Materializer:
                 return report
         raise OutputError(f"{verify(output)}\nstill so after {_MOST_ROUNDS} repairs; test memory and disk")
 
-    def _repair_stored(self, whole: Job, store: ObjectStore, *, progress: bool) -> RunReport:
-        work = work_folder(whole.output)
+    def _repair_stored(self, job: Job, store: ObjectStore) -> RunReport:
+        work, logger = work_folder(job.output), job.how.logger
         if store.keeps_conditions:
-            TaskBucket(store).refuse_if_alive(whole.logger)
+            TaskBucket(store).refuse_if_alive(logger)
         report = None
         for _ in range(_MOST_ROUNDS):
             found = verify(store.url, storage_options=store.options)
             if report is not None and found.ok:
                 return report
             for problem in found.problems:
-                whole.logger.warning("%s: %s", store.url, problem)
+                logger.warning("%s: %s", store.url, problem)
             with locked(work / "lock"):
-                end_repair(whole.output, work)  # one that was killed
-                aside = prepare_stored_repair(whole, store, found)
+                end_repair(job.output, work)  # one that was killed
+                aside = prepare_stored_repair(job, store, found)
             try:
-                report = self._run(whole, None, None, mode="repair", progress=progress, existing="replace")
+                report = start(job, self._traveller, mode="repair")
             except BaseException:
                 with contextlib.suppress(OutputError), locked(work / "lock"):
-                    end_repair(whole.output, work)
+                    end_repair(job.output, work)
                     aside.restore()
                 raise
             aside.drop()
@@ -574,7 +507,7 @@ class Materializer:
             OptionError: there is no such row or copy.
             SampleError: the row fails, as it does in a run; the cause is the error of `read` or of the transform.
         """
-        with self.job.planned() as planned:
+        with self._job.planned() as planned:
             return replay(planned, key, copy)
 
     def provenance(self, key: str) -> Provenance:
@@ -588,7 +521,7 @@ class Materializer:
             OutputError: the run is not finished.
             CorruptDataError: the index cannot be read.
         """
-        return find_provenance(self.job.output, self.job.source, key)
+        return find_provenance(self._job.output, self._job.source, key)
 
     def write_part(
         self,
@@ -618,7 +551,7 @@ class Materializer:
             raise OptionError("write_part belongs to a run; call run(), which dispatches it")
         return self._part_worker.write_part(spec, lost, reused, run)
 
-    def seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
+    def _seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
         """Complete a shard whose parts are done: join those that lie apart, write the offsets, flush the files.
 
         Args:
@@ -631,125 +564,85 @@ class Materializer:
             DamagedPartError: the bytes of a part are no longer those of its receipt.
         """
         if self._part_worker is None:
-            raise OptionError("seal_shard belongs to a run; call run(), which dispatches it")
-        return self._part_worker.seal_shard(shard, fingerprint, num_parts, run)
+            raise OptionError("_seal_shard belongs to a run; call run(), which dispatches it")
+        return self._part_worker._seal_shard(shard, fingerprint, num_parts, run)
 
-    def _run(
-        self,
-        job: Job,
-        deadline: str | float | datetime.timedelta | datetime.datetime | Deadline | None,
-        max_disk: str | float | None,
-        *,
-        mode: Literal["make", "retry", "repair"],
-        progress: bool,
-        existing: Existing,
-    ) -> RunReport:
-        return start(job, self._traveller(job), deadline, max_disk, mode=mode, progress=progress, existing=existing)
+    def _made(self, how: RunOptions) -> Job:
+        """Return the job, as it is made in one call."""
+        job = dataclasses.replace(self._job, how=how)
+        if how.scratch is None:
+            return job
+        given, writer = self._given, self.writer
+        store, folder = output_place(given.output, given.storage_options, how.scratch)
+        mirror = mirrored(given.source, given.source_options, how.scratch)
+        if store is None and mirror is None and not writer.url_fields:
+            raise OptionError(
+                f"scratch is given, but output {os.fspath(given.output)!r} is no URL, and neither is the source: "
+                "shards are made where they stay; leave scratch out"
+            )
+        if mirror is not None:  # whose files lie elsewhere now
+            writer = copy.copy(writer)
+            with links_followed(job.follow_links), urls_in_errors():
+                writer.bind(mirror.path)
+            made = job.records.pipeline
+            assert made is not None
+            records = Pipeline.of(writer, made.augmenter.transform, made.seed, made.augmenter.untouched)
+            job = dataclasses.replace(job, source=mirror.path, mirror=mirror, records=records)
+        urls = given.urls(how.scratch, mirror) if writer.url_fields else None
+        return dataclasses.replace(job, store=store, output=folder, urls=urls)
 
     def _traveller(self, job: Job) -> Materializer:
         """Return what travels to the workers of a run: a copy with the part worker of that run."""
         traveller = copy.copy(self)  # its part worker is for this run only: what workers keep must not outlive it
         traveller._part_worker = PartWorker(job, job.work / "rows")
-        traveller.job = traveller._part_worker.job
+        traveller._job = traveller._part_worker.job
+        del traveller._given  # the source may be an iterator or a connection; workers have its rows
         return traveller
 
 
-def start(
-    job: Job,
-    tasks: Tasks,
-    deadline: str | float | datetime.timedelta | datetime.datetime | Deadline | None,
-    max_disk: str | float | None,
-    *,
-    mode: Literal["make", "retry", "repair"] = "make",
-    progress: bool = True,
-    existing: Existing = "update",
-) -> RunReport:
-    """Run a job, as `Materializer.run` and `convert` do.
+DATASET_PARAMETERS = tuple(
+    one
+    for one in inspect.signature(Materializer.__init__).parameters.values()
+    if one.kind is inspect.Parameter.KEYWORD_ONLY
+)
+"""The parameters by name of `Materializer`, for the signatures of what takes them by `**options`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """Where the data is and where it goes, as the user named it: `scratch` decides the rest."""
+
+    source: Any
+    output: str | os.PathLike[str]
+    storage_options: Mapping[str, Any] | None
+    source_options: Mapping[str, Any] | None
+
+    def urls(self, scratch: str | os.PathLike[str] | None, mirror: SourceMirror | None) -> UrlFiles:
+        """Return what brings the files behind URLs that rows name."""
+        root = "" if mirror is None else str(mirror.root)
+        return UrlFiles(url_folder(self.output, scratch), self.source_options or {}, root)
+
+
+def start(job: Job, tasks_of: Callable[[Job], Tasks], *, mode: Mode = "make", lease_s: float = LEASE_S) -> RunReport:
+    """Run a job, as `Materializer.run` and `convert` do: alone, or as one of several tasks that share its output.
 
     Args:
         job: the job, with its options checked and resolved.
-        tasks: the bound methods that travel to the workers; they find the rows in `.datamat/rows`.
-        deadline: when to return, finished or not; as for `Materializer.run`.
-        max_disk: how much the output folder may hold; as for `Materializer.run`.
-        mode: "make" makes what is missing; see `RunRequest`.
-        progress: show a bar and a summary on standard error.
-        existing: what becomes of what is finished; as for `Materializer.run`.
+        tasks_of: returns the bound methods that travel to the workers of a job; they find the rows in `.datamat/rows`.
+        mode: what the run is for.
+        lease_s: how long another task may seem dead, in seconds, before this one takes its shards.
     """
-    request = _request(deadline, max_disk, mode, progress=progress, existing=existing)
+    require_package("pyarrow", "the index of a dataset")
+    run_top_level_once()  # also where there is nothing to do, and no pool starts
+    how = job.how
     with signals_raised():
         try:
-            return run_job(job, tasks, request)
+            if how.task_index is None or how.num_tasks is None:
+                return run_job(job, tasks_of(job), mode=mode)
+            return run_task(job, tasks_of, TaskNumber(how.task_index, how.num_tasks, lease_s))
         except SampleError as error:
             fold(error)
             raise error.with_traceback(None)  # noqa: B904 -- it is the same error
-
-
-def run_as_task(
-    made: Materializer,
-    task: TaskNumber,
-    deadline: str | float | datetime.timedelta | datetime.datetime | Deadline | None = None,
-    max_disk: str | float | None = None,
-    *,
-    progress: bool = True,
-    existing: Existing = "update",
-) -> RunReport:
-    """Run a job as one of several tasks that share its output, as `Materializer.run` does.
-
-    Args:
-        made: the job.
-        task: the number of the task, and how long its leases last.
-        deadline: when to return, finished or not; as for `Materializer.run`.
-        max_disk: how much the output folder may hold; as for `Materializer.run`.
-        progress: show a bar and a summary on standard error.
-        existing: what becomes of what is finished; as for `Materializer.run`.
-    """
-    request = _request(deadline, max_disk, "make", progress=progress, existing=existing)
-    with signals_raised():
-        return run_task(made.job, made._traveller, dataclasses.replace(request, task=task))
-
-
-def _request(
-    deadline: str | float | datetime.timedelta | datetime.datetime | Deadline | None,
-    max_disk: str | float | None,
-    mode: Literal["make", "retry", "repair"],
-    *,
-    progress: bool,
-    existing: Existing,
-) -> RunRequest:
-    """Return how a run is to go, once its options are checked."""
-    if existing not in ("update", "replace", "refuse"):
-        raise OptionError(f"existing is {existing!r}; want 'update', 'replace' or 'refuse'")
-    require_package("pyarrow", "the index of a dataset")
-    run_top_level_once()  # also where there is nothing to do, and no pool starts
-    if not isinstance(deadline, Deadline):
-        deadline = Deadline(None if deadline is None else seconds_until(deadline))
-    return RunRequest(
-        mode=mode,
-        existing=existing,
-        deadline=deadline,
-        max_disk=None if max_disk is None else parse_bytes(max_disk),
-        progress=progress,
-    )
-
-
-def _task(index: int | None, count: int | None) -> TaskNumber | None:
-    if index is None and count is None:
-        return None
-    if index is None or count is None:
-        raise OptionError(
-            f"task_index is {index!r} and num_tasks {count!r}; give both, as in run(task_index=3, num_tasks=16)"
-        )
-    return TaskNumber(index, count)
-
-
-def checked_hooks(hooks: Sequence[RunHook]) -> tuple[RunHook, ...]:
-    """Return the hooks of a user; raises `OptionError` for what is no instance of `RunHook`."""
-    if isinstance(hooks, RunHook):
-        raise OptionError(f"hooks is {hooks!r}; want a list of hooks, as in hooks=[{type(hooks).__name__}()]")
-    for hook in hooks:
-        if not isinstance(hook, RunHook):
-            raise OptionError(f"hooks holds {hook!r}; want instances of subclasses of datamat.RunHook")
-    return tuple(hooks)
 
 
 _FILES_OF_WORK = ("lock", "inputs", "ledger.jsonl", "names.json", "sidecars.json")

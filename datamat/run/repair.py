@@ -160,7 +160,7 @@ def prepare_stored_repair(job: Job, store: ObjectStore, report: VerifyReport) ->
     if MANIFEST_FILE in damaged:
         _note_salvaged(store)
         return _set_objects_aside(store, {MANIFEST_FILE})
-    remote = RemoteOutput(store, job.output, job.logger, job.formats)
+    remote = RemoteOutput(store, job.output, job.how.logger, job.formats)
     remote.begin()
     manifest = Manifest.read(job.output)
     shards = by_shard(manifest.all_files)
@@ -229,7 +229,7 @@ def _keep_intact_parts(planned: PlannedJob, shard: ShardSpec, files: ShardFiles)
         kept = {number for number in intact if _is_kept(planned, shard.parts[number], growing, found)}
     rows = sum(part.stop - part.start for part in shard.parts if part.number not in kept)
     message = "%s: %d of %d parts are intact and stay; %d of %d rows are made again"
-    job.logger.warning(message, shard.name, len(kept), len(shard.parts), rows, shard.num_rows)
+    job.how.logger.warning(message, shard.name, len(kept), len(shard.parts), rows, shard.num_rows)
 
 
 def _intact_parts(output: pathlib.Path, info: ShardInfo, num_parts: int) -> set[int]:

@@ -577,7 +577,7 @@ def reporting(job: Job, hooks: Sequence[RunHook], *, began: float) -> Iterator[R
         began: when the run began, by `time.perf_counter`.
     """
     ledger = Ledger(job.work / LEDGER_FILE)
-    events = RunEvents(LedgerHook(ledger), RunTally(began), [*hooks, RunLog(job.logger)], job.logger)
+    events = RunEvents(LedgerHook(ledger), RunTally(began), [*hooks, RunLog(job.how.logger)], job.how.logger)
     try:
         events.emit(
             RunStarted(
@@ -587,11 +587,11 @@ def reporting(job: Job, hooks: Sequence[RunHook], *, began: float) -> Iterator[R
                 formats=tuple(made.name for made in job.formats),
                 seed=job.seed,
                 copies=job.copies,
-                include=job.include,
-                exclude=job.exclude,
+                include=job.how.include,
+                exclude=job.how.exclude,
                 shards=job.shards,
-                workers=job.workers,
-                errors=job.errors,
+                workers=job.how.workers,
+                errors=job.how.errors,
             )
         )
         yield events

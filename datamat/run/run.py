@@ -99,16 +99,14 @@ if TYPE_CHECKING:
     from datamat.plan.job import Job, PlannedJob
     from datamat.plan.plan import PartSpec, ShardSpec
     from datamat.run.dispatch import Feed, Tasks
-    from datamat.run.limits import Deadline
     from datamat.run.receipts import Receipt
     from datamat.run.report import RunEvents, RunReport
     from datamat.run.upload import RemoteOutput
 
 
 __all__ = [
-    "Existing",
+    "Mode",
     "Run",
-    "RunRequest",
     "judge_existing",
     "refuse_other_dataset",
     "run_job",
@@ -124,7 +122,6 @@ __all__ = [
 # their fingerprints, against those of the plan ─────────> shards that would go: a warning, or refused
 
 
-Existing: TypeAlias = Literal["update", "replace", "refuse"]
 Finished: TypeAlias = "tuple[Manifest | None, Mapping[str, ShardFiles]]"
 
 _SILENT_SHARE = 0.1  # of the finished rows: rebuilding more than this takes a warning
@@ -195,20 +192,18 @@ def _dataset_of(shard: str, split: str) -> str:
     return ShardName.parse(shard).dataset
 
 
-def judge_existing(planned: PlannedJob, finished: Finished, *, existing: Existing, reuses_rows: bool) -> None:
+def judge_existing(planned: PlannedJob, finished: Finished) -> None:
     """Warn, before a run, of the finished shards that it will rebuild, and why; or refuse.
 
     Args:
         planned: source and options as they are now, and the directory.
         finished: manifest and shards of earlier runs, as `known_shards` returns them.
-        existing: what becomes of them. "update" raises where finished rows are no longer in the source, "refuse" where
-            any finished shard would be replaced or removed. Otherwise there is a warning if it is more than a tenth.
-        reuses_rows: whether the run takes the records of unchanged rows from the shards that go.
 
     Raises:
-        OutputError: finished rows or shards would go, which `existing` forbids.
+        OutputError: finished rows or shards would go, which `existing` forbids: "update" where finished rows are no
+            longer in the source, "refuse" where any finished shard would be replaced or removed.
     """
-    job, output = planned.job, planned.job.output
+    job, output, existing = planned.job, planned.job.output, planned.job.how.existing
     manifest, known = finished
     if existing == "refuse" and manifest is None and _shards_by_their_files(output):
         raise OutputError(
@@ -230,7 +225,7 @@ def judge_existing(planned: PlannedJob, finished: Finished, *, existing: Existin
         return  # the unfinished run that this one continues has warned
     share = num_rows / max(_num_rows(known, known), 1)
     made = ""
-    if reuses_rows and manifest is not None and existing != "refuse":
+    if job.how.retry_failed and manifest is not None and existing != "refuse":
         shards = [shard for shard in planned.plan.shards if shard.name in again]
         num_made = sum(
             shard.num_rows if shard.name in gone else n
@@ -249,7 +244,7 @@ def judge_existing(planned: PlannedJob, finished: Finished, *, existing: Existin
             "changed, give another output, or leave out existing"
         )
     refuse = job.remedies.existing.format("refuse")
-    job.logger.warning("%s: %s will be made again: %s; %s raises instead", job.place, affected, why, refuse)
+    job.how.logger.warning("%s: %s will be made again: %s; %s raises instead", job.place, affected, why, refuse)
 
 
 def _num_rows(known: Mapping[str, ShardFiles], names: Iterable[str]) -> int:
@@ -286,52 +281,33 @@ def _reasons(
 # removed, and only then do the new ones get their names.
 
 
+Mode: TypeAlias = Literal["make", "finalize", "repair"]
+"""What a run is for: "make" makes what is missing; "finalize" only commits what is there, and makes no shard; "repair"
+restores the output to its former state, which may lack rows that failed."""
+
 _MOST_NAMED = 10  # rows that an error names
 _MOMENT_S = 0.5  # between two looks at who writes the manifest
 _MOST_DAMAGED = 3  # times that one part may turn out damaged before it is no accident
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
-    """How one run of a job is to go.
-
-    Attributes:
-        mode: "make" makes what is missing; "retry" also tries the rows again that failed in earlier runs; "repair"
-            restores the output to its former state, which may lack rows that failed.
-        existing: what becomes of finished shards: "update", "replace" or "refuse"; see `judge_existing`.
-        task: which of several tasks that share the output this is; None for the only one.
-        deadline: time at which the run stops; None for no limit.
-        max_disk: how much the output folder may hold, in bytes; None for no limit.
-        progress: whether to show a bar and a summary.
-        makes: whether shards are made; without, the output has to have all.
-    """
-
-    mode: Literal["make", "retry", "repair"] = "make"
-    existing: Existing = "update"
-    task: TaskNumber | None = None
-    deadline: Deadline
-    max_disk: int | None = None
-    progress: bool = True
-    makes: bool = True
-
-
-def run_job(job: Job, tasks: Tasks, request: RunRequest) -> RunReport:
+def run_job(job: Job, tasks: Tasks, *, mode: Mode = "make", task: TaskNumber | None = None) -> RunReport:
     """Lock the output, index the source, make the plan, and run it.
 
     Args:
         job: the job, with its options checked and resolved.
         tasks: the bound methods that travel to the workers; they find the rows in `.datamat/rows`.
-        request: how the run is to go.
+        mode: what the run is for.
+        task: which of several tasks that share the output this is; None for the only one.
     """
     began = time.perf_counter()
     refuse_own_source(job)
     work_folder(job.output)
     with disk_errors_explained(job.output), locked(job.work / "lock"):
         bucket = None if job.store is None or not job.store.keeps_conditions else TaskBucket(job.store)
-        if bucket is not None and request.task is None:
-            bucket.refuse_if_alive(job.logger)
+        if bucket is not None and task is None:
+            bucket.refuse_if_alive(job.how.logger)
         with opened_output(job) as remote:
-            report = _run_locked(job, tasks, request, remote, bucket, began)
+            report = _run_locked(job, tasks, mode, task, remote, bucket, began)
             if bucket is not None and bucket.is_there and report.is_complete:
                 bucket.take_ledgers(job.work)
         if bucket is not None and report.is_complete:  # once the ledger is uploaded
@@ -342,27 +318,29 @@ def run_job(job: Job, tasks: Tasks, request: RunRequest) -> RunReport:
 def _run_locked(
     job: Job,
     tasks: Tasks,
-    request: RunRequest,
+    mode: Mode,
+    task: TaskNumber | None,
     remote: RemoteOutput | None,
     bucket: TaskBucket | None,
     began: float,
 ) -> RunReport:
-    hooks = [*job.hooks, *([ProgressBar(job.logger)] if request.progress else [])]
-    slices = adopt_slices(job.output, is_last=request.task is not None)
+    how = job.how
+    hooks = [*how.hooks, *([ProgressBar(how.logger)] if how.progress else [])]
+    slices = adopt_slices(job.output, is_last=task is not None)
     finished = known_shards(job.output, job.work)
     refuse_other_dataset(job, finished)
     with reporting(job, hooks, began=began) as events:
         empty_folder(job.work / "rows")
         planned = job.planned_in(job.work / "rows")
         try:
-            judge_existing(planned, finished, existing=request.existing, reuses_rows=request.mode == "retry")
-            if request.mode != "repair":  # which restores what was there
+            judge_existing(planned, finished)
+            if mode != "repair":  # which restores what was there
                 claim_names(planned, *finished, job.store)
             if remote is not None:
                 if bucket is not None:
                     remote.adopt_made(planned.plan, bucket.made(), are_held=bucket.replaces)
                 remote.adopt(planned.plan)
-            if not request.makes and (lacking := [change.shard for change in find_changes(planned)]):
+            if mode == "finalize" and (lacking := [change.shard for change in find_changes(planned)]):
                 raise IncompleteRunError(
                     f"{job.place} lacks {len(lacking)} shards ({join_problems(lacking)}): run the tasks that make them "
                     "again, or call run() to make them in this process"
@@ -371,48 +349,47 @@ def _run_locked(
             shutil.rmtree(job.work / "rows", ignore_errors=True)
             raise
         if remote is not None and remote.pieces is not None:
-            with_failed = request.mode != "retry" and job.errors.action != "quarantine"  # only rows made again go there
-            remote.pieces.adopt(planned.plan, planned.chosen, request.max_disk, with_failed=with_failed)
+            with_failed = not how.retry_failed and how.errors.action != "quarantine"  # only rows made again go there
+            remote.pieces.adopt(planned.plan, planned.chosen, how.max_disk, with_failed=with_failed)
         write_snapshot(job.work / "rows", planned.plan)
         for uneven in planned.plan.uneven().values():
-            job.logger.warning("%s", uneven)
+            how.logger.warning("%s", uneven)
         events.emit(PlanMade.of(planned.plan, planned.chosen))
-        report = Run(planned, tasks, request, events, remote).execute()
-        if slices is not None and (report.is_complete or request.task is None):  # else other tasks are at work
+        report = Run(planned, tasks, events, remote, mode=mode).execute()
+        if slices is not None and (report.is_complete or task is None):  # else other tasks are at work
             remove_slices(slices)
         return report
 
 
-def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], request: RunRequest) -> RunReport:
+def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], task: TaskNumber) -> RunReport:
     """Do the share of one of several tasks that make one output together; see `slices`.
 
     Args:
         shared: the job of the whole output.
         tasks_of: returns the bound methods that travel to the workers of a job.
-        request: how the run is to go; names the task.
+        task: which of the tasks this is.
 
     Raises:
         OutputLockedError: a run of its own, or a process of the same number, is at work.
         OutputError: tasks of another definition are at work; or as `run_job` does.
     """
-    assert request.task is not None
     refuse_own_source(shared)
     if shared.store is not None:
         if holder := lock_holder(shared.work / "lock"):
             raise _not_shared(shared, holder)
-        name = f"{shared.output.name}-{request.task.name}"
+        name = f"{shared.output.name}-{task.name}"
         own = dataclasses.replace(shared, output=shared.output.with_name(name))
-        return _BucketTask(shared, own, request).run(tasks_of)
-    own = dataclasses.replace(shared, output=task_folder(shared.work, request.task))
+        return _BucketTask(shared, own, task).run(tasks_of)
+    own = dataclasses.replace(shared, output=task_folder(shared.work, task))
     while True:
-        _wait_for_others(shared, request)
-        task = _Task(shared, own, request)
+        _wait_for_others(shared)
+        attempt = _Task(shared, own, task)
         try:
-            return task.run(tasks_of)
+            return attempt.run(tasks_of)
         except OSError as error:  # OutputError is one
             if (
                 isinstance(error, OutputLockedError)
-                or task.is_refused
+                or attempt.is_refused
                 or own.work.exists()
                 or not shared.output.exists()
             ):
@@ -425,7 +402,7 @@ def _not_shared(shared: Job, holder: str) -> OutputLockedError:
     )
 
 
-def _wait_for_others(shared: Job, request: RunRequest) -> None:
+def _wait_for_others(shared: Job) -> None:
     """Wait while a task of the same output writes the manifest."""
     work_folder(shared.output)
     while holder := lock_holder(shared.work / "lock"):
@@ -433,7 +410,7 @@ def _wait_for_others(shared: Job, request: RunRequest) -> None:
             time.sleep(_MOMENT_S)  # it may have come to its end
             if lock_holder(shared.work / "lock") and not is_shared(shared.work):
                 raise _not_shared(shared, holder)
-        if request.deadline.has_come:
+        if shared.how.deadline.has_come:
             return
         time.sleep(_MOMENT_S)
 
@@ -444,16 +421,16 @@ class _Task:
     Args:
         shared: the job of the whole output.
         own: the same job, with the folder of the task as output.
-        request: how the run is to go; names the task.
+        task: which of the tasks this is.
 
     Attributes:
         is_refused: whether nothing may be made, because of what the output is.
     """
 
-    def __init__(self, shared: Job, own: Job, request: RunRequest) -> None:
+    def __init__(self, shared: Job, own: Job, task: TaskNumber) -> None:
         self._shared = shared
         self._own = own
-        self._request = request
+        self._task = task
         self._began = time.perf_counter()
         self.is_refused = False
 
@@ -461,7 +438,7 @@ class _Task:
         """Make what this task can take; then write the manifest, or see another do so."""
         is_new = not self._own.output.exists()
         work_folder(self._own.output)
-        hooks = [*self._own.hooks, *([ProgressBar()] if self._request.progress else [])]
+        hooks = [*self._own.how.hooks, *([ProgressBar()] if self._own.how.progress else [])]
         with disk_errors_explained(self._shared.output), locked(self._own.work / "lock"):
             with reporting(self._own, hooks, began=self._began) as events:
                 empty_folder(self._own.work / "rows")
@@ -484,7 +461,7 @@ class _Task:
                     return self._completed(report, whole)
                 with contextlib.closing(claims):
                     write_snapshot(self._own.work / "rows", planned.plan)
-                    report = self._made(Run(planned, tasks_of(self._own), self._request, events, claims=claims), claims)
+                    report = self._made(Run(planned, tasks_of(self._own), events, claims=claims), claims)
             if report.stopped:
                 return dataclasses.replace(report, output=self._shared.place)
             # With include or exclude, the rest may be for others, whose folders the last run would remove.
@@ -497,14 +474,13 @@ class _Task:
         """Return what there is to take; None where the output is complete."""
         finished = known_shards(self._shared.output, self._shared.work)
         refuse_other_dataset(self._shared, finished)
-        judge_existing(whole, finished, existing=self._request.existing, reuses_rows=False)
+        judge_existing(whole, finished)
         claim_names(whole, *finished, None)
         self._lacking = lacking = {change.shard for change in find_changes(whole)}
         if not lacking and not is_shared(self._shared.work) and self._is_written(whole):
             return None
-        assert self._request.task is not None
         shards = [shard for shard in whole.chosen if shard.name in lacking]
-        return TaskClaims(whole, self._request.task, shards, TaskFolder(self._shared.work), self._own.work)
+        return TaskClaims(whole, self._task, shards, TaskFolder(self._shared.work), self._own.work)
 
     def _let_folder_go(self) -> None:
         shutil.rmtree(self._own.output, ignore_errors=True)
@@ -525,13 +501,12 @@ class _Task:
 
     def _finish(self, claims: TaskClaims, tasks_of: Callable[[Job], Tasks]) -> None:
         """Write the manifest, unless another task does."""
-        whole = dataclasses.replace(self._shared, hooks=())
-        request = dataclasses.replace(self._request, progress=False)
-        while not claims.is_over and not request.deadline.has_come:
+        whole = dataclasses.replace(self._shared, how=dataclasses.replace(self._shared.how, hooks=(), progress=False))
+        while not claims.is_over and not whole.how.deadline.has_come:
             if claims.takes_end():
                 # One that was stopped while it wrote the manifest may hold the lock: then wait for it.
                 with contextlib.suppress(OutputLockedError), claims.alive():
-                    run_job(whole, tasks_of(whole), request)
+                    run_job(whole, tasks_of(whole), task=self._task)
                     return
             claims.beat()
             time.sleep(claims.pause_s)
@@ -575,7 +550,7 @@ class _BucketTask(_Task):
         bucket = TaskBucket(own.store)
         bucket.check()
         work_folder(own.output)
-        hooks = [*own.hooks, *([ProgressBar()] if self._request.progress else [])]
+        hooks = [*own.how.hooks, *([ProgressBar()] if self._own.how.progress else [])]
         with disk_errors_explained(own.output):
             with locked(own.work / "lock"), opened_output(own, is_shared=True) as remote:
                 assert remote is not None
@@ -598,13 +573,12 @@ class _BucketTask(_Task):
     def _share_made(
         self, tasks_of: Callable[[Job], Tasks], events: RunEvents, remote: RemoteOutput, bucket: TaskBucket
     ) -> tuple[RunReport, TaskClaims | None, PlannedJob]:
-        own, task = self._own, self._request.task
-        assert task is not None
+        own = self._own
         empty_folder(own.work / "rows")
         planned = own.planned_in(own.work / "rows")
         finished = known_shards(own.output, own.work)
         refuse_other_dataset(own, finished)
-        judge_existing(planned, finished, existing=self._request.existing, reuses_rows=False)
+        judge_existing(planned, finished)
         claim_names(planned, *finished, own.store)
         self._lacking = lacking = {change.shard for change in find_changes(planned)}
         if not lacking and not bucket.is_there and self._is_written(planned):
@@ -613,14 +587,14 @@ class _BucketTask(_Task):
             events.emit(RunEnded(report=report, error=None))
             return report, None, planned
         shards = [shard for shard in planned.chosen if shard.name in lacking]
-        claims = TaskClaims(planned, task, shards, bucket, own.work)
+        claims = TaskClaims(planned, self._task, shards, bucket, own.work)
         events.emit(PlanMade.of(planned.plan, planned.chosen))
         with contextlib.closing(claims):
             # Else this one would take the mark of the one that writes the manifest, or of a run after that.
             if not claims.is_over and not claims.are_all_done:
                 remote.share(claims.run, bucket.made_folder(own.work))
             write_snapshot(own.work / "rows", planned.plan)
-            run = Run(planned, tasks_of(own), self._request, events, remote, claims)
+            run = Run(planned, tasks_of(own), events, remote, claims)
             return self._made(run, claims), claims, planned
 
     def _finish(self, claims: TaskClaims, tasks_of: Callable[[Job], Tasks]) -> None:
@@ -648,40 +622,40 @@ class Run:
     Args:
         planned: the job, its rows and its plan.
         tasks: the bound methods that travel to the workers.
-        request: how the run is to go.
         events: passes what happens on to ledger, report and hooks.
         remote: the output in its store, of which `.output` is the scratch folder; None for a local output.
         claims: what this task takes, where several share an output, of which `.output` is the task's folder.
+        mode: what the run is for.
     """
 
     def __init__(
         self,
         planned: PlannedJob,
         tasks: Tasks,
-        request: RunRequest,
         events: RunEvents,
         remote: RemoteOutput | None = None,
         claims: TaskClaims | None = None,
+        *,
+        mode: Mode = "make",
     ) -> None:
         self._remote = remote
         self._claims = claims
-        self._deadline = request.deadline
+        self._deadline = planned.job.how.deadline
         self._uploads: dict[str, tuple[UploadTask, ShardSpec, ShardFiles, bool]] = {}  # by shard
         self._planned = planned
         self._job = job = planned.job
-        self._output, self._work, self._logger = job.output, job.work, job.logger
+        self._output, self._work, self._logger = job.output, job.work, job.how.logger
         self._store, self._plan, self._inputs = planned.store, planned.plan, planned.inputs
         self._events = events
-        self._retries = request.mode == "retry"
-        self._wants_all = job.errors.action == "raise" and request.mode == "make"
-        self._limit = ErrorLimit(job.errors, sum(shard.num_rows for shard in planned.chosen), job.remedies.retry)
+        self._retries = job.how.retry_failed
+        self._wants_all = job.how.errors.action == "raise" and mode != "repair" and not self._retries
+        self._limit = ErrorLimit(job.how.errors, sum(shard.num_rows for shard in planned.chosen), job.remedies.retry)
         self._queue = PartQueue(
             job,
             tasks,
             planned.store,
             run=begin_run(job.work),
-            deadline=request.deadline,
-            disk=DiskLimit(job.output, request.max_disk, num_formats=len(job.formats)),
+            disk=DiskLimit(job.output, job.how.max_disk, num_formats=len(job.formats)),
             events=events,
             digests=planned.digests,
         )

@@ -694,7 +694,7 @@ def opened_output(job: Job, *, is_shared: bool = False) -> Iterator[RemoteOutput
     if job.store is None:
         yield None
         return
-    remote = RemoteOutput(job.store, job.output, job.logger, job.formats, is_shared=is_shared)
+    remote = RemoteOutput(job.store, job.output, job.how.logger, job.formats, is_shared=is_shared)
     remote.begin()
     try:
         yield remote
@@ -725,7 +725,7 @@ def laid_out(job: Job) -> Iterator[tuple[Job, RemoteOutput]]:
         copied = dataclasses.replace(job, output=pathlib.Path(folder))
         (copied.work / "shards").mkdir(parents=True)
         # As a task begins, which neither marks the store nor ends what others upload.
-        remote = RemoteOutput(job.store, copied.output, job.logger, job.formats, is_shared=True)
+        remote = RemoteOutput(job.store, copied.output, job.how.logger, job.formats, is_shared=True)
         remote.begin()
         yield copied, remote
 

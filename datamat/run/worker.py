@@ -200,7 +200,7 @@ class PartWorker:
         self.job = job.for_workers()
         self.folder = folder
         self._near = job.neighbourhood()
-        self._is_own_pool = job.executor is None
+        self._is_own_pool = job.how.executor is None
         self._has_travelled = False
         self._digests: dict[str, str] | None = None  # once pickled, for workers of an engine: what decides the bytes
         self._module_state: ModuleState | None = None  # once pickled: of the user's modules, in the caller
@@ -214,7 +214,7 @@ class PartWorker:
             self._module_state = ModuleState.of(self.job.records, is_own_pool=self._is_own_pool)
             self._digests = None if self._is_own_pool else self._decisive()
             if self._module_state is not None:
-                self._module_state.warn(self.job.logger)
+                self._module_state.warn(self.job.how.logger)
         return {**self.__dict__, "_has_travelled": True, "_shared": {}}
 
     def settle(self) -> None:
@@ -295,8 +295,8 @@ class PartWorker:
                 f"a worker on {socket.gethostname()} does not see {work}; mount the output at this path on every host"
             )
 
-    def seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
-        """Complete a shard whose parts are done; see `Materializer.seal_shard`."""
+    def _seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
+        """Complete a shard whose parts are done; the other bound method of a run."""
         self._arrive(run)  # it may be the first call here
         growing = GrowingShard(self.folder.parent, shard, fingerprint, self.job.formats, num_parts, run)
         return growing.seal(is_alone=self._is_own_pool)
@@ -318,24 +318,24 @@ class _SharedByParts:
         self.work = folder.parent
         self.source = job.records
         self._columns = job.records.features.columns
-        self.errors = job.errors
+        self.errors = job.how.errors
         self.is_checked = False  # whether a row, read twice in this process, draws from its seed alone
         self.is_block_checked = False  # the same for a block
         self.digests: dict[tuple[tuple[str, ...], int, int], bytes] = {}  # of input files that rows share
         self._formats = job.formats
-        self._workers = job.workers
+        self._workers = job.how.workers
         self._opened = opened
         self._memos = read_places(folder)
         self._num_told = 0  # parts after which the caller was told what memos hold
         # One part at a time per process: a transform holds the generators of its current draw.
         self._lock = threading.Lock()
         self._no_limit: tuple[int, int] | None = None
-        if job.workers.max_rss is not None and is_worker():
+        if job.how.workers.max_rss is not None and is_worker():
             import resource
 
             hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
             self._no_limit = (hard, hard)
-            limit_memory(job.workers.max_rss)
+            limit_memory(job.how.workers.max_rss)
 
     def write_part(
         self, spec: PartSpec, lost: Sequence[FailedRow] | None, reused: ReusedRows | None, run: str

@@ -370,16 +370,13 @@ def _is_place(name: str) -> bool:
     return os.path.lexists(expand_home(name)) or glob.has_magic(name)
 
 
-def resolve_writer(
-    writer: DatasetWriter | type[DatasetWriter] | str, source: Any, fields: Mapping[str, Any] | None = None
-) -> DatasetWriter:
+def resolve_writer(writer: DatasetWriter | type[DatasetWriter] | str, source: Any) -> DatasetWriter:
     """Return the writer that an argument stands for, bound to its source.
 
     Args:
         writer: an instance, a subclass, a registered name ("camvid"), a kind of source ("parquet"), or
             "package.module:Class".
         source: raw data that the writer is bound to, as the user gave it.
-        fields: which fields of the source to store, and under which names, as `ImportWriter` takes them; None for all.
 
     Raises:
         OptionError: no writer has that name, or what was found is not a `DatasetWriter`.
@@ -399,15 +396,6 @@ def resolve_writer(
         raise OptionError(
             f"writer is {writer!r}; want a DatasetWriter, a subclass, a registered name or 'module:Class'"
         )
-    if fields:
-        choose = getattr(found, "choose_fields", None)
-        if choose is None:
-            names = ", ".join(f"{name}=" for name in fields)
-            raise OptionError(
-                f"{names} choose fields of a source without a class; {type(found).__qualname__} declares its features "
-                "itself: choose them there"
-            )
-        choose(**fields)
     found.bind(source)
     is_declared = inspect.getattr_static(found, "features", None) is not None  # a property's own error passes unchanged
     if not is_declared or not isinstance(found.features, Features):

@@ -1,6 +1,6 @@
 """Data that exists already, in any form that needs no class of its own, turned into finished shards.
 
-    Materializer("parquet", source="rows/", output="out/rows", columns=["image", "label"]).run()
+    Materializer(ImportWriter(columns=["image", "label"]), source="rows/", output="out/rows").run()
     Materializer(source=torch_dataset, output="out/mine", transform=augment, copies=4).run()
     Materializer(ImportWriter("mnist"), source="tensorflow_datasets/mnist/3.0.1", output="out/mnist").run()
 
@@ -164,30 +164,17 @@ class ImportWriter(DatasetWriter):
         self._declared = dict(_declared_fields(features or {}))
         self._spool = SpoolOptions(None if spool is None else os.fspath(spool), max_unpack_ratio)
         self._version = version
-        self.choose_fields(columns, rename, drop)
-
-    @property
-    def spool(self) -> str | None:
-        """The folder of the rows of iterators and of unpacked files; None where it is a temporary one."""
-        return self._spool.folder
-
-    def choose_fields(
-        self,
-        columns: Sequence[str] | None = None,
-        rename: Mapping[str, str] | None = None,
-        drop: Sequence[str] = (),
-    ) -> None:
-        """Choose the fields to store, as the arguments of the same names do.
-
-        Raises:
-            OptionError: a text is given where a list of names is wanted.
-        """
         for option, given in (("columns", columns), ("drop", drop)):
             if isinstance(given, str):
                 raise OptionError(f"{option} is {given!r}; want a list of names, as in {option}=[{given!r}]")
         if rename is not None and not isinstance(rename, Mapping):
             raise OptionError(f"rename is {rename!r}; want new names by old ones, as in rename={{'img': 'image'}}")
         self._choice = _Choice(None if columns is None else tuple(columns), tuple((rename or {}).items()), tuple(drop))
+
+    @property
+    def spool(self) -> str | None:
+        """The folder of the rows of iterators and of unpacked files; None where it is a temporary one."""
+        return self._spool.folder
 
     @functools.cached_property
     def _samples(self) -> DataSource:

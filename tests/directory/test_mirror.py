@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from nfs_locks import refuse_as_nfs_does
 from PIL import Image
+from prepared import Prepared
 
-from datamat import InputError, Materializer, OptionError, RunHook, SampleError, SourceError, Text, WorkerOptions, load
+from datamat import InputError, OptionError, RunHook, SampleError, SourceError, Text, WorkerOptions, load
 from datamat.directory.mirror import FetchAhead, _Entry, mirrored
 from datamat.testing import InlineExecutor
 from datamat.writers.table import TableWriter
@@ -144,8 +145,8 @@ def test_placeholder_that_is_gone_is_a_matter_of_its_row(web, tmp_path):
         Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(folder / name)
     place = {"scratch": tmp_path / "scratch", "executor": InlineExecutor()}
     removes = Removes()
-    job = Materializer("image_folder", url, tmp_path / "out", errors="skip", **place, hooks=[removes])
-    removes.path = f"{job.job.mirror.path}/cat/1.png"
+    job = Prepared("image_folder", url, tmp_path / "out", errors="skip", **place, hooks=[removes])
+    removes.path = f"{job._job.mirror.path}/cat/1.png"
 
     report = job.run(progress=False)
 
@@ -160,12 +161,12 @@ def test_run_over_a_web_server(web, tmp_path):
         (folder / f"cat{number % 2}").mkdir(exist_ok=True)
         Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(folder / f"cat{number % 2}/{number:02d}.png")
     two = WorkerOptions(num_workers=2, start_method="fork")
-    job = Materializer("image_folder", url, tmp_path / "out", scratch=tmp_path / "scratch", workers=two)
+    job = Prepared("image_folder", url, tmp_path / "out", scratch=tmp_path / "scratch", workers=two)
 
     report = job.run(progress=False)
     again = job.run(progress=False)
 
-    local = Materializer("image_folder", folder, tmp_path / "local", executor=InlineExecutor())
+    local = Prepared("image_folder", folder, tmp_path / "local", executor=InlineExecutor())
     local.run(progress=False)
     files = [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
     assert report.is_complete
@@ -252,7 +253,7 @@ def test_file_whose_size_no_server_says(unsized, tmp_path):
     """As those that are made on demand, such as exports: its content tells whether it has changed."""
     folder, url = unsized
     (folder / "export.csv").write_text("key,text\na,one\nb,two\n")
-    job = Materializer(
+    job = Prepared(
         TableWriter(features={"text": Text()}),
         f"{url}/export.csv",
         tmp_path / "out",
@@ -339,11 +340,11 @@ def test_errors_name_files_by_their_urls(web, tmp_path):
     place = {"scratch": tmp_path / "scratch", "executor": InlineExecutor()}
 
     with pytest.raises(SourceError) as opened:
-        Materializer("webdataset", f"{url}/a.tar", tmp_path / "tar", **place)
+        Prepared("webdataset", f"{url}/a.tar", tmp_path / "tar", **place)
     with pytest.raises(SourceError) as indexed:
-        Materializer("camvid", f"{url}/set", tmp_path / "camvid", **place).plan()
+        Prepared("camvid", f"{url}/set", tmp_path / "camvid", **place).plan()
     with pytest.raises(SampleError) as read:
-        Materializer("image_folder", f"{url}/set", tmp_path / "set", **place).run(progress=False)
+        Prepared("image_folder", f"{url}/set", tmp_path / "set", **place).run(progress=False)
 
     for error, name in ((opened, "a.tar"), (indexed, "set"), (read, "set/cat/1.png")):
         assert f"{url}/{name}" in str(error.value)

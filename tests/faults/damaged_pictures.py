@@ -131,9 +131,7 @@ def main(source, output):
         copies={"train": 2},
         transform=mirror,
         shards=ShardOptions(num_shards=4),
-        workers=WorkerOptions(num_workers=2),
-        errors=ErrorPolicy("skip"),
-    ).run(progress=False)
+    ).run(workers=WorkerOptions(num_workers=2), errors=ErrorPolicy("skip"), progress=False)
     largest = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     counts = {"rows": report.num_rows, "failed": report.num_failed, "records": report.num_records, "largest": largest}
     print(json.dumps({**counts, "is_complete": report.is_complete}))

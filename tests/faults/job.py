@@ -15,8 +15,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import small_pairs
+from prepared import Prepared
 
-from datamat import Materializer, ShardOptions, WorkerOptions
+from datamat import ShardOptions, WorkerOptions
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -71,7 +72,7 @@ class Job:
 
     def run(self, executor: Executor | None = None) -> None:
         """Run the job from this process, or with an executor other than datamat's own."""
-        job = Materializer(
+        job = Prepared(
             Gated(),
             self.source,
             self.output,

@@ -32,9 +32,9 @@ class Eater(small_pairs.Pairs):
             eaten.append(np.ones(1 << 26, np.uint8))
         return super().read(row)
 
-job = Materializer(Eater(), sys.argv[2], sys.argv[3], errors="skip", shards=ShardOptions(num_shards=2),
-                   workers=WorkerOptions(num_workers=2, start_method=sys.argv[4]))
-print(job.run(progress=False).num_failed)
+job = Materializer(Eater(), sys.argv[2], sys.argv[3], shards=2)
+workers = WorkerOptions(num_workers=2, start_method=sys.argv[4])
+print(job.run(errors="skip", workers=workers, progress=False).num_failed)
 """
 
 

@@ -29,7 +29,7 @@ from datamat import Materializer, WorkerOptions
 from datamat.writers.dataset import ImportWriter
 kind, source, output, spool = sys.argv[1:]
 writer = ImportWriter(kind=kind, spool=spool or None)
-Materializer(writer, source, output, workers=WorkerOptions(num_workers=1)).run(progress=False)
+Materializer(writer, source, output).run(workers=1, progress=False)
 """
 pytestmark = [pytest.mark.timeout(300)]
 
@@ -109,7 +109,7 @@ def test_run_killed_while_it_unpacks_loses_nothing(shim, sources, tmp_path, requ
         _killed(shim, place, kind, source, fault=fault, folder=spool, spool=spool, may_end_well=may_end_well)
 
         writer = ImportWriter(kind=kind, spool=spool)
-        Materializer(writer, source, place / "out", executor=InlineExecutor()).run(progress=False)
+        Materializer(writer, source, place / "out").run(executor=InlineExecutor(), progress=False)
 
         _check(place / "out", kind, count)
         assert {path.name: path.read_bytes() for path in spool.iterdir()} == wanted

@@ -13,6 +13,7 @@ import itertools
 
 import numpy as np
 import pytest
+from prepared import Prepared
 
 from datamat import (
     BBoxes,
@@ -203,8 +204,8 @@ def written(tmp_path_factory):
         output = tmp_path_factory.mktemp("composed") / "out"
         shards = ShardOptions(num_shards=1, shuffle=False)
         if name == "tfrecord":
-            Materializer(Composed(), None, output, format=name, shards=shards, executor=InlineExecutor()).run(
-                progress=False
+            Materializer(Composed(), None, output, format=name, shards=shards).run(
+                executor=InlineExecutor(), progress=False
             )
         else:
             convert(write("tfrecord"), output, format=name, executor=InlineExecutor(), progress=False)
@@ -275,7 +276,7 @@ def test_tensorflow_gives_lists_of_open_size(tmp_path, format_name):
     pytest.importorskip("tensorflow")
     names = [name for name in OPEN if name in compositions()[0]]
     shards = ShardOptions(num_shards=1, shuffle=False)
-    job = Materializer(
+    job = Prepared(
         Composed(names), None, tmp_path / "out", format=format_name, shards=shards, executor=InlineExecutor()
     )
     job.run(progress=False)

@@ -6,6 +6,7 @@ import datetime
 
 import numpy as np
 import pytest
+from prepared import Prepared
 from round_trip import materialize
 
 from datamat import (
@@ -20,7 +21,6 @@ from datamat import (
     Json,
     ListOf,
     Mask,
-    Materializer,
     Nullable,
     SampleError,
     Scalar,
@@ -150,7 +150,7 @@ class _Rows(DatasetWriter):
 
 def write_rows(output, by_block=False, **options):
     """Write the rows in the process of the test."""
-    Materializer(_Rows(by_block), None, output, executor=InlineExecutor(), **options).run(progress=False)
+    Prepared(_Rows(by_block), None, output, executor=InlineExecutor(), **options).run(progress=False)
 
 
 def sample_of(number):

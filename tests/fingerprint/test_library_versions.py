@@ -13,6 +13,7 @@ import albumentations
 import numpy as np
 import pytest
 import small_pairs
+from prepared import Prepared
 
 from datamat import (
     DatasetWriter,
@@ -21,7 +22,6 @@ from datamat import (
     IndexRow,
     Manifest,
     Mask,
-    Materializer,
     OptionError,
     SampleError,
     Scalar,
@@ -90,7 +90,7 @@ def installed(tmp_path, monkeypatch):
 
 def job(tmp_path, writer, **options):
     given = {"shards": ShardOptions(num_shards=2), "executor": InlineExecutor()}
-    return Materializer(writer, None, tmp_path / type(writer).__name__, **{**given, **options})
+    return Prepared(writer, None, tmp_path / type(writer).__name__, **{**given, **options})
 
 
 def changes_by_split(status):

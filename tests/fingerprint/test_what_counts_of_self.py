@@ -10,8 +10,9 @@ import sys
 import textwrap
 
 import pytest
+from prepared import Prepared
 
-from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, materialize
+from datamat import DatasetWriter, Features, IndexRow, Scalar, materialize
 from datamat.fingerprint import code, fingerprint
 from datamat.plan.job import as_drawn, as_written
 from datamat.testing import InlineExecutor
@@ -164,7 +165,7 @@ def counted(writer):
 def test_memo_of_read_is_no_change(tmp_path):
     """The same job, run again in this process after some work, has nothing to do."""
     writer = Numbers()
-    job = Materializer(writer, 0, tmp_path / "out", executor=InlineExecutor())
+    job = Prepared(writer, 0, tmp_path / "out", executor=InlineExecutor())
     before = digest(as_written(writer))
     assert job.run(progress=False).num_shards_written == 1
     writer.setup_worker()
@@ -310,7 +311,7 @@ class Holder(DatasetWriter):
 """
     run = """
 for method in ("spawn", "fork"):
-    Materializer(Holder(), None, method, workers=WorkerOptions(num_workers=1, start_method=method)).run(progress=False)
+    Materializer(Holder(), None, method).run(workers=WorkerOptions(num_workers=1, start_method=method), progress=False)
     assert sorted(int(sample["n"]) for sample in load(method)) == [0, 3, 6, 9]
 """
     (tmp_path / "script.py").write_text(source + run)

@@ -12,6 +12,7 @@ import tarfile
 import dill
 import numpy as np
 import pytest
+from prepared import Prepared
 
 from datamat import (
     Bytes,
@@ -42,8 +43,8 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (7, 4, 5, 3), np.uint8)
 
 def read(*arguments, folder, **options):
     """Return the samples of a source by key, each read by a copy of the writer as workers get it."""
-    job = Materializer(*arguments, output=folder / "unused", **options)
-    rows = list(job.writer.index(job.job.source))
+    job = Prepared(*arguments, output=folder / "unused", **options)
+    rows = list(job.writer.index(job._job.source))
     writer = dill.loads(dill.dumps(job.writer))
     found = {}
     for row in rows:
@@ -370,7 +371,7 @@ def test_tars_of_webdataset_are_a_source(tmp_path, ending):
             )
     writer = ImportWriter(kind="webdataset", features={"cls": ClassLabel(names=("car", "bus"))})
 
-    Materializer(writer, tmp_path, tmp_path / "out", workers=WorkerOptions(num_workers=2)).run(progress=False)
+    Materializer(writer, tmp_path, tmp_path / "out").run(workers=WorkerOptions(num_workers=2), progress=False)
 
     data = load(tmp_path / "out", "train")
     assert data.features["cls"] == ClassLabel(names=("car", "bus")) and len(data) == 7
@@ -654,7 +655,7 @@ def test_tfrecord_that_is_cut_off_or_damaged_is_reported(tmp_path):
     with pytest.raises(SourceError, match=r"was cut off: record 2 would end at byte"):
         Materializer("tfrecord", path, tmp_path / "out")
     path.write_bytes(data)
-    job = Materializer("tfrecord", path, tmp_path / "out", workers=WorkerOptions(num_workers=1))
+    job = Prepared("tfrecord", path, tmp_path / "out", workers=WorkerOptions(num_workers=1))
     damaged = bytearray(data)
     damaged[-7] ^= 1
     path.write_bytes(damaged)

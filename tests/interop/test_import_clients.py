@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from prepared import Prepared
 
 from datamat import (
     BBoxes,
@@ -29,7 +30,7 @@ NAMES = ("car", "bus")
 
 def imported(source, output, writer=None, **options):
     options = {"workers": WorkerOptions(num_workers=2), **options}
-    Materializer(writer or ImportWriter(), source, output, **options).run(progress=False)
+    Prepared(writer or ImportWriter(), source, output, **options).run(progress=False)
     return load(output)
 
 

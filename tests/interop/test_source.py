@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from breaking_proxy import SECRET
 from PIL import Image
+from prepared import Prepared
 from store_servers import KINDS
 
-from datamat import DatasetWriter, Features, IndexRow, Materializer, SampleError, ShardOptions, Text, load
+from datamat import DatasetWriter, Features, IndexRow, SampleError, ShardOptions, Text, load
 from datamat import Image as Picture
 from datamat.writers.table import TableWriter
 
@@ -66,7 +67,7 @@ def raw(server, proxy, tmp_path):
 
 def made(source, output, **more):
     """Run a job; return the digests of its shards."""
-    Materializer(Drawn, source, output, shards=ShardOptions(num_shards=3), **more).run(progress=False)
+    Prepared(Drawn, source, output, shards=ShardOptions(num_shards=3), **more).run(progress=False)
     return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in output.glob("*.tfrecord")}
 
 
@@ -104,7 +105,7 @@ def test_object_with_another_etag_is_read_again(raw, tmp_path):
 def test_object_that_vanishes_fails_its_row(raw, proxy, tmp_path):
     """Its error names the object, and the policy for bad samples decides."""
     _, url, options, files = raw
-    job = Materializer(Drawn, url, tmp_path / "out", source_options=options, scratch=tmp_path / "scratch")
+    job = Prepared(Drawn, url, tmp_path / "out", source_options=options, scratch=tmp_path / "scratch")
 
     def meet(number, handler):
         if "p05" in handler.path and handler.command == "GET":
@@ -126,9 +127,7 @@ def test_table_of_urls_of_a_bucket_and_of_its_web_address(raw, proxy, tmp_path):
 
     def run():
         more = {"shards": ShardOptions(num_shards=1, identity="content"), "errors": "skip"}
-        report = Materializer(writer, table, tmp_path / "out", source_options={"s3": options}, **more).run(
-            progress=False
-        )
+        report = Prepared(writer, table, tmp_path / "out", source_options={"s3": options}, **more).run(progress=False)
         return report, {str(sample["text"]): bytes(sample["image"]) for sample in load(tmp_path / "out", "train")}
 
     (_, first), (second, _) = run(), run()

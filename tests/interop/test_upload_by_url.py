@@ -26,9 +26,10 @@ import psutil
 import pyarrow as pa
 import pytest
 from breaking_proxy import Proxy
+from prepared import Prepared
 from store_servers import KINDS, Server
 
-from datamat import Materializer, OptionError, OutputLockedError, ShardOptions, materialize
+from datamat import OptionError, OutputLockedError, ShardOptions, materialize
 from datamat.directory.files import digest_file
 from datamat.directory.stores import ObjectStore
 
@@ -376,7 +377,7 @@ def test_another_server_gives_the_same(tmp_path):
             place.run(num_shards=1)
 
             assert place.there()[0] == expected
-            tasks = Materializer(
+            tasks = Prepared(
                 pa.table({"number": [1]}),
                 output=f"{place.url}-2",
                 storage_options=place.options,

@@ -45,8 +45,8 @@ PROGRAM = """
     if __name__ == "__main__":
         workers = WorkerOptions(num_workers=2, start_method=sys.argv[1])
         shards = ShardOptions(num_shards=2)
-        job = Materializer(Notes(), "data", "out", shards=shards, workers=workers)
-        print(job.run(progress=False).is_complete)
+        job = Materializer(Notes(), "data", "out", shards=shards)
+        print(job.run(workers=workers, progress=False).is_complete)
 """
 
 

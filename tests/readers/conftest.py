@@ -7,8 +7,9 @@ import shutil
 import pytest
 import small_pairs
 from every_feature import Everything
+from prepared import Prepared
 
-from datamat import Materializer, ShardOptions
+from datamat import ShardOptions
 from datamat.testing import InlineExecutor
 
 
@@ -23,7 +24,7 @@ def everything(tmp_path_factory):
     """A directory with every feature type, in two shards."""
     output = tmp_path_factory.mktemp("everything") / "out"
     options = {"shards": ShardOptions(num_shards=2), "executor": InlineExecutor()}
-    Materializer(Everything, None, output, **options).run(progress=False)
+    Prepared(Everything, None, output, **options).run(progress=False)
     return output
 
 
@@ -45,7 +46,7 @@ def make_pairs_output(source):
             "executor": InlineExecutor(),
             **options,
         }
-        Materializer(small_pairs.Pairs(), source, output, **options).run(progress=False)
+        Prepared(small_pairs.Pairs(), source, output, **options).run(progress=False)
         return output
 
     return make

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from prepared import Prepared
 
 from datamat import (
     DatasetWriter,
@@ -51,7 +52,7 @@ def written(folder, first, count, shards, format_name="tfrecord", **options):
         "executor": InlineExecutor(),
         **options,
     }
-    Materializer(Rows(first, count), None, folder, **options).run(progress=False)
+    Prepared(Rows(first, count), None, folder, **options).run(progress=False)
     return load(folder)
 
 
@@ -89,5 +90,5 @@ class NestedRows(DatasetWriter):
 
 def nested_rows(folder):
     """Return a dataset of `NestedRows`."""
-    Materializer(NestedRows(), None, folder, executor=InlineExecutor()).run(progress=False)
+    Materializer(NestedRows(), None, folder).run(executor=InlineExecutor(), progress=False)
     return load(folder)

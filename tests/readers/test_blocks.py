@@ -12,8 +12,9 @@ import pytest
 from every_feature import Everything
 from forged import relist
 from numbered_rows import written
+from prepared import Prepared
 
-from datamat import CorruptDataError, DatasetWriter, Features, IndexRow, Materializer, ShardOptions, Text, load
+from datamat import CorruptDataError, DatasetWriter, Features, IndexRow, ShardOptions, Text, load
 from datamat.formats import parquet, tfrecord
 from datamat.formats.example import decode_example, fields, varint
 from datamat.formats.tfrecord import frame, read_payload
@@ -53,7 +54,7 @@ def numbers(tmp_path_factory):
     """A directory in each of the formats, in five shards. Read only."""
     output = tmp_path_factory.mktemp("numbers") / "out"
     options = {"format": FORMATS, "shards": ShardOptions(num_shards=5), "executor": InlineExecutor()}
-    Materializer(Numbers, None, output, **options).run(progress=False)
+    Prepared(Numbers, None, output, **options).run(progress=False)
     return output
 
 

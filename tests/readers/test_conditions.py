@@ -10,8 +10,9 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from prepared import Prepared
 
-from datamat import DatasetWriter, Features, IndexRow, Materializer, ShardOptions, Tensor, WorkerOptions, load
+from datamat import DatasetWriter, Features, IndexRow, ShardOptions, Tensor, WorkerOptions, load
 from datamat.readers.loader import keep_freed_pages
 from datamat.testing import InlineExecutor
 
@@ -43,7 +44,7 @@ class Arrays(DatasetWriter):
 def write(folder, count, **options):
     writer = Arrays(count, options.pop("meeting", None))
     options = options or {"executor": InlineExecutor()}
-    Materializer(writer, None, folder, shards=ShardOptions(num_shards=4), **options).run(progress=False)
+    Prepared(writer, None, folder, shards=ShardOptions(num_shards=4), **options).run(progress=False)
     return load(folder, "train")
 
 

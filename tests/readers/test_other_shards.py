@@ -6,6 +6,7 @@ import os
 import shutil
 
 import pytest
+from prepared import Prepared
 from web import serving
 
 from datamat import (
@@ -14,7 +15,6 @@ from datamat import (
     DatasetWriter,
     Features,
     IndexRow,
-    Materializer,
     Scalar,
     ShardOptions,
     convert,
@@ -49,7 +49,7 @@ class Rows(DatasetWriter):
 def job(folder, format_name, **changes):
     """Return the job that writes them in two shards of each split."""
     options = {"format": format_name, "shards": ShardOptions(num_shards=2), "executor": InlineExecutor()}
-    return Materializer(Rows(**changes), None, folder, **options)
+    return Prepared(Rows(**changes), None, folder, **options)
 
 
 @pytest.fixture(scope="module", params=FORMATS)

@@ -289,7 +289,7 @@ def versions(tmp_path_factory):
     for version in range(2):
         folders.append(tmp_path_factory.mktemp("version") / "out")
         cut = ShardOptions(num_shards=4)
-        Materializer(Numbers(version), None, folders[-1], shards=cut, executor=InlineExecutor()).run(progress=False)
+        Materializer(Numbers(version), None, folders[-1], shards=cut).run(executor=InlineExecutor(), progress=False)
     one, other = (load(folder).manifest.shards for folder in folders)
     assert [(info.file, info.num_bytes) for info in one] == [(info.file, info.num_bytes) for info in other]
     assert [info.checksum for info in one] != [info.checksum for info in other]

@@ -448,7 +448,7 @@ def test_fields_in_dicts_are_shaped_like_all_others(tmp_path):
 def test_lists_beside_packed_fields_are_ragged(tmp_path):
     """In a dict, too; the records of one row may differ in length."""
     samples = [{"x": [n, n], "y": [n] * (n % 3), "of": {"y": [n] * (n % 4)}} for n in range(6)]
-    Materializer(source=samples, output=tmp_path / "out", executor=InlineExecutor()).run(progress=False)
+    Materializer(source=samples, output=tmp_path / "out").run(executor=InlineExecutor(), progress=False)
 
     for batch in load(tmp_path / "out").to_tf(2, pack={"x": 4}):
         numbers = [[int(row[start]) for start in range(0, len(row), 2)] for row in batch["x"].numpy()]

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from every_feature import Everything
 from forged import relist
+from prepared import Prepared
 from shard_offsets import first_byte
 
-from datamat import DatasetWriter, Features, Image, IndexRow, Materializer, ShardOptions, Text, load
+from datamat import DatasetWriter, Features, Image, IndexRow, ShardOptions, Text, load
 from datamat.readers.tf import decode
 from datamat.testing import InlineExecutor
 
@@ -62,7 +63,7 @@ def output(tmp_path_factory):
     output = tmp_path_factory.mktemp("pictures") / "out"
     formats = ["tfrecord", "tfrecord.gz", "parquet", "webdataset"]
     options = {"shards": ShardOptions(num_shards=2), "executor": InlineExecutor(), "format": formats}
-    Materializer(Pictures, None, output, **options).run(progress=False)
+    Prepared(Pictures, None, output, **options).run(progress=False)
     return output
 
 

@@ -13,8 +13,9 @@ import time
 
 import numpy as np
 import psutil
+from prepared import Prepared
 
-from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, ShardOptions, Tensor
+from datamat import DatasetWriter, Features, IndexRow, Scalar, ShardOptions, Tensor
 
 NUM_ROWS = 64
 HELD = "0037"  # the key of the row that waits
@@ -60,7 +61,7 @@ def job(output, flags=None, **options):
     if flags:  # they decide no byte
         options["version"] = "1"
     shards = ShardOptions(num_shards=3)
-    return Materializer(Numbers(flags), None, output, shards=shards, copies=2, transform=jitter, **options)
+    return Prepared(Numbers(flags), None, output, shards=shards, copies=2, transform=jitter, **options)
 
 
 def digests(output):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import small_pairs
 from open_files import few_descriptors
+from prepared import Prepared
 
 from datamat import (
     BBoxes,
@@ -20,7 +21,6 @@ from datamat import (
     Image,
     IndexRow,
     Manifest,
-    Materializer,
     OptionError,
     OutputError,
     PartDone,
@@ -106,7 +106,7 @@ class Uneven(Mixed):
 
 def make(output, writer, **options):
     options = {"shards": ShardOptions(num_shards=2), "executor": InlineExecutor(), **options}
-    Materializer(writer, None, output, **options).run(progress=False)
+    Prepared(writer, None, output, **options).run(progress=False)
     return output
 
 
@@ -425,7 +425,7 @@ def test_senseless_arguments_are_refused(mixed, tmp_path):
         {"hooks": EventsInThisProcess()},
         {"hooks": [print]},
         {"sidecars": ["README"]},
-        {"workers": 4},
+        {"workers": "4"},
         {"executor": Stopping(), "workers": WorkerOptions(max_rss=1 << 30)},
     ):
         with pytest.raises(OptionError, match=rf"{next(iter(options))}"):

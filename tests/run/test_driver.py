@@ -12,8 +12,9 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
+from prepared import Prepared
 
-from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, ShardOptions, WorkerOptions, load, verify
+from datamat import DatasetWriter, Features, IndexRow, Scalar, ShardOptions, WorkerOptions, load, verify
 from datamat.directory.manifest import ShardInfo
 from datamat.directory.sidecars.indexes import tar_index
 from datamat.run.dispatch import PartQueue
@@ -80,7 +81,7 @@ def _job(folder, num_shards, **options):
     options = {"shards": ShardOptions(num_shards=num_shards), **options}
     if "workers" not in options:
         options.setdefault("executor", InlineExecutor())
-    return Materializer(Rows(), folder / "raw", folder / "out", **options)
+    return Prepared(Rows(), folder / "raw", folder / "out", **options)
 
 
 @pytest.fixture(scope="module")

@@ -276,7 +276,7 @@ def test_failures_beside_samples_that_are_left_out(source, tmp_path):
     for number in (0, 8):
         (source / f"00{number}.txt").write_text(WORDS[number])
 
-    job(source, tmp_path / "out").rerun_failed(progress=False)
+    job(source, tmp_path / "out").run(retry_failed=True, progress=False)
 
     assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(tmp_path / "reference")
 

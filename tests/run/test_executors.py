@@ -127,7 +127,7 @@ def test_threads_leave_the_caller_as_it_is(tmp_path):
     engine_job.log.setLevel(logging.INFO)
     try:
         with concurrent.futures.ThreadPoolExecutor(2) as executor:
-            Materializer(writer, None, tmp_path / "out", executor=executor).run(progress=False)
+            Materializer(writer, None, tmp_path / "out").run(executor=executor, progress=False)
     finally:
         engine_job.log.setLevel(logging.NOTSET)
         engine_job.log.removeHandler(heard)

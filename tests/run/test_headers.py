@@ -9,8 +9,9 @@ import threading
 import numpy as np
 import pytest
 from PIL import Image as Pillow
+from prepared import Prepared
 
-from datamat import Image, Materializer, ShardOptions
+from datamat import Image, ShardOptions
 from datamat.testing import InlineExecutor
 from datamat.writers.table import TableWriter
 
@@ -72,7 +73,7 @@ def run(tmp_path, urls, options, source=None):
     table = tmp_path / "t.csv"
     table.write_text("url\n" + "".join(f"{url}\n" for url in urls))
     writer = TableWriter(features={"image": Image()}, files={"image": "url"})
-    job = Materializer(
+    job = Prepared(
         writer,
         source or table,
         tmp_path / "out",

@@ -8,10 +8,10 @@ import threading
 
 import pytest
 import small_pairs
+from prepared import Prepared
 
 from datamat import (
     ErrorPolicy,
-    Materializer,
     OptionError,
     PartDamaged,
     PartDone,
@@ -151,7 +151,7 @@ def test_samples_that_fail_and_recover_are_heard(source, tmp_path):
     with pytest.raises(SampleError) as raised:
         job(source, tmp_path / "raised", second, writer=writer).run(progress=False)
     (writer.marks / "good").touch()
-    job(source, tmp_path / "out", third, writer=writer, errors=errors).rerun_failed(progress=False)
+    job(source, tmp_path / "out", third, writer=writer, errors=errors).run(retry_failed=True, progress=False)
 
     (failed,), (retried,) = first.of(SampleFailed), first.of(SampleRetried)
     assert (failed.key, failed.error, failed.action, failed.attempts) == ("train003", "ValueError", "quarantine", 2)
@@ -364,4 +364,4 @@ def test_repair_and_materialize_take_hooks(source, tmp_path):
 def test_hooks_that_are_no_list_are_refused(source, tmp_path, hooks):
     """The error says what is wanted."""
     with pytest.raises(OptionError, match=r"hooks (is|holds) .*; want"):
-        Materializer(small_pairs.Pairs(), source, tmp_path / "out", hooks=hooks)
+        Prepared(small_pairs.Pairs(), source, tmp_path / "out", hooks=hooks)

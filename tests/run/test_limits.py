@@ -8,7 +8,8 @@ import pytest
 
 from datamat import ErrorPolicy, IncompleteRunError, OptionError
 from datamat.directory.ledger import FailedRow
-from datamat.run.limits import Deadline, DiskLimit, ErrorLimit, parse_bytes, parse_duration, seconds_until, tree_bytes
+from datamat.options import Deadline, parse_bytes, parse_duration, seconds_until
+from datamat.run.limits import DiskLimit, ErrorLimit, tree_bytes
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import small_pairs
+from prepared import Prepared
 
 from datamat import DatasetWriter, Features, Index, Materializer, ShardOptions, SourceError, Text, verify
 from datamat.codecs import encode_png
@@ -92,7 +93,7 @@ LAYOUTS = {"hub": _hub, "dvc": _dvc, "annex": _annex, "folders": _folders}
 
 def _job(source, output, **options):
     shards = ShardOptions(records_per_shard=1)
-    return Materializer(Notes, source, output, shards=shards, executor=InlineExecutor(), **options)
+    return Prepared(Notes, source, output, shards=shards, executor=InlineExecutor(), **options)
 
 
 @pytest.mark.sample(2)

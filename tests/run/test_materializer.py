@@ -24,6 +24,7 @@ import albumentations as A
 import numpy as np
 import pytest
 import small_pairs
+from prepared import Prepared
 
 from datamat import (
     DatasetWriter,
@@ -153,7 +154,7 @@ def test_one_shard_is_written_by_all_workers(tmp_path):
 
     marks = tmp_path / "marks"
     marks.mkdir()
-    job = Materializer(Who, None, tmp_path / "out", workers=TWO_WORKERS)
+    job = Prepared(Who, None, tmp_path / "out", workers=TWO_WORKERS)
 
     assert len(job.plan().shards) == 1
     job.run(progress=False)
@@ -164,8 +165,8 @@ KILLED = """
 import small_pairs, sys
 from datamat import Materializer, ShardOptions, WorkerOptions
 job = Materializer(small_pairs.Pairs(), sys.argv[1], sys.argv[2], copies={"train": 3}, transform=small_pairs.jitter,
-                   shards=ShardOptions(num_shards=2), workers=WorkerOptions(num_workers=int(sys.argv[3])))
-job.run(progress=False)
+                   shards=2)
+job.run(workers=int(sys.argv[3]), progress=False)
 """
 
 
@@ -537,9 +538,17 @@ def test_nondeterministic_transform_is_refused(pairs, tmp_path):
         ({"seed": -1}, "seed is -1"),
         ({"format": "xml"}, "no format 'xml'"),
         ({"include": "nothing*"}, "names no shard"),
-        ({"workers": 4}, r"workers is 4; want something like WorkerOptions\(num_workers=4\)"),
-        ({"shards": 8}, r"shards is 8; want something like ShardOptions\(num_shards=8\)"),
-        ({"errors": 0.1}, r"errors is 0.1; want something like ErrorPolicy"),
+        ({"workers": "4"}, r"workers is '4'; want something like 8, or WorkerOptions\(num_workers=8\)"),
+        ({"workers": 0}, r"num_workers is 0; want a positive number"),
+        ({"shards": 0.5}, r"shards is 0.5; want something like 8, '256MB', or ShardOptions\(num_shards=8\)"),
+        ({"shards": "large"}, "size 'large': want a positive number of bytes, or text as in '20GB'"),
+        ({"errors": 0.1}, "errors is 0.1; want 'raise', 'skip', 'quarantine', or an ErrorPolicy"),
+        ({"errors": "ignore"}, "action is 'ignore'; want 'raise', 'skip' or 'quarantine'"),
+        ({"existing": "keep"}, "existing is 'keep'; want 'update', 'replace' or 'refuse'"),
+        ({"logger": "x"}, "logger is 'x'; want a logger"),
+        ({"hooks": print}, "hooks is .*; want a list"),
+        ({"task_index": 3}, "task_index is 3 and num_tasks None; give both"),
+        ({"retry_failed": True, "task_index": 0, "num_tasks": 2}, "retry_failed is for one process"),
     ],
 )
 def test_options_are_checked(pairs, tmp_path, options, message):
@@ -615,6 +624,8 @@ def test_tilde_means_the_home_folder(tmp_path, monkeypatch, kind):
         ("num_proc", "workers=WorkerOptions(num_workers=...)"),  # of Hugging Face's `map`
         ("max_errors", "errors=ErrorPolicy(max_errors=...)"),
         ("deadline", "run(deadline=...)"),
+        ("workers", "run(workers=...)"),
+        ("drop", "ImportWriter(drop=...)"),
     ],
 )
 def test_option_that_belongs_elsewhere_is_shown_there(tmp_path, name, where):

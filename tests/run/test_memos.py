@@ -8,8 +8,9 @@ import sys
 import textwrap
 
 import pytest
+from prepared import Prepared
 
-from datamat import Materializer, load
+from datamat import load
 from datamat.testing import InlineExecutor
 
 # Each kind: what defines `get()`, which returns a dict of the size; and the name by which a change of it is told.
@@ -181,7 +182,7 @@ def imported(tmp_path, monkeypatch):
 
 
 def job(module, tmp_path):
-    return Materializer(module.Writer(), None, tmp_path / "out", executor=InlineExecutor())
+    return Prepared(module.Writer(), None, tmp_path / "out", executor=InlineExecutor())
 
 
 def reasons(module, tmp_path):
@@ -271,7 +272,7 @@ connections.get(), connections.load(connections)
 
 writer = Writer()
 workers = WorkerOptions(num_workers=2, start_method=METHOD)
-Materializer(writer, None, "out", workers=workers).run(progress=False)
+Materializer(writer, None, "out").run(workers=workers, progress=False)
 made = load("out")
 print([row.key for row in writer.index(0) if made[row.key]["v"].tolist() != writer.read(row)["v"]])
 """

@@ -7,6 +7,7 @@ import os
 import shutil
 
 import pytest
+from prepared import Prepared
 
 from datamat import (
     CorruptDataError,
@@ -15,7 +16,6 @@ from datamat import (
     Features,
     IndexRow,
     Manifest,
-    Materializer,
     OptionError,
     OutputError,
     Scalar,
@@ -57,7 +57,7 @@ class OtherLines(Lines):
 
 
 def _made(folder, keys, *, writer=None, split="train", num_shards=2, **options):
-    Materializer(
+    Prepared(
         writer or Lines(),
         [(key, split) for key in keys] + [(f"{keys[0]}-val", "val")],
         folder,

@@ -14,6 +14,7 @@ import signal
 import numpy as np
 import pytest
 import small_pairs
+from prepared import Prepared
 
 from datamat import (
     DatasetWriter,
@@ -90,7 +91,7 @@ def place(tmp_path):
 
 def job(place, output, deeds=None, *, policy="skip", copies=1, **workers):
     writer = Poisonous(place / "marks", DEEDS if deeds is None else deeds)
-    return Materializer(
+    return Prepared(
         writer,
         place / "source",
         place / output,
@@ -285,7 +286,7 @@ def test_worker_that_dies_before_any_row_ends_the_run(place):
             os._exit(3)
 
     with pytest.raises(WorkerDied, match="exit code 3"):
-        Materializer(NeverReady(), place / "source", place / "out", errors="skip").run(progress=False)
+        Materializer(NeverReady(), place / "source", place / "out").run(errors="skip", progress=False)
 
 
 @pytest.mark.parametrize("options", [{"sample_timeout_s": 1.0}, {"max_rss": 1 << 30}])

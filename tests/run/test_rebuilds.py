@@ -181,7 +181,7 @@ def test_retried_rows_are_all_that_is_made_again(source, tmp_path, caplog, num_b
         image.write_bytes(content)
     caplog.clear()
 
-    report = job(source, tmp_path / "made", errors="skip").rerun_failed(progress=False)
+    report = job(source, tmp_path / "made", errors="skip").run(retry_failed=True, progress=False)
 
     assert report.num_failed == 0
     messages = [message for message in caplog.messages if "again" in message]
@@ -201,7 +201,7 @@ def test_rebuild_is_refused_where_the_user_says_so(source, output):
             job(source, output, **options).run(existing="refuse", progress=False)
         assert everything(output) == before
     with pytest.raises(OutputError, match=r"existing='refuse'"):
-        job(source, output, seed=1).rerun_failed(existing="refuse", progress=False)
+        job(source, output, seed=1).run(retry_failed=True, existing="refuse", progress=False)
 
     assert verify(output).ok
 
@@ -338,7 +338,7 @@ def test_deleted_picture_is_no_order_to_remove_its_record(source, output):
         with pytest.raises(OutputError, match=r"2 of the 18 rows .*\(train012; train013\).*run\(existing='replace'\)"):
             job(source, output).run(progress=False, **options)
     with pytest.raises(OutputError, match="train012; train013"):
-        job(source, output).rerun_failed(progress=False)
+        job(source, output).run(retry_failed=True, progress=False)
     assert "run() raises: the source no longer has 2 of the 18 rows" in str(job(source, output).status())
 
     assert {path: content for path, content in everything(output).items() if "slices" not in path.parts} == before

@@ -359,7 +359,7 @@ def test_repair_makes_shards_that_include_leaves_out(source, template, output):
     job.repair(progress=False)
 
     assert small_pairs.digests(output) == small_pairs.digests(template)
-    assert job.job.include == "val-*"
+    assert job.options["include"] == "val-*"
 
 
 @pytest.mark.parametrize("damage", ["shard", "shard and manifest"])

@@ -9,13 +9,13 @@ import shutil
 import numpy as np
 import pytest
 import small_pairs
+from prepared import Prepared
 
 from datamat import (
     DatasetWriter,
     ErrorPolicy,
     Features,
     IndexRow,
-    Materializer,
     OptionError,
     OutputError,
     SampleError,
@@ -30,7 +30,7 @@ COPIES = 3
 
 
 def _job(source, output, **options):
-    return Materializer(
+    return Prepared(
         small_pairs.Pairs(),
         source,
         output,
@@ -97,7 +97,7 @@ def test_replay_needs_no_finished_run(source, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-class Prepared(small_pairs.Pairs):
+class SetUp(small_pairs.Pairs):
     """Makes in `setup_worker` what it needs later, and what cannot be fingerprinted or sent to a worker."""
 
     def setup_worker(self):
@@ -114,7 +114,7 @@ class Prepared(small_pairs.Pairs):
 
 def test_replay_sets_up_a_writer_of_its_own(source, tmp_path):
     """As a worker does; the job's writer can still be fingerprinted and sent."""
-    job = Materializer(Prepared(), source, tmp_path / "out", workers=WorkerOptions(num_workers=1))
+    job = Prepared(SetUp(), source, tmp_path / "out", workers=WorkerOptions(num_workers=1))
 
     assert job.replay("train003")["image"].shape == (24, 32, 3)
 
@@ -150,7 +150,7 @@ class Several(DatasetWriter):
 
 def test_rows_of_several_samples_are_found_too(tmp_path):
     """A key is KEY#COPY-NUMBER; without a number it means the first sample."""
-    job = Materializer(Several(), None, tmp_path / "out", copies=2, executor=InlineExecutor())
+    job = Prepared(Several(), None, tmp_path / "out", copies=2, executor=InlineExecutor())
     job.run(progress=False)
     keys = load(tmp_path / "out").keys()
 

@@ -85,7 +85,7 @@ def test_rows_that_pass_now_are_put_where_they_belong(place, shard_format, copie
     read_keys(place)
 
     reference = undisturbed(place, **options)
-    report = job(place, **options).rerun_failed(progress=False)
+    report = job(place, **options).run(retry_failed=True, progress=False)
 
     assert (report.num_failed, report.is_complete) == (0, True)
     assert read_keys(place) == set(BAD)
@@ -102,11 +102,11 @@ def test_rows_whose_file_was_fixed_are_read_again(place):
     read_keys(place)
 
     image.write_bytes(good)
-    assert job(place).rerun_failed(progress=False).num_failed == 0
+    assert job(place).run(retry_failed=True, progress=False).num_failed == 0
 
     assert read_keys(place) == {"train003"}
     assert small_pairs.digests(place / "out") == undisturbed(place)
-    assert job(place).rerun_failed(progress=False).did_nothing
+    assert job(place).run(retry_failed=True, progress=False).did_nothing
     assert read_keys(place) == set()
 
 
@@ -115,10 +115,10 @@ def test_rows_that_fail_again_stay_out(place):
     job(place).run(progress=False)
     before = small_pairs.digests(place / "out")
 
-    assert job(place).rerun_failed(progress=False).num_failed == len(BAD)
+    assert job(place).run(retry_failed=True, progress=False).num_failed == len(BAD)
     assert small_pairs.digests(place / "out") == before
     with pytest.raises(SampleError, match="the disk does not answer"):
-        job(place, policy="raise").rerun_failed(progress=False)
+        job(place, policy="raise").run(retry_failed=True, progress=False)
 
     report = job(place).run(progress=False)
     assert (report.is_complete, report.num_failed) == (True, len(BAD))
@@ -136,7 +136,7 @@ def test_other_changes_are_done_as_by_run(place):
     os.utime(place / "source" / "train" / "train012.png", (9, 9))  # its content is the same
     (place / "refused").write_text("")
 
-    job(place).rerun_failed(progress=False)
+    job(place).run(retry_failed=True, progress=False)
 
     assert {*BAD, "train010"} <= read_keys(place) <= {*BAD, "train010", "train012"}
     assert small_pairs.digests(place / "out") == undisturbed(place)
@@ -151,7 +151,7 @@ def test_damaged_shard_is_rebuilt(place):
         path.write_bytes(data)
 
     reference = undisturbed(place)
-    job(place).rerun_failed(progress=False)
+    job(place).run(retry_failed=True, progress=False)
 
     assert small_pairs.digests(place / "out") == reference
 
@@ -163,7 +163,7 @@ def test_repaired_samples_leave_the_quarantine(place):
     assert {path.name for path in kept.glob("*/*")} == set(BAD)
 
     (place / "refused").write_text("train007")
-    job(place, policy="quarantine").rerun_failed(progress=False)
+    job(place, policy="quarantine").run(retry_failed=True, progress=False)
 
     mended = {e.values["key"] for e in read_ledger(kept.parent / "ledger.jsonl") if e.event == "sample_mended"}
     assert {path.name for path in kept.glob("*/*")} == {"train007"}

@@ -137,7 +137,7 @@ def test_worker_that_does_not_see_the_source(tmp_path, monkeypatch):
     pathlib.Path("source").touch()
 
     with Elsewhere(1) as engine, pytest.raises(SourceError, match="mount it"):
-        datamat.Materializer(Rows(), "source", tmp_path / "out", executor=engine).run(progress=False)
+        datamat.Materializer(Rows(), "source", tmp_path / "out").run(executor=engine, progress=False)
 
 
 def test_part_that_cannot_be_written(tmp_path):

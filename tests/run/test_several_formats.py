@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import small_pairs
 from killed_job import COPIES, job, run_until_killed
+from prepared import Prepared
 
 from datamat import (
     ErrorPolicy,
     Manifest,
-    Materializer,
     OptionError,
     SampleError,
     ShardOptions,
@@ -67,7 +67,7 @@ def make(source, output, formats, *, writer=None, **options):
     """Return the job: two shards per split, copies of train."""
     options = {"executor": InlineExecutor(), "shards": ShardOptions(num_shards=2), **options}
     options = {"copies": {"train": 3}, "transform": small_pairs.jitter, **options}
-    return Materializer(writer or small_pairs.Pairs(), source, output, format=formats, **options)
+    return Prepared(writer or small_pairs.Pairs(), source, output, format=formats, **options)
 
 
 @pytest.fixture(scope="module")

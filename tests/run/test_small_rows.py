@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from prepared import Prepared
 
 from datamat import (
     ClassLabel,
@@ -14,7 +15,6 @@ from datamat import (
     ErrorPolicy,
     Features,
     IndexRow,
-    Materializer,
     SampleError,
     Scalar,
     ShardOptions,
@@ -71,10 +71,10 @@ def test_rows_encoded_together_are_those_encoded_alone(tmp_path, monkeypatch, na
         return original(self, samples)
 
     monkeypatch.setattr(Pipeline, "encode_samples", encode_samples)
-    Materializer(Rows(), None, tmp_path / "together", format=name, **OPTIONS).run(progress=False)
+    Prepared(Rows(), None, tmp_path / "together", format=name, **OPTIONS).run(progress=False)
     assert sum(encoded) > NUM_ROWS * 0.9
     monkeypatch.setattr(Pipeline, "gathers_samples", False)
-    Materializer(Rows(), None, tmp_path / "alone", format=name, **OPTIONS).run(progress=False)
+    Prepared(Rows(), None, tmp_path / "alone", format=name, **OPTIONS).run(progress=False)
 
     assert shards(tmp_path / "together") == shards(tmp_path / "alone")
 
@@ -93,7 +93,7 @@ class Reused(Rows):
 
 
 def test_read_may_use_its_arrays_again(tmp_path):
-    Materializer(Reused(), None, tmp_path, **OPTIONS).run(progress=False)
+    Prepared(Reused(), None, tmp_path, **OPTIONS).run(progress=False)
 
     found = {sample["key"]: (sample["x"].tolist(), sample["labels"].tolist()) for sample in load(tmp_path)}
     assert found == {f"{number:04d}": ([number] * 3, [number]) for number in range(NUM_ROWS)}
@@ -112,12 +112,12 @@ class Spoilt(Rows):
 
 
 def test_rows_that_fail_are_named_and_leave_the_others(tmp_path):
-    Materializer(Spoilt(), None, tmp_path / "out", errors="skip", **OPTIONS).run(progress=False)
+    Prepared(Spoilt(), None, tmp_path / "out", errors="skip", **OPTIONS).run(progress=False)
 
     assert len(load(tmp_path / "out")) == NUM_ROWS - 4
     assert not {"0010", "0020", "0030", "0300"} & set(load(tmp_path / "out").keys())
     with pytest.raises(SampleError, match=r"sample '00[123]0'|sample '0300'"):
-        Materializer(Spoilt(), None, tmp_path / "raised", **OPTIONS).run(progress=False)
+        Prepared(Spoilt(), None, tmp_path / "raised", **OPTIONS).run(progress=False)
 
 
 class Flaky(Rows):
@@ -136,7 +136,7 @@ class Flaky(Rows):
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("retries", "is_there"), [(1, False), (2, True)])
 def test_attempts_are_counted_from_the_first_read(tmp_path, retries, is_there):
-    Materializer(Flaky(), None, tmp_path, errors=ErrorPolicy("skip", retries=retries), **OPTIONS).run(progress=False)
+    Prepared(Flaky(), None, tmp_path, errors=ErrorPolicy("skip", retries=retries), **OPTIONS).run(progress=False)
 
     assert ("0040" in {sample["key"] for sample in load(tmp_path)}) is is_there
 
@@ -156,7 +156,7 @@ class Drawing(Rows):
 def test_rows_that_draw_now_and_then_get_their_own_numbers(tmp_path, num_shards):
     """They come from the full seed, however many rows without draws preceded."""
     options = {**OPTIONS, "shards": ShardOptions(num_shards=num_shards), "seed": 5}
-    Materializer(Drawing(), None, tmp_path, **options).run(progress=False)
+    Prepared(Drawing(), None, tmp_path, **options).run(progress=False)
 
     found = {sample["key"]: (sample["n"], sample["m"]) for sample in load(tmp_path)}
     for number in range(89, NUM_ROWS, 90):

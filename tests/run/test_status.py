@@ -31,8 +31,8 @@ class Held(small_pairs.Pairs):
     def __getstate__(self):
         return {}
 
-Materializer(Held(), sys.argv[1], sys.argv[2], shards=ShardOptions(num_shards=2), executor=None,
-             workers=WorkerOptions(num_workers=1, start_method="fork")).run(progress=False)
+workers = WorkerOptions(num_workers=1, start_method="fork")
+Materializer(Held(), sys.argv[1], sys.argv[2], shards=2).run(workers=workers, progress=False)
 """
 
 

@@ -16,7 +16,8 @@ import small_pairs
 
 from datamat import IncompleteRunError, OptionError, ShardOptions, WorkerOptions
 from datamat.directory.ledger import read_ledger
-from datamat.run.limits import Deadline, tree_bytes
+from datamat.options import Deadline
+from datamat.run.limits import tree_bytes
 
 
 class Waiting(small_pairs.Pairs):
@@ -215,7 +216,7 @@ os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.{name}))
 import small_pairs
 from datamat import Materializer, WorkerOptions
 options = WorkerOptions(num_workers=2, start_method="fork")
-Materializer(small_pairs.Pairs(), sys.argv[1], sys.argv[2], workers=options).run(progress=False)
+Materializer(small_pairs.Pairs(), sys.argv[1], sys.argv[2]).run(workers=options, progress=False)
 """
     done = subprocess.run(
         [sys.executable, "-c", script, source, tmp_path / "out"], capture_output=True, text=True, check=False,

@@ -8,9 +8,10 @@ import shutil
 import pyarrow as pa
 import pytest
 from memory_s3 import s3
+from prepared import Prepared
 from pyarrow import parquet
 
-from datamat import Features, ImportWriter, Materializer, OutputError, Scalar, ShardOptions, load, materialize, verify
+from datamat import Features, ImportWriter, OutputError, Scalar, ShardOptions, load, materialize, verify
 from datamat.run.convert import convert
 from datamat.run.targets import foreign_names, series_of
 from datamat.testing import InlineExecutor
@@ -106,9 +107,9 @@ def test_conversion_and_tasks_refuse_files_of_others(tmp_path):
 
     with pytest.raises(OutputError, match=r"data-train-00000-of-00001.parquet"):
         convert(tmp_path / "out", tmp_path / "copy", format="parquet", **HERE)
-    job = Materializer([{"n": n} for n in range(9)], None, tmp_path / "shared", **ALONE)
+    job = Prepared([{"n": n} for n in range(9)], None, tmp_path / "shared", **ALONE)
     (tmp_path / "shared" / "data-train-00000-of-00001.idx").rename(
-        tmp_path / "shared" / f"{job.job.name}-train-00000-of-00001.idx"
+        tmp_path / "shared" / f"{job._job.name}-train-00000-of-00001.idx"
     )
     with pytest.raises(OutputError, match=r"-train-00000-of-00001.idx"):
         job.run(progress=False, task_index=0, num_tasks=2)
@@ -125,7 +126,7 @@ def test_store_refuses_objects_of_others(s3, tmp_path, name):
         with pytest.raises(OutputError, match=rf"{FOREIGN[name][0]}.*datamat"):
             materialize(number, range(9), url, **options)
     assert s3.objects[place].content == b"mine"
-    job = Materializer(ImportWriter("cats"), [{"n": n} for n in range(9)], url, scratch=tmp_path / "other", **ALONE)
+    job = Prepared(ImportWriter("cats"), [{"n": n} for n in range(9)], url, scratch=tmp_path / "other", **ALONE)
     with pytest.raises(OutputError, match=r"cats-|manifest.json|_index"):
         job.run(progress=False, task_index=0, num_tasks=2)
     assert s3.objects[place].content == b"mine"
@@ -134,7 +135,7 @@ def test_store_refuses_objects_of_others(s3, tmp_path, name):
     materialize(number, range(9), url, **options)
     assert materialize(number, range(9), url, **options).did_nothing
     with pytest.raises(OutputError, match="outside of the source"):
-        Materializer(None, url, "s3://bucket/sets", scratch=tmp_path / "third", **ALONE).run(progress=False)
+        Prepared(None, url, "s3://bucket/sets", scratch=tmp_path / "third", **ALONE).run(progress=False)
 
 
 def test_names_of_a_killed_first_run_are_its_own(tmp_path):
@@ -204,14 +205,14 @@ def test_output_is_never_its_own_source(table, tmp_path, monkeypatch, name):
     source, output = OWN[name]
 
     with pytest.raises(OutputError, match="outside of the source"):
-        Materializer("parquet", source, output, format="parquet", drop=["b"], **ALONE).run(progress=False)
+        Prepared("parquet", source, output, format="parquet", drop=["b"], **ALONE).run(progress=False)
 
     assert table.read_bytes() == before
 
 
 def test_output_in_a_source_that_does_not_list_it(table, tmp_path):
     """The source takes Parquet files, and the output holds TFRecords."""
-    job = Materializer("parquet", table.parent, table.parent / "out", **ALONE)
+    job = Prepared("parquet", table.parent, table.parent / "out", **ALONE)
     assert job.run(progress=False).num_records == 3
     assert job.run(progress=False).did_nothing
 
@@ -232,5 +233,5 @@ def test_loaded_dataset_is_not_written_over_itself(tmp_path):
     loaded = load(tmp_path / "out")
     for source, options in ((loaded, {"drop": ["key"]}), ({"train": loaded}, {})):
         with pytest.raises(OutputError, match="outside of the source"):
-            Materializer(source, None, tmp_path / "out", **options, **ALONE).run(progress=False)
+            Prepared(source, None, tmp_path / "out", **options, **ALONE).run(progress=False)
     assert {path: content for path, content in contents(tmp_path / "out").items() if path in before} == before

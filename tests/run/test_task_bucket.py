@@ -17,6 +17,7 @@ from memory_s3 import s3
 from datamat import OptionError, OutputLockedError, get_logger
 from datamat.directory.files import locked
 from datamat.directory.stores import ObjectStore
+from datamat.options import RunOptions
 from datamat.run.slices import TaskBucket
 from datamat.testing import InlineExecutor
 
@@ -158,7 +159,8 @@ def test_store_without_conditions_is_refused(s3, run, tmp_path, monkeypatch):
 
 def test_task_is_refused_while_an_ordinary_run_of_this_host_is_there(source, run, tmp_path, s3):
     """It has the lock of the scratch folder."""
-    work = sliced_job.job(source, URL, scratch=tmp_path / "here", executor=InlineExecutor()).job.work
+    job = sliced_job.job(source, URL, scratch=tmp_path / "here", executor=InlineExecutor())
+    work = job._made(RunOptions.of(job.options)).work
     os.makedirs(work)
 
     with locked(work / "lock"), pytest.raises(OutputLockedError, match=rf"{URL} .* shares it with nobody"):

@@ -14,6 +14,7 @@ import re
 import pyarrow as pa
 import pytest
 from memory_s3 import MemoryS3, s3
+from prepared import Prepared
 
 from datamat import Materializer, OptionError, OutputError, OutputLockedError, ShardOptions, load, materialize
 from datamat.directory.files import digest_file
@@ -337,7 +338,7 @@ def test_what_a_url_cannot_do_is_refused(tmp_path):
         with pytest.raises(OutputError, match=r"memory://x/out holds no manifest.json; .* finish its run"):
             work()
     with pytest.raises(OptionError, match="scratch is given, but output"):
-        Materializer(table, output=tmp_path / "out", scratch=tmp_path)
+        Prepared(table, output=tmp_path / "out", scratch=tmp_path)
     with pytest.raises(OptionError, match="can be read, not written"):
         Materializer(table, output="https://host/out")
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pytest
 from nfs_locks import refuse_as_nfs_does
 from PIL import Image as Pillow
+from prepared import Prepared
 from pyarrow import parquet
 
 from datamat import (
@@ -122,7 +123,7 @@ def job(source, output, **more):
     """Return a job over a table of URLs."""
     writer = TableWriter(features={"image": Image(), "caption": Text()}, files={"image": "url"})
     more.setdefault("shards", ShardOptions(num_shards=2))
-    return Materializer(writer, source, output, **({} if "workers" in more else HERE), **more)
+    return Prepared(writer, source, output, **({} if "workers" in more else HERE), **more)
 
 
 def pictures(output):
@@ -219,7 +220,7 @@ def test_what_is_no_picture_is_skipped_with_its_url(hosts, tmp_path, caplog):
     assert pictures(output) == {"picture 6": 1}
     files["/missing.png"] = png(2)
     hosts[0][2].clear()
-    job(table(tmp_path / "t.csv", urls), output, errors="quarantine").rerun_failed(progress=False)
+    job(table(tmp_path / "t.csv", urls), output, errors="quarantine").run(retry_failed=True, progress=False)
     assert pictures(output) == {"picture 0": 2, "picture 6": 1}
     assert not [path for path in hosts[0][2] if "good" in path]
     assert SECRET not in caplog.text + repr(report) + "".join(said.values())
@@ -284,7 +285,7 @@ def test_lists_of_urls_and_paths(hosts, tmp_path, identity):
     options = {"shards": ShardOptions(num_shards=1, identity=identity), "follow_links": True, **HERE}
 
     def sums():
-        Materializer(Stories(rows), None, tmp_path / "out", **options).run(progress=False)
+        Prepared(Stories(rows), None, tmp_path / "out", **options).run(progress=False)
         return {sample["key"]: int(sample["sum"]) for sample in load(tmp_path / "out", "train")}
 
     assert [sums(), sums()] == [{"r0": 8, "r1": 15, "r2": 7}] * 2
@@ -476,7 +477,7 @@ def test_empty_cells_fail_their_rows_or_are_none(hosts, tmp_path):
     assert "column 'url' of the table is empty" in said["00000003"]
     features = {"image": Nullable(Image()), "caption": Nullable(Text())}
     writer = TableWriter(features=features, files={"image": "url"})
-    Materializer(writer, source, tmp_path / "all", **HERE).run(progress=False)
+    Prepared(writer, source, tmp_path / "all", **HERE).run(progress=False)
     found = {s["key"]: (s["caption"], s["image"] is None) for s in load(tmp_path / "all")}
     assert found == {f"{n:08d}": row for n, row in enumerate([("a", False), ("b", True), (None, False), ("d", True)])}
 
@@ -490,7 +491,7 @@ def test_column_of_lists_of_urls(hosts, tmp_path):
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     writer = TableWriter(features={"images": ListOf(Image())}, files={"images": "urls"})
 
-    Materializer(writer, source, tmp_path / "out", **HERE).run(progress=False)
+    Prepared(writer, source, tmp_path / "out", **HERE).run(progress=False)
 
     found = {s["key"]: [int(image[0, 0, 0]) for image in s["images"]] for s in load(tmp_path / "out")}
     assert found == {"00000000": [0, 1], "00000001": [], "00000002": [2]}
@@ -533,7 +534,7 @@ def test_link_out_of_the_source_is_no_way_around_urls(tmp_path, kind):
     writer = TableWriter(features={"image": feature}, files={"image": "image"})
 
     def run(output, **more):
-        report = Materializer(writer, folder / "t.jsonl", tmp_path / output, **HERE, **more).run(progress=False)
+        report = Prepared(writer, folder / "t.jsonl", tmp_path / output, **HERE, **more).run(progress=False)
         return report.num_shards_written, sorted(load(tmp_path / output).keys())
 
     with pytest.raises(SampleError, match=r"'images/1\.png': a link leads out of the source, .*; .* follow_links=True"):

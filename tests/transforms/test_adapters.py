@@ -13,6 +13,7 @@ import runpy
 import albumentations as A
 import numpy as np
 import pytest
+from prepared import Prepared
 
 from datamat import (
     Audio,
@@ -23,7 +24,6 @@ from datamat import (
     Image,
     IndexRow,
     Mask,
-    Materializer,
     OptionError,
     SampleError,
     Scalar,
@@ -317,7 +317,7 @@ class Photos(DatasetWriter):
 def written(output, transform, copies=2, **options):
     options = options or {"executor": InlineExecutor()}
     shards = ShardOptions(num_shards=3)
-    job = Materializer(Photos(), None, output, transform=transform, copies=copies, seed=3, shards=shards, **options)
+    job = Prepared(Photos(), None, output, transform=transform, copies=copies, seed=3, shards=shards, **options)
     job.run(progress=False)
     return {path.name: path.read_bytes() for path in output.glob("*.tfrecord")}
 

@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from prepared import Prepared
 
 from datamat import (
     DatasetWriter,
@@ -57,7 +58,7 @@ def _drawn(fn, inputs, output, **options):
 
 
 def _rolled(output, source=60, **options):
-    Materializer(Dice(), source, output, executor=InlineExecutor(), **options).run(progress=False)
+    Prepared(Dice(), source, output, executor=InlineExecutor(), **options).run(progress=False)
     return {sample.pop("key"): sample for sample in map(dict, load(output))}
 
 
@@ -142,7 +143,7 @@ def test_retried_replayed_and_verified_rows_draw_the_same_again(tmp_path):
 
     wanted = _rolled(tmp_path / "wanted")
     errors = ErrorPolicy("raise", retries=2)
-    job = Materializer(Fickle(), 60, tmp_path / "out", executor=InlineExecutor(), errors=errors)
+    job = Prepared(Fickle(), 60, tmp_path / "out", executor=InlineExecutor(), errors=errors)
     job.run(progress=False)
 
     found = {sample.pop("key"): sample for sample in map(dict, load(tmp_path / "out"))}
@@ -161,11 +162,11 @@ def test_rows_retried_by_rerun_failed_draw_what_they_would_have_drawn(tmp_path):
                 raise ValueError("broken")
             return super().read(row, rng)
 
-    job = Materializer(Broken(), 60, tmp_path / "out", errors="skip", executor=InlineExecutor())
+    job = Prepared(Broken(), 60, tmp_path / "out", errors="skip", executor=InlineExecutor())
     job.run(progress=False)
     (tmp_path / "fixed").touch()
 
-    job.rerun_failed(progress=False)
+    job.run(retry_failed=True, progress=False)
 
     assert {sample.pop("key"): sample for sample in map(dict, load(tmp_path / "out"))} == _rolled(tmp_path / "wanted")
 
@@ -176,7 +177,7 @@ def test_other_seed_draws_other_numbers_and_reuses_no_shard(tmp_path):
     options = {"shards": ShardOptions(shuffle=False)}
     first = _rolled(tmp_path / "out", **options)
 
-    job = Materializer(Dice(), 60, tmp_path / "out", seed=1, **options)
+    job = Prepared(Dice(), 60, tmp_path / "out", seed=1, **options)
     assert {"seed changed (0 -> 1)" in str(change) for change in job.status().changes} == {True}
     second = _rolled(tmp_path / "out", seed=1, **options)
 
@@ -374,7 +375,7 @@ def test_memory_and_numbers_that_equal_nothing_are_no_chance(tmp_path):
                 self.table = {"x": math.nan, "y": np.full(2, np.nan, np.float32)}
             return self.table
 
-    report = Materializer(Remembering(), 20, tmp_path / "out", executor=InlineExecutor()).run(progress=False)
+    report = Materializer(Remembering(), 20, tmp_path / "out").run(executor=InlineExecutor(), progress=False)
 
     assert report.num_records == 20
 
@@ -428,7 +429,7 @@ class Blocks(DatasetWriter):
 )
 def test_block_that_draws_is_refused(draw, message, tmp_path):
     """No seed of a row could decide its draws."""
-    job = Materializer(Blocks(draw), 1000, tmp_path / "out", executor=InlineExecutor())
+    job = Prepared(Blocks(draw), 1000, tmp_path / "out", executor=InlineExecutor())
 
     with pytest.raises(OptionError, match=message):
         job.run(progress=False)
@@ -451,7 +452,7 @@ def test_rows_whose_block_fails_draw_what_they_draw_one_by_one(tmp_path):
 
     for name, by_row in {"failed": False, "by-row": True}.items():
         writer = Mixed(None, by_row=by_row)
-        Materializer(writer, 300, tmp_path / name, errors="skip", executor=InlineExecutor()).run(progress=False)
+        Materializer(writer, 300, tmp_path / name).run(errors="skip", executor=InlineExecutor(), progress=False)
 
     failed, by_row = ({s["key"]: s["x"] for s in load(tmp_path / name)} for name in ("failed", "by-row"))
     assert failed == by_row

@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from prepared import Prepared
 
 from datamat import (
     DatasetWriter,
@@ -15,7 +16,6 @@ from datamat import (
     IncompleteRunError,
     IndexRow,
     Mask,
-    Materializer,
     OptionError,
     SampleError,
     Skip,
@@ -103,7 +103,7 @@ DRAWING = {
 
 
 def written(output, transform, **options):
-    job = Materializer(Photos(), None, output, transform=transform, executor=InlineExecutor(), **options)
+    job = Prepared(Photos(), None, output, transform=transform, executor=InlineExecutor(), **options)
     job.run(progress=False)
     return load(output)
 

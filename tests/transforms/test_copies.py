@@ -9,13 +9,13 @@ import textwrap
 
 import numpy as np
 import pytest
+from prepared import Prepared
 
 from datamat import (
     DatasetWriter,
     Features,
     Image,
     IndexRow,
-    Materializer,
     Scalar,
     ShardOptions,
     Tensor,
@@ -111,7 +111,7 @@ def test_equal_copies_are_said_once(transform, method, tmp_path, caplog):
         def index(self, source):
             return [IndexRow(f"{number}") for number in range(10)]
 
-    job = Materializer(
+    job = Prepared(
         Ten(),
         None,
         tmp_path,
@@ -299,7 +299,7 @@ def test_row_that_fails_late_leaves_no_record(tmp_path):
                 yield {"x": rng.random(1 << 20, np.float32)}
 
     options = {"shards": ShardOptions(num_shards=1), "executor": InlineExecutor(), "errors": "skip"}
-    report = Materializer(Late(), None, tmp_path, copies={"train": 1}, **options).run(progress=False)
+    report = Prepared(Late(), None, tmp_path, copies={"train": 1}, **options).run(progress=False)
 
     assert report.num_records == 10
     assert not list(tmp_path.rglob("tmp*"))
@@ -349,7 +349,7 @@ def test_splits_that_are_drawn(tmp_path, by, splits, copies, drawn):
     writer = Augmenting() if by == "augment" else Drawing()
     if by == "transform":
         options["transform"] = plus_hundred
-    job = Materializer(writer, splits, tmp_path / "out", executor=InlineExecutor(), **options)
+    job = Prepared(writer, splits, tmp_path / "out", executor=InlineExecutor(), **options)
 
     lines = str(job.plan()).splitlines()
     job.run(progress=False)

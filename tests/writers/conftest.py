@@ -4,8 +4,9 @@ import pathlib
 
 import numpy as np
 import pytest
+from prepared import Prepared
 
-from datamat import Materializer, load
+from datamat import load
 from datamat.codecs import encode_jpeg, encode_png
 from datamat.testing import InlineExecutor
 
@@ -42,7 +43,7 @@ def materialized(tmp_path):
 
     def run(writer, source, **options) -> dict[str, dict[str, dict]]:
         output = tmp_path / "materialized"
-        job = Materializer(writer, source, output, executor=InlineExecutor(), **options)
+        job = Prepared(writer, source, output, executor=InlineExecutor(), **options)
         report = job.run(progress=False)
         assert report.is_complete
         splits = list(job.plan().splits)

@@ -161,7 +161,7 @@ def test_bind_is_called_once_and_before_the_index(tmp_path):
             calls.append(("index", source))
             return super().index(source)
 
-    Materializer(Noting(), 4, tmp_path / "out", executor=InlineExecutor()).run(progress=False)
+    Materializer(Noting(), 4, tmp_path / "out").run(executor=InlineExecutor(), progress=False)
 
     assert calls == [("bind", 4), ("index", 4)]
 
@@ -182,7 +182,7 @@ def test_each_worker_is_set_up_once_before_its_first_sample(tmp_path):
             return {**super().read(row), "pid": self.pid}
 
     writer = Opening()
-    Materializer(writer, 300, tmp_path / "out", workers=WorkerOptions(num_workers=2)).run(progress=False)
+    Materializer(writer, 300, tmp_path / "out").run(workers=WorkerOptions(num_workers=2), progress=False)
 
     pids = [int(line) for line in log.read_text().split()]
     assert 1 <= len(pids) == len(set(pids)) <= 2

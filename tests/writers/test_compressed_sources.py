@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from foreign_files import GOLDEN, tar, tfrecord
+from prepared import Prepared
 
 from datamat import (
     CorruptDataError,
@@ -61,7 +62,7 @@ def _records(numbers, pad=0):
 
 
 def _run(*arguments, **options):
-    return Materializer(*arguments, executor=InlineExecutor(), **options).run(progress=False)
+    return Prepared(*arguments, executor=InlineExecutor(), **options).run(progress=False)
 
 
 def _numbers(output, field="n"):
@@ -237,7 +238,7 @@ def test_compressed_mds_of_streaming_is_a_source(tmp_path, codec):
 
 def test_workers_unpack_what_they_need(tmp_path):
     """Shards of MDS, of which the driver reads the index alone."""
-    Materializer("mds", MDS / "gz", tmp_path / "out", workers=WorkerOptions(num_workers=2)).run(progress=False)
+    Materializer("mds", MDS / "gz", tmp_path / "out").run(workers=WorkerOptions(num_workers=2), progress=False)
 
     assert _numbers(tmp_path / "out") == list(range(9))
 
@@ -358,8 +359,7 @@ def test_temporary_folder_goes_with_its_last_source(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(_tar(range(3))))
     first, second = (
-        Materializer(tmp_path / "a.tar.gz", output=tmp_path / name, executor=InlineExecutor())
-        for name in ("one", "two")
+        Prepared(tmp_path / "a.tar.gz", output=tmp_path / name, executor=InlineExecutor()) for name in ("one", "two")
     )
     assert len(list(tmp_path.glob("datamat-rows-*"))) == 1
 
@@ -419,7 +419,7 @@ def test_shard_that_does_not_unpack_concerns_its_rows_alone(tmp_path):
     shutil.copytree(MDS / "gz", tmp_path / "mds")
     path = sorted((tmp_path / "mds").glob("*.gz"))[-1]
     path.write_bytes(path.read_bytes()[:-10])
-    job = Materializer("mds", tmp_path / "mds", tmp_path / "out", executor=InlineExecutor(), errors=ErrorPolicy("skip"))
+    job = Prepared("mds", tmp_path / "mds", tmp_path / "out", executor=InlineExecutor(), errors=ErrorPolicy("skip"))
 
     job.run(progress=False)
 
@@ -435,7 +435,7 @@ def test_no_room_to_unpack_ends_the_run(tmp_path, monkeypatch):
     def job():
         writer = ImportWriter(kind="mds", spool=tmp_path / "rows")
         errors = ErrorPolicy("skip")
-        return Materializer(writer, MDS / "zstd", tmp_path / "out", executor=InlineExecutor(), errors=errors)
+        return Prepared(writer, MDS / "zstd", tmp_path / "out", executor=InlineExecutor(), errors=errors)
 
     def full(descriptor):
         if str(tmp_path / "rows") in os.readlink(f"/proc/self/fd/{descriptor}"):

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from foreign_files import GOLDEN, tar, tfds_kind, tfrecord, write_tfds
+from prepared import Prepared
 from pyarrow import parquet
 
 from datamat import Bytes, ImportWriter, Materializer, OptionError, SampleError, SourceError
@@ -106,7 +107,7 @@ DAMAGES = {
 
 
 def run(folder, kind, output):
-    return Materializer(kind, folder, output, executor=InlineExecutor()).run(progress=False).num_records
+    return Materializer(kind, folder, output).run(executor=InlineExecutor(), progress=False).num_records
 
 
 def outcome(folder, kind, output):
@@ -152,7 +153,7 @@ def test_index_that_is_none_is_refused(tmp_path, kind, text):
         (tmp_path / name).write_text(text)
 
     with pytest.raises(DatamatError, match=r"index|JSON|json"):
-        Materializer(ImportWriter(kind=kind), tmp_path, tmp_path / "out", executor=InlineExecutor()).run(progress=False)
+        Materializer(ImportWriter(kind=kind), tmp_path, tmp_path / "out").run(executor=InlineExecutor(), progress=False)
 
 
 @pytest.mark.parametrize("cut", [1, 512, 513, 1024, 1500, 2048])
@@ -179,7 +180,7 @@ def test_archive_of_any_ratio_is_unpacked_only_on_request(tmp_path):
 
     def job(**options):
         writer = ImportWriter(kind="webdataset", features={"bin": Bytes()}, **options)
-        return Materializer(writer, tmp_path / "a.tar.gz", tmp_path / "out", executor=InlineExecutor())
+        return Prepared(writer, tmp_path / "a.tar.gz", tmp_path / "out", executor=InlineExecutor())
 
     with pytest.raises(SourceError, match=r"a\.tar\.gz .*more than 500 times its .*max_unpack_ratio="):
         job()

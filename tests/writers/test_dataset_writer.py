@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 from foreign_files import tfds_kind, write_tfds
+from prepared import Prepared
 
 from datamat import (
     BBoxes,
@@ -37,7 +38,7 @@ LABELS = np.arange(6) % 3
 
 
 def imported(source, output, writer=None, **options):
-    job = Materializer(writer or ImportWriter(), source, output, executor=InlineExecutor(), **options)
+    job = Prepared(writer or ImportWriter(), source, output, executor=InlineExecutor(), **options)
     job.run(progress=False)
     assert verify(output, deep=True).ok
     return load(output)
@@ -126,7 +127,7 @@ def test_identity_of_a_data_source_decides_what_is_rebuilt(tmp_path):
     """Equal identities stand for equal content; None stands for the object with its attributes."""
 
     def did_nothing(source, output):
-        job = Materializer(ImportWriter(), source, output, executor=InlineExecutor())
+        job = Prepared(ImportWriter(), source, output, executor=InlineExecutor())
         return job.run(progress=False, existing="replace").did_nothing
 
     assert not did_nothing(Signals([3, 1]), tmp_path / "named")
@@ -202,7 +203,7 @@ def test_changed_content_is_rebuilt_and_equal_content_is_not(tmp_path):
 
     def written(source, **options):
         writer = ImportWriter(**options)
-        return Materializer(writer, source, tmp_path / "out", executor=InlineExecutor()).run(progress=False)
+        return Materializer(writer, source, tmp_path / "out").run(executor=InlineExecutor(), progress=False)
 
     first, same, other = written([1, 2]), written([1, 2]), written([1, 3])
     named, renamed = written([1, 3], version="1"), written([1, 4], version="1")

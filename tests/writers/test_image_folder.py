@@ -5,6 +5,7 @@ import re
 import numpy as np
 import PIL.Image
 import pytest
+from prepared import Prepared
 
 from datamat import Index, Materializer, load
 from datamat.errors import OptionError, SourceError
@@ -119,7 +120,7 @@ def test_every_kind_of_file_that_image_reads_is_taken(tmp_path, suffix):
     draw(tmp_path / "raw" / "cat" / f"1{suffix}", 9)
     draw(tmp_path / "raw" / "dog" / "1.png")
 
-    Materializer("image_folder", tmp_path / "raw", tmp_path / "out", executor=InlineExecutor()).run(progress=False)
+    Materializer("image_folder", tmp_path / "raw", tmp_path / "out").run(executor=InlineExecutor(), progress=False)
 
     (cat,) = (sample for sample in load(tmp_path / "out") if sample["key"] == "cat-1")
     assert abs(int(cat["image"].mean()) - 9) < 3
@@ -130,7 +131,7 @@ def test_files_that_are_left_aside_are_reported(tmp_path):
     raw = tmp_path / "raw"
     for name in ("cat/1.png", "dog/1.png", "cat/2.gif", "cat/3.gif", "dog/4.heic", "dog/notes", "dog/.hidden"):
         draw((raw / name).with_suffix(".png")) if name.endswith("1.png") else (raw / name).write_bytes(b"x")
-    job = Materializer("image_folder", raw, tmp_path / "out", executor=InlineExecutor())
+    job = Prepared("image_folder", raw, tmp_path / "out", executor=InlineExecutor())
     wanted = "left aside: 4 files (.gif 2, .heic 1, no suffix 1): cat/2.gif, cat/3.gif, dog/4.heic, ..."
 
     assert wanted in str(job.plan())
@@ -159,7 +160,7 @@ def test_output_beside_the_classes_is_no_class(tmp_path):
     raw = tmp_path / "raw"
     draw(raw / "cat" / "1.png")
     for _ in range(2):
-        report = Materializer("image_folder", raw, raw / "out", executor=InlineExecutor()).run(progress=False)
+        report = Materializer("image_folder", raw, raw / "out").run(executor=InlineExecutor(), progress=False)
     assert report.did_nothing
 
 

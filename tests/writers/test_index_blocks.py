@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from prepared import Prepared
 from pyarrow import parquet
 
 from datamat import (
@@ -98,7 +99,7 @@ def _files(folder):
 
 def _written(made, output, **options):
     options = options or {"executor": InlineExecutor()}
-    Materializer(Rows(made), None, output, shards=ShardOptions(num_shards=2), **options).run(progress=False)
+    Prepared(Rows(made), None, output, shards=ShardOptions(num_shards=2), **options).run(progress=False)
     return _files(output)
 
 
@@ -148,7 +149,7 @@ def made_rows(monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_row_becomes_an_object_from_the_index_to_the_shard(kind, made_rows, tmp_path):
-    report = Materializer(Rows(KINDS[kind]), None, tmp_path, executor=InlineExecutor()).run(progress=False)
+    report = Materializer(Rows(KINDS[kind]), None, tmp_path).run(executor=InlineExecutor(), progress=False)
 
     assert report.num_records == NUM_ROWS
     assert not made_rows

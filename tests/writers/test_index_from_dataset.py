@@ -8,8 +8,9 @@ import sys
 import numpy as np
 import pytest
 import small_pairs
+from prepared import Prepared
 
-from datamat import Index, IndexRow, Materializer, MissingDependencyError, SourceError, load
+from datamat import Index, IndexRow, MissingDependencyError, SourceError, load
 from datamat.testing import InlineExecutor
 
 
@@ -76,7 +77,7 @@ def test_finished_directory_brings_its_keys_and_splits(tmp_path, kind):
     """Rows come in the order of its records; a copy is a row of its own."""
     source = small_pairs.make_pairs(tmp_path / "source", 5, 2)
     options = {"copies": {"train": 2}, "transform": small_pairs.jitter, "executor": InlineExecutor()}
-    Materializer(small_pairs.Pairs(), source, tmp_path / "out", **options).run(progress=False)
+    Prepared(small_pairs.Pairs(), source, tmp_path / "out", **options).run(progress=False)
 
     found = rows(kind(tmp_path / "out"))
 

@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 import pytest
+from prepared import Prepared
 
 from datamat import Image, ImportWriter, Materializer, OutputError, SampleError, SourceError
 from datamat.codecs import encode_png
@@ -58,7 +59,7 @@ def test_index_that_names_a_file_elsewhere_is_refused(tmp_path, index, name):
     writer = index(source, name)
 
     with pytest.raises(SourceError, match=r"names the file|relative path|is none of|COCO format"):
-        Materializer(writer, source, tmp_path / "out", executor=InlineExecutor()).run(progress=False)
+        Materializer(writer, source, tmp_path / "out").run(executor=InlineExecutor(), progress=False)
 
     assert not [*tmp_path.glob("out/*.tfrecord")]
 
@@ -67,7 +68,7 @@ def table_job(tmp_path, value, **options):
     (tmp_path / "rows.csv").write_text(f"key,url\na,{value}\n")
     writer = TableWriter(features={"image": Image((4, 4, 3))}, files={"image": "url"})
     output = tmp_path / "out"
-    return Materializer(writer, tmp_path / "rows.csv", output, executor=InlineExecutor(), **options)
+    return Prepared(writer, tmp_path / "rows.csv", output, executor=InlineExecutor(), **options)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import hashlib
 
 import numpy as np
 import pytest
+from prepared import Prepared
 
 from datamat import (
     BBoxes,
@@ -15,7 +16,6 @@ from datamat import (
     Features,
     Image,
     IndexRow,
-    Materializer,
     OptionError,
     SampleError,
     Scalar,
@@ -166,7 +166,7 @@ def test_blocks_give_the_bytes_of_rows(tmp_path, name):
     if name == "parquet":
         pytest.importorskip("pyarrow")
     for writer in (Rows, Blocks, Lists):
-        job = Materializer(
+        job = Prepared(
             writer(),
             None,
             tmp_path / writer.__name__,
@@ -247,8 +247,8 @@ def test_blocks_that_fail_are_read_row_by_row(tmp_path):
     options = {"shards": ShardOptions(num_shards=1), "executor": InlineExecutor()}
 
     with pytest.raises(SampleError, match="sample '200': ValueError: no such sample"):
-        Materializer(Some(), None, tmp_path / "raised", **options).run(progress=False)
-    Materializer(Some(), None, tmp_path / "out", errors="skip", **options).run(progress=False)
+        Prepared(Some(), None, tmp_path / "raised", **options).run(progress=False)
+    Prepared(Some(), None, tmp_path / "out", errors="skip", **options).run(progress=False)
 
     found = {sample["key"]: float(sample["x"][0]) for sample in load(tmp_path / "out")}
     assert found == {f"{number:03d}": number for number in range(300) if number != 200}

@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from foreign_files import GOLDEN, tar, tfds_kind, tfrecord, write_tfds
+from prepared import Prepared
 from pyarrow import parquet
 
-from datamat import CorruptDataError, Materializer, SampleError, SourceError, load, verify
+from datamat import CorruptDataError, SampleError, SourceError, load, verify
 from datamat.testing import DataSourceConformance, InlineExecutor
 from datamat.writers.dataset import ImportWriter
 from datamat.writers.existing import open_source
@@ -34,7 +35,7 @@ def halves(numbers):
 
 
 def run(source, output, **options):
-    job = Materializer(ImportWriter(**options), source, output, executor=InlineExecutor())
+    job = Prepared(ImportWriter(**options), source, output, executor=InlineExecutor())
     return job.run(progress=False, existing="replace")
 
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
+from prepared import Prepared
 
 from datamat import (
     Index,
@@ -84,7 +85,7 @@ def test_function_gets_each_row_as_a_dict(kind, tmp_path):
     table = KINDS[kind](COLUMNS)
 
     _materialize(lambda row: {"x2": 2 * row["x"], **row}, table, tmp_path / "out", key="key")
-    Materializer("table", table, tmp_path / "table", executor=InlineExecutor()).run(progress=False)
+    Materializer("table", table, tmp_path / "table").run(executor=InlineExecutor(), progress=False)
 
     found = load(tmp_path / "out")
     for place, key in enumerate(COLUMNS["key"]):
@@ -99,7 +100,7 @@ def test_function_gets_each_row_as_a_dict(kind, tmp_path):
 
 def test_columns_have_the_types_of_the_table(tmp_path):
     """But those that hold keys and splits, which are no fields."""
-    Materializer(ImportWriter(), pa.table(COLUMNS), tmp_path / "out", executor=InlineExecutor()).run(progress=False)
+    Materializer(ImportWriter(), pa.table(COLUMNS), tmp_path / "out").run(executor=InlineExecutor(), progress=False)
 
     assert dict(load(tmp_path / "out").features) == {
         "key": Text(),
@@ -135,9 +136,9 @@ def test_empty_cell_is_refused_with_its_place(tmp_path):
     table = pa.table({"x": [1, 2, None]})
 
     with pytest.raises(SourceError, match="row 3, column 'x'"):
-        Materializer("table", table, tmp_path / "table", executor=InlineExecutor()).run(progress=False)
+        Materializer("table", table, tmp_path / "table").run(executor=InlineExecutor(), progress=False)
     with pytest.raises(SampleError, match=r"'x' .* is empty"):
-        Materializer(ImportWriter(), table, tmp_path / "import", executor=InlineExecutor()).run(progress=False)
+        Materializer(ImportWriter(), table, tmp_path / "import").run(executor=InlineExecutor(), progress=False)
     _materialize(lambda row: {"x": row["x"] or -1}, table, tmp_path / "out")
     assert sorted(int(sample["x"]) for sample in load(tmp_path / "out")) == [-1, 1, 2]
 
@@ -146,13 +147,13 @@ def test_nested_columns_are_arrays_and_flattened_names_or_refused(tmp_path):
     """Lists of numbers are tensors; dicts give a field for each of their values."""
     table = pa.table({"list": [[1.0, 2.0], [3.0]], "of": [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]})
 
-    Materializer(ImportWriter(), table, tmp_path / "out", executor=InlineExecutor()).run(progress=False)
+    Materializer(ImportWriter(), table, tmp_path / "out").run(executor=InlineExecutor(), progress=False)
 
     found = load(tmp_path / "out")
     assert found["00000000"]["list"].tolist() == [1.0, 2.0] and found["00000001"]["of"]["b"] == "y"
     assert found.features["list"] == Tensor((None,), "float64")
     with pytest.raises(SourceError, match="column 'list'"):
-        Materializer("table", table, tmp_path / "table", executor=InlineExecutor())
+        Prepared("table", table, tmp_path / "table", executor=InlineExecutor())
 
 
 def test_index_of_pandas_is_a_column_where_it_has_a_name():
@@ -179,7 +180,7 @@ def test_table_in_chunks_reaches_workers(tmp_path):
     """Its content is the same there, and that of the table in one piece."""
     for table, num_written in ((_chunked(COLUMNS), 2), (pa.table(COLUMNS), 0)):
         workers = WorkerOptions(num_workers=2)
-        report = Materializer(table, output=tmp_path / "out", workers=workers).run(progress=False)
+        report = Materializer(table, output=tmp_path / "out").run(workers=workers, progress=False)
         assert report.num_shards_written == num_written
 
     assert sorted(int(sample["x"]) for sample in load(tmp_path / "out")) == COLUMNS["x"]

@@ -33,8 +33,7 @@ Materializer(
     splits={"train": 0.7, "val": 0.3},
     copies={"train": 3},
     transform=A.Compose([A.HorizontalFlip(p=0.5), A.RandomBrightnessContrast(p=1.0), A.RandomCrop(24, 24)]),
-    workers=WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS),
-).run()
+).run(workers=WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS))
 
 # %%
 train, val = load("out", "train"), load("out", "val")

@@ -66,8 +66,7 @@ Materializer(
     "out",
     format="webdataset",
     shards=ShardOptions(records_per_shard=10),
-    workers=WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS),
-).run()
+).run(workers=WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS))
 
 # %% a plain loop
 data, good = load("out"), 0

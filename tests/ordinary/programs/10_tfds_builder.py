@@ -53,7 +53,7 @@ if not raw.exists():
 
 # %%
 workers = WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS)
-Materializer(MyDataset(), "raw", "out/my_dataset/1.0.0", workers=workers).run()
+Materializer(MyDataset(), "raw", "out/my_dataset/1.0.0").run(workers=workers)
 
 # %%
 builder = MyDataset()

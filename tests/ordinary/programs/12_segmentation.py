@@ -38,9 +38,8 @@ job = Materializer(
     copies={"train": 4},
     transform=augment,
     seed=1,
-    workers=WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS),
 )
-job.run()
+job.run(workers=WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS))
 
 # %% each mask is a crop of its own picture's mask, perhaps flipped
 train, val = load("out/camvid", "train"), load("out/camvid", "val")

@@ -46,7 +46,7 @@ def flip(sample, rng):
 
 # %%
 workers = WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS)
-Materializer("coco", "raw", "out", transform=flip, copies={"train": 2}, workers=workers).run()
+Materializer("coco", "raw", "out", transform=flip, copies={"train": 2}).run(workers=workers)
 
 # %% under each box lies what was drawn there
 data, out_of_step = load("out", "train"), 0

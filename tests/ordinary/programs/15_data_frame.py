@@ -16,7 +16,7 @@ frame = pd.DataFrame({"text": [f"row {i}" for i in range(25)], "value": [i / 4 f
 
 # %%
 workers = WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS)
-Materializer("table", frame, "out/frame", workers=workers).run()
+Materializer("table", frame, "out/frame").run(workers=workers)
 materialize(lambda row: dict(row, value=row["value"] * 2), pa.Table.from_pandas(frame), "out/table", workers=workers)
 
 # %%

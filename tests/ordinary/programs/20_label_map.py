@@ -41,7 +41,7 @@ class Labelled(DatasetWriter):
 for word in ("animal", "beast"):
     save_labels(word)
     workers = WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS)
-    Materializer(Labelled, "raw", "out", workers=workers).run()
+    Materializer(Labelled, "raw", "out").run(workers=workers)
     stored = sorted(sample["label"] for sample in load("out"))
     assert stored == sorted(json.load(open(LABELS)).values())
     print(f"{len(stored)} labels: {stored[0].split()[0]}")

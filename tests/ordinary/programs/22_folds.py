@@ -32,11 +32,10 @@ for fold in range(5):
         Folds,
         None,
         "out",
-        include=f"*fold{fold}*",
         shards=ShardOptions(num_shards=2),
-        workers=WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS),
     )
-    report = job.run(progress=False)
+    workers = WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS)
+    report = job.run(include=f"*fold{fold}*", workers=workers, progress=False)
     assert report.is_complete == (fold == 4) or report.did_nothing, report
 
 # %%

@@ -23,16 +23,15 @@ class Slices(DatasetWriter):
         return {"slice": np.full((8, 8), row.fields["i"], np.uint16)}
 
 
-def job():
-    workers = WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS)
-    return Materializer(Slices, 40, "out", workers=workers)
+job = Materializer(Slices, 40, "out")
+workers = WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS)
 
 
 # %%
 import os
 
 if not os.path.exists("out"):
-    report = job().run(deadline=1e-6)
+    report = job.run(deadline=1e-6, workers=workers)
     assert not report.is_complete
     assert report.stopped == "deadline"
     try:
@@ -44,7 +43,7 @@ if not os.path.exists("out"):
 print("deadline: 0 of 40")
 
 # %%
-report = job().run()
+report = job.run(workers=workers)
 report.raise_if_incomplete()
 assert sorted(int(sample["slice"][0, 0]) for sample in load("out")) == list(range(40))
 print(f"complete: {report.num_rows} of {len(load('out'))}")

@@ -29,7 +29,7 @@ reports, refused = [], []
 def cell():
     workers = WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS)
     try:
-        reports.append(Materializer(Numbers, None, "out", workers=workers).run())
+        reports.append(Materializer(Numbers, None, "out").run(workers=workers))
     except OutputLockedError as error:
         refused.append(error)
 

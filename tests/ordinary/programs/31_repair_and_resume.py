@@ -50,20 +50,15 @@ class Pictures(DatasetWriter):
         return {"image": image[..., ::-1], "brightness": float(image.mean())}
 
 
-job = Materializer(
-    Pictures,
-    raw,
-    "out",
-    errors="quarantine",
-    workers=WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS),
-)
-report = job.run()
+workers = WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS)
+job = Materializer(Pictures, raw, "out")
+report = job.run(errors="quarantine", workers=workers)
 print(f"{len(load('out'))} stored, {report.num_failed} set aside")
 
 # %%
 for i in range(2, 30, 5):
     save(i, spoilt=False)
-report = job.rerun_failed()
+report = job.run(retry_failed=True, errors="quarantine", workers=workers)
 stored = {sample["key"]: sample for sample in load("out")}
 for i in range(30):
     assert np.array_equal(stored[f"{i:02d}"]["image"], picture(i))

@@ -16,7 +16,7 @@ from project.base import Settings
 settings = Settings(rate=800, seconds=0.05)
 workers = WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS)
 writer = Beeps(settings)
-Materializer(writer, 15, "out", format="tfrecord.gz", copies=3, workers=workers).run()
+Materializer(writer, 15, "out", format="tfrecord.gz", copies=3).run(workers=workers)
 
 # %%
 data = load("out")
