@@ -577,9 +577,9 @@ def _row_change(change: str, keys: Sequence[str]) -> str:
     return f"row{'s' if len(keys) > 1 else ''} {named} {change}"
 
 
-# ---------------------------------------------------------------- what rerun_failed need not do again
+# ---------------------------------------------------------------- what a run that retries need not do again
 #
-# What `rerun_failed` need not do again: the rows of a finished shard that gave records and have not changed.
+# What `run(retry_failed=True)` need not do again: the rows of a finished shard that gave records and have not changed.
 #
 # A row is unchanged if nothing else that decides records has changed (the manifest keeps digests of it), and if its own
 # line in the index, with size and digest of its files, is the same. Where that is unknown, the row is done again: the

@@ -115,7 +115,7 @@ class ErrorLimit:
         retry: call that tries failed rows again, for messages.
     """
 
-    def __init__(self, policy: ErrorPolicy, num_rows: int, retry: str = "rerun_failed()") -> None:
+    def __init__(self, policy: ErrorPolicy, num_rows: int, retry: str = "run(retry_failed=True)") -> None:
         self._retry = retry
         self._limit = policy.limit(num_rows)
         self._num_rows = num_rows

@@ -433,12 +433,12 @@ class RunEnded(RunEvent):
 class RunHook:
     """Hears what happens in a run: subclass it, and write the methods that you need; the others do nothing.
 
-    Pass hooks as `Materializer(..., hooks=[MyHook()])`, like Keras or Lightning callbacks. Each method takes one frozen
+    Pass hooks as `run(hooks=[MyHook()])`, like Keras or Lightning callbacks. Each method takes one frozen
     dataclass, whose attributes describe what happened.
 
     What a hook may rely on:
 
-    - It is called in the process and the thread that called `run`, `rerun_failed` or `repair`, one event at a time; it
+    - It is called in the process and the thread that called `run` or `repair`, one event at a time; it
       never travels to a worker, and may hold what cannot be pickled.
     - `on_run_start` comes first and `on_run_end` last, each once per run, however the run ends, unless the process is
       killed. `repair` may do several runs. `on_plan` comes before anything about workers, parts, samples and shards.
@@ -461,7 +461,7 @@ class RunHook:
         ...
         ...     def on_part_done(self, event):
         ...         self.num_records += event.num_records
-        >>> Materializer("camvid", "CamVid", "out/camvid", hooks=[Count()]).run()   # doctest: +SKIP
+        >>> Materializer("camvid", "CamVid", "out/camvid").run(hooks=[Count()])   # doctest: +SKIP
     """
 
     def on_event(self, event: RunEvent) -> None:

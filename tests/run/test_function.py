@@ -48,8 +48,8 @@ def _made(fn, inputs, output, *, workers=None, **options):
 TWO_WORKERS = WorkerOptions(num_workers=2, start_method="fork")
 
 
-def test_items_that_failed_are_retried_with_rerun_failed(tmp_path):
-    """Every message names the argument: the caller has no job whose `rerun_failed` to call."""
+def test_items_that_failed_are_retried(tmp_path):
+    """Every message names the argument: the caller has no job to call `run` of."""
     bad = tmp_path / "bad"
     bad.touch()
 

@@ -172,7 +172,7 @@ def test_reason_is_that_of_status(source, output, caplog, change):
 
 @pytest.mark.parametrize("num_bad", [1, 12])
 def test_retried_rows_are_all_that_is_made_again(source, tmp_path, caplog, num_bad):
-    """Their shards are not: `rerun_failed` copies the records of the other rows."""
+    """Their shards are not: `run(retry_failed=True)` copies the records of the other rows."""
     whole = {image: image.read_bytes() for image in sorted((source / "train").iterdir())[:num_bad]}
     for image in whole:
         image.write_bytes(b"")

@@ -48,7 +48,7 @@ def test_rows_that_fail_more_often_than_allowed(tmp_path):
     """The first of them are named, and what tries them again."""
     rows = [IndexRow(f"r{number:02d}", "train", {}) for number in range(20)]
 
-    with pytest.raises(IncompleteRunError, match=r"rerun_failed\(\)"):
+    with pytest.raises(IncompleteRunError, match=r"run\(retry_failed=True\)"):
         job(tmp_path / "out", FailingRows(rows), errors=ErrorPolicy("skip", max_errors=12)).run(progress=False)
 
 

@@ -209,7 +209,7 @@ def test_kill_at_any_change_to_files_loses_no_finished_part(tmp_path, formats, c
 
 
 def replace(place, formats):
-    """Make a shard again whose rows are the same but now give more records, as `rerun_failed` does."""
+    """Make a shard again whose rows are the same but now give more records, as `run(retry_failed=True)` does."""
     builder = builder_of(place, formats)
     run = begin_run(place / ".datamat")
     builder.resume(with_failed=False)

@@ -486,7 +486,7 @@ DEFECTS = {
             "deaf-conversion",
             "the hooks that a conversion takes hear nothing",
             "datamat.run.convert:convert",
-            replace("checked_hooks(hooks)", "()"),
+            replace("RunOptions.of(run)", "dataclasses.replace(RunOptions.of(run), hooks=())"),
             "tests/run/test_convert.py::test_hooks_hear_a_conversion_and_sidecars_describe_it",
         ),
         Defect(
@@ -1081,9 +1081,9 @@ DEFECTS = {
         ),
         Defect(
             "all-rows-told",
-            "rerun_failed warns about all rows of a shard, although it makes only one of them again",
+            "a run that retries warns about all rows of a shard, although it makes only one of them again",
             "datamat.run.run:judge_existing",
-            replace("reuses_rows", "False"),
+            replace("job.how.retry_failed", "False"),
             "tests/run/test_rebuilds.py::test_retried_rows_are_all_that_is_made_again[1]",
         ),
         Defect(
@@ -1095,10 +1095,10 @@ DEFECTS = {
         ),
         Defect(
             "remedy-of-another",
-            "an error of materialize recommends rerun_failed, which its caller does not have",
+            "an error of materialize recommends run(retry_failed=True), which its caller does not have",
             "datamat.run.function:materialize",
-            delete("__job.job = dataclasses.replace(__job.job, remedies=_REMEDIES)"),
-            "tests/run/test_function.py::test_items_that_failed_are_retried_with_rerun_failed",
+            delete("__made._job = dataclasses.replace(__made._job, remedies=_REMEDIES)"),
+            "tests/run/test_function.py::test_items_that_failed_are_retried",
         ),
         Defect(
             "pandas-for-the-index",

@@ -153,7 +153,7 @@ def test_retried_replayed_and_verified_rows_draw_the_same_again(tmp_path):
 
 
 @pytest.mark.long
-def test_rows_retried_by_rerun_failed_draw_what_they_would_have_drawn(tmp_path):
+def test_retried_rows_draw_what_they_would_have_drawn(tmp_path):
     """The shard equals that of a run in which nothing failed."""
 
     class Broken(Dice):

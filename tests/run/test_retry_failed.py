@@ -1,4 +1,4 @@
-"""`rerun_failed`: only the rows that failed run again, and shards end as if nothing had failed."""
+"""`run(retry_failed=True)`: only the rows that failed run again, and shards end as if nothing had failed."""
 
 from __future__ import annotations
 
