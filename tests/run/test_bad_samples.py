@@ -391,9 +391,8 @@ def test_rows_that_were_left_out_are_an_error_where_all_are_wanted(source, outpu
     before = small_pairs.digests(output)
 
     for options in ({}, {"exclude": "val-*"}):
-        with pytest.raises(
-            IncompleteRunError, match=rf"is without {num_failed} rows .*run\(retry_failed=True\)"
-        ) as caught:
+        message = rf"is without {num_failed} rows .*run\(retry_failed=True\)"
+        with pytest.raises(IncompleteRunError, match=message) as caught:
             job(source, output, errors="raise", **options).run(progress=False)
         assert any(key in str(caught.value) for key in failures(output))
         assert f"and {num_failed - 10} more)" in str(caught.value)
