@@ -51,9 +51,9 @@ if TYPE_CHECKING or not _lazy(__name__):
     from datamat.directory.describe import ColumnProfile as ColumnProfile
     from datamat.directory.describe import Description as Description
     from datamat.directory.describe import describe as describe
+    from datamat.directory.failures import Failure as Failure
+    from datamat.directory.failures import failures as failures
     from datamat.directory.keys import original_key as original_key
-    from datamat.directory.ledger import LedgerEntry as LedgerEntry
-    from datamat.directory.ledger import read_ledger as read_ledger
     from datamat.directory.manifest import Manifest as Manifest
     from datamat.directory.provenance import Provenance as Provenance
     from datamat.directory.rows import IndexRow as IndexRow

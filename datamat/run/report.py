@@ -22,18 +22,20 @@ import numpy as np
 
 from datamat import codecs
 from datamat.directory.display import render_html
+from datamat.directory.failures import Failure
+from datamat.directory.keys import ShardName
 from datamat.directory.ledger import LEDGER_FILE, Ledger, cut_text
 from datamat.directory.provenance import find_provenance
-from datamat.errors import DatamatError, IncompleteRunError, OutputError, SampleError
+from datamat.errors import DatamatError, IncompleteRunError, OutputError, SampleError, count_of
 from datamat.options import Remedies
-from datamat.run.timeline import FailedSample, Timeline, TimelineBuilder, Totals, render_page
+from datamat.run.timeline import Timeline, TimelineBuilder, Totals, render_page
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from datamat.directory.ledger import FailedRow
-    from datamat.directory.manifest import ShardFiles
+    from datamat.directory.manifest import ShardFiles, ShardInfo
     from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
     from datamat.plan.job import Job
     from datamat.plan.plan import Plan, ShardSpec
@@ -67,6 +69,7 @@ __all__ = [
     "reporting",
 ]
 
+_KEYS_PER_LINE = 10_000  # of the ledger
 _LINE_EVERY_S, _DRAW_EVERY_S = 30.0, 0.1
 _BAR_WIDTH = 10
 _MOST_PICTURES = 24  # of samples that failed, on the page of a run
@@ -266,6 +269,9 @@ class SampleFailed(RunEvent):
         message: what went wrong.
         action: response of the run: "skip" or "quarantine" continues without the sample, "raise" ends the run.
         attempts: how often it was tried.
+        row: number of its row in the index, from 0; -1 if the failure ends the run.
+        path: path or URL of its input file; "" if it has none, or the failure ends the run.
+        traceback: traceback of the exception; "" if none was raised, or the failure ends the run.
         is_resumed: whether it failed in an earlier run, whose part this one reuses.
     """
 
@@ -277,6 +283,9 @@ class SampleFailed(RunEvent):
     message: str
     action: Literal["skip", "quarantine", "raise"]
     attempts: int
+    row: int
+    path: str
+    traceback: str
     is_resumed: bool
 
 
@@ -550,6 +559,10 @@ class RunEvents:
             for hook in self._hooks[:]:
                 self._call(hook, event)
 
+    def record_lack(self, shard: ShardInfo, keys: Sequence[str]) -> None:
+        """Have the ledger say which rows failed of a shard that is about to get its name."""
+        self._ledger.record_lack(shard, keys)
+
     def sync(self) -> None:
         """Flush the ledger to the disk."""
         self._ledger.sync()
@@ -612,11 +625,18 @@ def _sample_event(shard: str, row: FailedRow, *, is_resumed: bool) -> SampleFail
             message=row.message,
             is_resumed=is_resumed,
         )
-    values: Any = {**dataclasses.asdict(row), "shard": shard, "is_resumed": is_resumed}
-    if row.action != "retry":
-        return SampleFailed(**values)
-    del values["action"]
-    return SampleRetried(**values)
+    if row.action == "retry":
+        return SampleRetried(
+            shard=shard,
+            position=row.position,
+            key=row.key,
+            error=row.error,
+            message=row.message,
+            attempts=row.attempts,
+            is_resumed=is_resumed,
+        )
+    values: Any = dataclasses.asdict(row)
+    return SampleFailed(**values, shard=shard, is_resumed=is_resumed)
 
 
 def _fatal_sample(error: SampleError) -> SampleFailed:
@@ -628,6 +648,9 @@ def _fatal_sample(error: SampleError) -> SampleFailed:
         message=error.reason,
         action="raise",
         attempts=1,
+        row=-1,
+        path="",
+        traceback="",
         is_resumed=False,
     )
 
@@ -744,6 +767,14 @@ class LedgerHook(RunHook):
             kind = "run_failed" if isinstance(event.error, Exception) else "interrupted"
             self._ledger.write(kind, error=type(event.error).__name__, message=str(event.error))
 
+    def record_lack(self, shard: ShardInfo, keys: Sequence[str]) -> None:
+        """Write which rows failed of a shard, and flush it: once the shard has its name, only the ledger tells."""
+        for start in range(0, len(keys), _KEYS_PER_LINE):
+            part = list(keys[start : start + _KEYS_PER_LINE])
+            self._ledger.write("shard_lacks", shard=shard.name, checksum=shard.checksum, keys=part)
+        if keys:
+            self._ledger.sync()
+
     def sync(self) -> None:
         """Flush what was written to the disk."""
         self._ledger.sync()
@@ -762,6 +793,8 @@ class LedgerHook(RunHook):
             names = ["shard", "position", "key", "error", "message"]
             if not isinstance(event, SampleDropped):
                 names.append("attempts")
+            if isinstance(event, SampleFailed):
+                names += ["row", "path", "traceback"]
             self._ledger.write(kind, **{name: getattr(event, name) for name in names})
 
 
@@ -785,6 +818,8 @@ class RunTally(RunHook):
         self._start_method = self._engine = ""
         self._shards: dict[str, ShardFinished] = {}
         self._parts: dict[str, dict[int, PartDone]] = {}  # of shards that are not finished
+        self._failed: dict[tuple[str, int], list[SampleFailed]] = {}  # by shard and part
+        self._failed_now: list[SampleFailed] = []  # of the part that was done last
         self._num_written = 0
         self._num_resumed = self._num_repeated = 0
         self._busy_s = 0.0
@@ -804,6 +839,7 @@ class RunTally(RunHook):
     def on_part_done(self, event: PartDone) -> None:
         """Count a part."""
         self._parts.setdefault(event.shard, {})[event.part] = event
+        self._failed_now = self._failed[event.shard, event.part] = []
         if event.is_resumed:
             self._num_resumed += 1
         else:
@@ -814,13 +850,14 @@ class RunTally(RunHook):
                 self._timeline.add(event.trace)
 
     def on_sample_failed(self, event: SampleFailed) -> None:
-        """Keep what the page of the run shows of a sample."""
-        self._timeline.add_failed(FailedSample(event.key, event.error, event.message, event.action))
+        """Keep what the report says of a sample, which follows its part."""
+        self._failed_now.append(event)
 
     def on_part_damaged(self, event: PartDamaged) -> None:
         """Forget parts that are no longer there."""
         for part in event.again:
             self._parts.get(event.shard, {}).pop(part, None)
+            self._failed.pop((event.shard, part), None)
 
     def on_shard_finished(self, event: ShardFinished) -> None:
         """Count a shard, in place of its parts."""
@@ -877,7 +914,15 @@ class RunTally(RunHook):
             remedies=job.remedies,
             timeline=self._timeline.timeline(elapsed_s=elapsed_s, num_workers=self._num_workers),
             source=os.fspath(job.source) if isinstance(job.source, (str, os.PathLike)) else "",
+            failures=tuple(self._failures(job.formats[0].extension)),
         )
+
+    def _failures(self, extension: str) -> Iterator[Failure]:
+        for event in (event for events in self._failed.values() for event in events):
+            if event.action != "raise":  # after which there is no report
+                split = ShardName.parse(event.shard).split
+                values = {name: getattr(event, name) for name in event.__slots__}
+                yield Failure.of(values, event.action, split=split, shard=f"{event.shard}.{extension}")
 
     def _done(self) -> list[ShardFinished | PartDone]:
         """Return finished shards, and finished parts of the others."""
@@ -1131,6 +1176,8 @@ class RunReport:
         remedies: calls that `str` recommends next.
         timeline: which worker made which part when, and how long each stage took.
         source: path or URL of the source; "" if it is neither.
+        failures: the samples that this run skipped or quarantined, in the order in which parts were done; those of
+            shards that it left as they were are among `datamat.failures(output)`.
     """
 
     output: pathlib.Path | str
@@ -1159,6 +1206,7 @@ class RunReport:
     timeline: Timeline = dataclasses.field(default_factory=Timeline, compare=False)
     source: str = ""
     left_aside: str = ""
+    failures: tuple[Failure, ...] = ()
 
     @property
     def did_nothing(self) -> bool:
@@ -1193,8 +1241,8 @@ class RunReport:
         """
         pictures = {}
         if self.source and isinstance(self.output, os.PathLike):
-            pictures = _pictures_of(self.output, self.source, self.timeline.failed)
-        page = render_page(f"Run of {self.output}", self._facts, self.timeline, pictures)
+            pictures = _pictures_of(self.output, self.source, self.failures)
+        page = render_page(f"Run of {self.output}", self._facts, self.timeline, self.failures, pictures)
         with open(path, "w", encoding="utf-8") as file:
             file.write(page)
 
@@ -1234,7 +1282,7 @@ class RunReport:
             size += f"; {left_out} (.datamat/ledger.jsonl says why)"
         if self.num_failed:
             size += (
-                f"; {self.num_failed:,} rows failed (.datamat/ledger.jsonl says why, {self.remedies.retry} tries them "
+                f"; {count_of(self.num_failed, 'row')} failed (`failures` says why, {self.remedies.retry} tries them "
                 "again)"
             )
         aside = f"; {self.left_aside}" if self.left_aside else ""
@@ -1296,7 +1344,7 @@ class RunReport:
         return facts
 
 
-def _pictures_of(output: pathlib.Path, source: Any, failed: Sequence[FailedSample]) -> dict[str, bytes]:
+def _pictures_of(output: pathlib.Path, source: Any, failed: Sequence[Failure]) -> dict[str, bytes]:
     """Return small PNG images of the samples that failed, by key, as far as an input file of theirs is a picture.
 
     Args:

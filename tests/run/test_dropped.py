@@ -26,9 +26,9 @@ from datamat import (
     convert,
     load,
     materialize,
-    read_ledger,
     verify,
 )
+from datamat.directory.ledger import read_ledger
 from datamat.testing import InlineExecutor
 
 NUM_ROWS = 20
