@@ -137,22 +137,7 @@ if TYPE_CHECKING or not _lazy(__name__):
     from datamat.run.function import materialize as materialize
     from datamat.run.materializer import Materializer as Materializer
     from datamat.run.merge import merge as merge
-    from datamat.run.report import LimitReached as LimitReached
-    from datamat.run.report import PartDamaged as PartDamaged
-    from datamat.run.report import PartDone as PartDone
-    from datamat.run.report import PlanMade as PlanMade
-    from datamat.run.report import RunEnded as RunEnded
-    from datamat.run.report import RunEvent as RunEvent
-    from datamat.run.report import RunHook as RunHook
     from datamat.run.report import RunReport as RunReport
-    from datamat.run.report import RunStarted as RunStarted
-    from datamat.run.report import SampleDropped as SampleDropped
-    from datamat.run.report import SampleFailed as SampleFailed
-    from datamat.run.report import SampleRecovered as SampleRecovered
-    from datamat.run.report import SampleRetried as SampleRetried
-    from datamat.run.report import ShardFinished as ShardFinished
-    from datamat.run.report import WorkerLost as WorkerLost
-    from datamat.run.report import WorkersStarted as WorkersStarted
     from datamat.run.status import Status as Status
     from datamat.run.status import read_status as read_status
     from datamat.writers.base import DatasetWriter as DatasetWriter

@@ -408,7 +408,7 @@ class Job:
         workers: the processes that do the work.
         executor: the user's engine, as `check_engine` takes it; None for datamat's own workers.
         errors: policy for samples that fail.
-        hooks: `RunHook` objects that hear what happens in a run.
+        hooks: callables of one event, which hear what happens in a run.
         sidecars: functions of the user that return files to write beside the shards.
         logger: logger for messages.
         store: where the shards go in the end; `output` is then the scratch folder. None for an output on a disk.

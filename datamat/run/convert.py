@@ -27,7 +27,8 @@ from datamat.plan.job import Job, resolve_formats
 from datamat.plan.plan import PartSpec, Plan, ShardSpec
 from datamat.readers.cache import RecordCache, ShardStore
 from datamat.readers.records import RecordFiles
-from datamat.run.materializer import checked_hooks, output_place, start
+from datamat.run.materializer import output_place, start
+from datamat.run.report import checked_hooks
 from datamat.run.worker import PartWorker
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from datamat.directory.sidecars import Sidecar
     from datamat.features import Column
     from datamat.formats import ShardFormat
-    from datamat.run.report import RunHook, RunReport
+    from datamat.run.report import Hook, RunReport
     from datamat.run.run import Existing
 
 
@@ -258,7 +259,7 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
     executor: Any = None,
     logger: logging.Logger | None = None,
     sidecars: Sequence[Sidecar] = (),
-    hooks: Sequence[RunHook] = (),
+    hooks: Sequence[Hook] = (),
     deadline: str | float | datetime.timedelta | datetime.datetime | None = None,
     max_disk: str | float | None = None,
     progress: bool = True,
@@ -289,7 +290,7 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
             of mpi4py. None: datamat's own, on this machine.
         logger: receives messages; None takes the logger "datamat".
         sidecars: functions that write files of your own beside the shards, for other readers; see `Sidecar`.
-        hooks: `RunHook` objects that hear what happens in the conversion.
+        hooks: callables of one event of `datamat.events`, which hear what happens in the conversion.
         deadline: time by which to return, finished or not: "23h30m", seconds, a `timedelta`, or a `datetime`.
         max_disk: most that the output may take on disk, as "20GB" or in bytes.
         progress: show a bar and a summary on standard error.

@@ -45,7 +45,7 @@ from datamat.run.estimate import estimate
 from datamat.run.limits import Deadline, parse_bytes, seconds_until, signals_raised
 from datamat.run.repair import end_repair, prepare_repair, prepare_stored_repair, set_aside
 from datamat.run.replay import preview_copies, replay, verify_sample
-from datamat.run.report import RunHook
+from datamat.run.report import Hook, checked_hooks
 from datamat.run.run import RunRequest, run_job, run_task, work_folder
 from datamat.run.slices import TaskBucket, TaskNumber
 from datamat.run.status import compared_status, output_status
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from datamat.run.status import Status
 
 
-__all__ = ["Materializer", "checked_hooks", "output_place", "run_as_task", "start"]
+__all__ = ["Materializer", "output_place", "run_as_task", "start"]
 
 _MOST_ROUNDS = 4  # of a repair: what one round repairs may have hidden more damage from `verify`
 
@@ -158,7 +158,8 @@ class Materializer:
         rename: new names for such fields, by their names in the source.
         drop: fields of such a source to leave out.
         sidecars: functions that write files of your own beside the shards, for other readers; see `Sidecar`.
-        hooks: `RunHook` objects that hear what happens in `run`, `rerun_failed` and `repair`.
+        hooks: callables of one event, which hear what happens in `run`, `rerun_failed` and `repair`; see
+            `datamat.events`.
         follow_links: whether to follow links in the source that lead out of it, as in the cache of the Hugging Face
             Hub, in DVC and git-annex; their targets then count as input. Otherwise such a link to a file is refused,
             and one to a folder is not searched, because whoever packed an archive chose where its links lead. The same
@@ -203,7 +204,7 @@ class Materializer:
         rename: Mapping[str, str] | None = None,
         drop: Sequence[str] = (),
         sidecars: Sequence[Sidecar] = (),
-        hooks: Sequence[RunHook] = (),
+        hooks: Sequence[Hook] = (),
         follow_links: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         source_options: Mapping[str, Any] | None = None,
@@ -740,16 +741,6 @@ def _task(index: int | None, count: int | None) -> TaskNumber | None:
             f"task_index is {index!r} and num_tasks {count!r}; give both, as in run(task_index=3, num_tasks=16)"
         )
     return TaskNumber(index, count)
-
-
-def checked_hooks(hooks: Sequence[RunHook]) -> tuple[RunHook, ...]:
-    """Return the hooks of a user; raises `OptionError` for what is no instance of `RunHook`."""
-    if isinstance(hooks, RunHook):
-        raise OptionError(f"hooks is {hooks!r}; want a list of hooks, as in hooks=[{type(hooks).__name__}()]")
-    for hook in hooks:
-        if not isinstance(hook, RunHook):
-            raise OptionError(f"hooks holds {hook!r}; want instances of subclasses of datamat.RunHook")
-    return tuple(hooks)
 
 
 _FILES_OF_WORK = ("lock", "inputs", "ledger.jsonl", "names.json", "sidecars.json")
