@@ -420,7 +420,7 @@ def test_senseless_arguments_are_refused(mixed, tmp_path):
             convert(mixed, output, shards=2)
     for options in (
         {"hooks": EventsInThisProcess()},
-        {"hooks": [print]},
+        {"hooks": [3]},
         {"sidecars": ["README"]},
         {"workers": 4},
         {"executor": Stopping(), "workers": WorkerOptions(max_rss=1 << 30)},
