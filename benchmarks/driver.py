@@ -41,7 +41,7 @@ import tracemalloc
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 import datamat
-from datamat import DatasetWriter, Features, IndexRow, Materializer, RunHook, Scalar, WorkerOptions
+from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, WorkerOptions
 from datamat.directory.keys import KeyDigest
 from datamat.directory.ledger import Ledger
 from datamat.directory.manifest import FilePart, Manifest, part_of
@@ -72,7 +72,7 @@ class Rows(DatasetWriter):
         return {"label": row.fields["label"]}
 
 
-class Phases(RunHook):
+class Phases:
     """Notes when each phase of a run ends.
 
     Args:
@@ -84,7 +84,7 @@ class Phases(RunHook):
         self.clock = clock
         self.last = clock()
 
-    def on_event(self, event) -> None:
+    def __call__(self, event) -> None:
         now = self.clock()
         names = {"PlanMade": "index, plan", "WorkersStarted": "look, hand out", "RunEnded": "finish"}
         name = names.get(type(event).__name__, "take receipts")

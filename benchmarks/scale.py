@@ -28,7 +28,7 @@ import tempfile
 from charts import growth
 from driver import PARTS_PER_SHARD, NoWork, folders, materializer, resident_bytes
 
-from datamat import RunHook
+from datamat.events import WorkersStarted
 
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 CORES = (8, 32, 128, 512, 2048, 8192)
@@ -46,15 +46,16 @@ class Counted(NoWork):
         return super().submit(call, *args)
 
 
-class Start(RunHook):
+class Start:
     """Notes when the first parts are handed out."""
 
     def __init__(self, clock) -> None:
         self.clock = clock
         self.at = 0.0
 
-    def on_workers_start(self, event) -> None:
-        self.at = self.clock()
+    def __call__(self, event) -> None:
+        if isinstance(event, WorkersStarted):
+            self.at = self.clock()
 
 
 def last_shard(num_shards: int) -> str:

@@ -51,9 +51,9 @@ if TYPE_CHECKING or not _lazy(__name__):
     from datamat.directory.describe import ColumnProfile as ColumnProfile
     from datamat.directory.describe import Description as Description
     from datamat.directory.describe import describe as describe
+    from datamat.directory.failures import Failure as Failure
+    from datamat.directory.failures import failures as failures
     from datamat.directory.keys import original_key as original_key
-    from datamat.directory.ledger import LedgerEntry as LedgerEntry
-    from datamat.directory.ledger import read_ledger as read_ledger
     from datamat.directory.manifest import Manifest as Manifest
     from datamat.directory.provenance import Provenance as Provenance
     from datamat.directory.rows import IndexRow as IndexRow
@@ -137,22 +137,7 @@ if TYPE_CHECKING or not _lazy(__name__):
     from datamat.run.function import materialize as materialize
     from datamat.run.materializer import Materializer as Materializer
     from datamat.run.merge import merge as merge
-    from datamat.run.report import LimitReached as LimitReached
-    from datamat.run.report import PartDamaged as PartDamaged
-    from datamat.run.report import PartDone as PartDone
-    from datamat.run.report import PlanMade as PlanMade
-    from datamat.run.report import RunEnded as RunEnded
-    from datamat.run.report import RunEvent as RunEvent
-    from datamat.run.report import RunHook as RunHook
     from datamat.run.report import RunReport as RunReport
-    from datamat.run.report import RunStarted as RunStarted
-    from datamat.run.report import SampleDropped as SampleDropped
-    from datamat.run.report import SampleFailed as SampleFailed
-    from datamat.run.report import SampleRecovered as SampleRecovered
-    from datamat.run.report import SampleRetried as SampleRetried
-    from datamat.run.report import ShardFinished as ShardFinished
-    from datamat.run.report import WorkerLost as WorkerLost
-    from datamat.run.report import WorkersStarted as WorkersStarted
     from datamat.run.status import Status as Status
     from datamat.run.status import read_status as read_status
     from datamat.writers.base import DatasetWriter as DatasetWriter

@@ -65,6 +65,7 @@ __all__ = [
     "TaskTimeout",
     "UnpicklableError",
     "WorkerDied",
+    "count_of",
     "described",
     "fold",
     "join_problems",
@@ -259,6 +260,11 @@ class Skip(Exception):  # noqa: N818 -- it is no error
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
         self.reason = str(reason) or "no reason given"
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number of things for a message: "1 row", "2,000 rows"; the noun's plural ends with "s"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def want_of_resources(path: object, error: Exception) -> OutputError | None:

@@ -23,6 +23,7 @@ __all__ = [
     "Deadline",
     "ErrorPolicy",
     "Existing",
+    "Hook",
     "Remedies",
     "RunDatasetKeywords",
     "RunKeywords",
@@ -375,6 +376,8 @@ class Remedies:
 
 
 Existing: TypeAlias = Literal["update", "replace", "refuse"]
+Hook: TypeAlias = Callable[[Any], object]
+"""What hears the events of a run; their classes are in `datamat.events`."""
 
 
 class DatasetKeywords(TypedDict, total=False):
@@ -409,7 +412,7 @@ class RunKeywords(TypedDict, total=False):
     deadline: str | float | datetime.timedelta | datetime.datetime | Deadline | None
     max_disk: str | float | None
     progress: bool
-    hooks: Sequence[Any]
+    hooks: Sequence[Hook]
     logger: logging.Logger | None
     scratch: str | os.PathLike[str] | None
 
@@ -443,7 +446,7 @@ class RunOptions:
             of your own, running parts end first.
         max_disk: how much the output folder may hold, as "20GB" or in bytes.
         progress: show a bar and a summary on standard error.
-        hooks: hear what happens.
+        hooks: callables of one event, which hear what happens; see `datamat.events`.
         logger: where messages go; the writer can use it too, even in workers. None takes the logger "datamat".
         scratch: local folder in which shards for a store are made, and files of a source behind a URL wait for their
             rows; None takes one in `TMPDIR`. A killed run is resumed from it.
@@ -464,7 +467,7 @@ class RunOptions:
     deadline: Deadline = dataclasses.field(default_factory=lambda: Deadline(None))
     max_disk: int | None = None
     progress: bool = True
-    hooks: tuple[Any, ...] = ()
+    hooks: tuple[Hook, ...] = ()
     logger: logging.Logger = dataclasses.field(default_factory=lambda: logging.getLogger("datamat"))
     scratch: str | os.PathLike[str] | None = None
 
@@ -500,10 +503,14 @@ def _deadline_of(given: str | float | datetime.timedelta | datetime.datetime | D
     return given if isinstance(given, Deadline) else Deadline(seconds_until(given))
 
 
-def _hooks_of(given: Any) -> tuple[Any, ...]:
-    if isinstance(given, str) or not hasattr(given, "__iter__"):
-        raise OptionError(f"hooks is {given!r}; want a list of hooks, as in hooks=[...]")
-    return tuple(given)
+def _hooks_of(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
+    if callable(hooks) or isinstance(hooks, str):
+        raise OptionError(f"hooks is {hooks!r}; want a list of callables of one event, as in hooks=[print]")
+    for hook in hooks:
+        if isinstance(hook, type) or not callable(hook):
+            made = f"; pass an instance, {hook.__qualname__}()" if isinstance(hook, type) else ""
+            raise OptionError(f"hooks holds {hook!r}; want callables of one event of datamat.events{made}")
+    return tuple(hooks)
 
 
 _MADE_OF: Mapping[str, Callable[[Any], Any]] = {

@@ -13,7 +13,7 @@
 | `Feature` | `FeatureConformance` | `make_feature`, `make_values` |
 | `ShardFormat` | `ShardFormatConformance` | `make_format` |
 | `Sidecar` | `SidecarConformance` | `make_sidecar` |
-| `RunHook` | `RunHookConformance` | `make_hook` |
+| a hook | `HookConformance` | `make_hook` |
 | a type for `register_standin` | `StandinConformance` | `make_object`, `use` |
 | `concurrent.futures.Executor` | `ExecutorConformance` | `make_executor` |
 
@@ -79,7 +79,7 @@ from datamat.parallel.standins import registrations
 from datamat.readers.dataset import load
 from datamat.readers.tf.decode import as_read
 from datamat.run.materializer import Materializer
-from datamat.run.report import RunEnded, RunEvent, RunHook
+from datamat.run.report import RunEnded, RunEvent
 from datamat.writers.base import DatasetWriter
 from datamat.writers.dataset import ImportWriter
 from datamat.writers.existing import open_source
@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from datamat.directory.sidecars import Sidecar
     from datamat.features import Feature
     from datamat.formats import ShardFormat, ShardWriter
+    from datamat.options import Hook
     from datamat.run.report import RunReport
     from datamat.writers.base import Sample
 
@@ -99,8 +100,8 @@ __all__ = [
     "DatasetWriterConformance",
     "ExecutorConformance",
     "FeatureConformance",
+    "HookConformance",
     "InlineExecutor",
-    "RunHookConformance",
     "ShardFormatConformance",
     "SidecarConformance",
     "StandinConformance",
@@ -1323,27 +1324,27 @@ def _installed_formats() -> list[str]:
 # ---------------------------------------------------------------- run hooks
 
 
-class _Overheard(RunHook):
+class _Overheard:
     """Passes events on to a hook, and keeps what it raises."""
 
-    def __init__(self, hook: RunHook) -> None:
+    def __init__(self, hook: Hook) -> None:
         self.hook = hook
         self.errors: list[str] = []
         self.ends: list[RunEnded] = []
 
-    def on_event(self, event: RunEvent) -> None:
+    def __call__(self, event: RunEvent) -> None:
         if isinstance(event, RunEnded):
             self.ends.append(event)
         try:
-            self.hook.on_event(event)
+            self.hook(event)
         except Exception as error:  # noqa: BLE001 -- the test reports it
-            self.errors.append(f"{event.method}: {error!r}")
+            self.errors.append(f"{type(event).__name__}: {error!r}")
 
 
-class RunHookConformance:
-    """What every `RunHook` does: it hears all kinds of runs without an error, and changes nothing about them."""
+class HookConformance:
+    """What every hook does: it hears all kinds of runs without an error, and changes nothing about them."""
 
-    def make_hook(self) -> RunHook:
+    def make_hook(self) -> Hook:
         """Return a new hook."""
         raise NotImplementedError(f"{type(self).__name__}: define make_hook(self)")
 

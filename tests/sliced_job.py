@@ -11,7 +11,8 @@ import traceback
 
 from prepared import Prepared
 
-from datamat import DatasetWriter, Features, IndexRow, RunHook, Scalar, ShardOptions, Text, WorkerOptions
+from datamat import DatasetWriter, Features, IndexRow, Scalar, ShardOptions, Text, WorkerOptions
+from datamat.events import RunEnded
 from datamat.options import RunOptions
 from datamat.run.materializer import start
 
@@ -35,15 +36,16 @@ class Numbers(DatasetWriter):
         return {"x": int(row.key), "text": row.fields["path"].read_text()}
 
 
-class SayShards(RunHook):
+class SayShards:
     """Writes down how many shards the report of a task counts."""
 
     def __init__(self, path):
         self._path = pathlib.Path(path)
 
-    def on_run_end(self, event):
-        report = event.report
-        self._path.write_text(f"{report and report.num_shards_written} shards, failed: {event.error is not None}")
+    def __call__(self, event):
+        if isinstance(event, RunEnded):
+            number = event.report and event.report.num_shards_written
+            self._path.write_text(f"{number} shards, failed: {event.error is not None}")
 
 
 def add_noise(sample, rng):

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import datamat
-from datamat import testing
+from datamat import events, testing
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [
@@ -116,8 +116,10 @@ def test_reference_has_every_public_name_once_and_no_module():
         for name in re.findall(r"^\.\. auto\w+:: (\S+)", text, re.MULTILINE)
     ]
 
-    assert sorted(named) == sorted(f"{home.__name__}.{name}" for home in (datamat, testing) for name in home.__all__)
-    assert set(re.findall(r"\bdatamat(?:\.[a-z_]+)+", page)) == {"datamat.testing"}
+    assert sorted(named) == sorted(
+        f"{home.__name__}.{name}" for home in (datamat, events, testing) for name in home.__all__
+    )
+    assert set(re.findall(r"\bdatamat(?:\.[a-z_]+)+", page)) == {"datamat.events", "datamat.testing"}
 
 
 @pytest.mark.long

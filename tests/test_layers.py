@@ -30,6 +30,7 @@ ROOMS = (
     "writers",
     "plan",
     "run",
+    "events",
     "cli",
     "testing",
 )

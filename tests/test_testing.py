@@ -22,13 +22,13 @@ from datamat import (
     Feature,
     Features,
     IndexRow,
-    RunHook,
     Scalar,
     Text,
     register_standin,
     testing,
 )
 from datamat.errors import CorruptDataError, SchemaError
+from datamat.events import LimitReached, PartDone, RunEnded, RunStarted, ShardFinished
 from datamat.formats import Offsets
 
 # ---------------------------------------------------------------- dataset writers
@@ -396,40 +396,44 @@ class SidecarTests(testing.SidecarConformance):
 # ---------------------------------------------------------------- run hooks
 
 
-class Counts(RunHook):
+class Counts:
     """A correct hook."""
 
     num_parts = 0
 
-    def on_part_done(self, event):
-        self.num_parts += 1
+    def __call__(self, event):
+        if isinstance(event, PartDone):
+            self.num_parts += 1
 
 
 class WritesIntoTheOutput(Counts):
-    def on_run_start(self, event):
-        self.output = event.output
-
-    def on_shard_finished(self, event):
-        (self.output / "log.txt").write_text(str(event))
+    def __call__(self, event):
+        if isinstance(event, RunStarted):
+            self.output = event.output
+        if isinstance(event, ShardFinished):
+            (self.output / "log.txt").write_text(str(event))
 
 
 class HearsOneRun(Counts):
-    def on_run_end(self, event):
-        del self.num_parts
-        super().on_run_end(event)
+    def __call__(self, event):
+        if isinstance(event, RunEnded):
+            del self.num_parts
+        super().__call__(event)
 
 
 class WantsAReport(Counts):
-    def on_run_end(self, event):
-        print(event.report.num_rows)
+    def __call__(self, event):
+        if isinstance(event, RunEnded):
+            print(event.report.num_rows)
 
 
 class WantsNoLimit(Counts):
-    def on_limit_reached(self, event):
-        raise RuntimeError(event.limit)
+    def __call__(self, event):
+        if isinstance(event, LimitReached):
+            raise RuntimeError(event.limit)
 
 
-class HookTests(testing.RunHookConformance):
+class HookTests(testing.HookConformance):
     def __init__(self, hook=Counts):
         self.make_hook = hook
 
@@ -635,9 +639,9 @@ DEFECTS = {
     },
     HookTests: {
         "test_run_has_the_same_bytes": (WritesIntoTheOutput, "files with the hook .*'log.txt'"),
-        "test_good_run_is_heard_without_an_error": (HearsOneRun, "errors of the hook: .*on_run_end.*num_parts"),
-        "test_rows_that_fail_are_heard_without_an_error": (WantsAReport, "errors of the hook: .*on_run_end.*NoneType"),
-        "test_run_that_is_stopped_is_heard_without_an_error": (WantsNoLimit, "errors of the hook: .*on_limit_reached"),
+        "test_good_run_is_heard_without_an_error": (HearsOneRun, "errors of the hook: .*RunEnded.*num_parts"),
+        "test_rows_that_fail_are_heard_without_an_error": (WantsAReport, "errors of the hook: .*RunEnded.*NoneType"),
+        "test_run_that_is_stopped_is_heard_without_an_error": (WantsNoLimit, "errors of the hook: .*LimitReached"),
     },
     FormatTests: {
         "test_every_feature_type_survives": (LosesText, "text: records of the file: entry 3: 'value'"),

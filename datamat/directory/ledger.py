@@ -10,8 +10,10 @@ EVENT               WHAT ITS LINE ALSO HOLDS
 run_started         versions, options, host, pid
 part_committed      shard, part, rows, records, bytes, busy_s
 part_damaged        shard, part, message; again: the numbers of the parts that are made again
-sample_skipped      shard, position, key, error, message, attempts; so do sample_quarantined and sample_retried
+sample_skipped      shard, position, key, error, message, attempts, row, path, traceback; so does sample_quarantined
+sample_retried      shard, position, key, error, message, attempts
 sample_dropped      shard, position, key, error, message: one that was left out on purpose, by Skip or None
+shard_lacks         which samples of it failed, before it gets its name: shard, checksum, keys
 sample_mended       a sample that was in quarantine and is good now: shard, key
 sample_failed       the sample that ended the run: key, message
 sample_timeout      shard, part, key, message with the stack; so does worker_died
@@ -25,21 +27,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import errno
 import functools
+import io
 import json
 import os
 import stat
 from typing import TYPE_CHECKING, Any
 
+from datamat.directory.remote import RemotePath
 from datamat.errors import READ_FLAGS, CorruptDataError, OutputError
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Iterator, Mapping
+    from typing import BinaryIO
 
 
-__all__ = ["LEDGER_FILE", "FailedRow", "Ledger", "LedgerEntry", "cut_text", "read_ledger"]
+__all__ = ["LEDGER_FILE", "FailedRow", "Ledger", "LedgerEntry", "cut_text", "parse_ledger", "read_ledger"]
 
+_MOST_BYTES = 1 << 30  # of a ledger in a store
 _MOST_LINE_BYTES = 1 << 24  # more than any traceback; a file without line ends must not fill the memory
 LEDGER_FILE = "ledger.jsonl"
 _OF_ROWS = frozenset({"sample_skipped", "sample_quarantined", "sample_retried", "sample_dropped"})
@@ -57,6 +64,9 @@ class FailedRow:
         message: description of the failure, or why it was left out.
         action: response to the failure: "skip", "quarantine" or "retry"; "drop" where there is none.
         attempts: number of times that the row was tried.
+        row: number of the row in the index, from 0; -1 unless it failed.
+        path: path or URL of its input file; "" unless it failed and has one.
+        traceback: traceback of the error; "" unless one was raised.
     """
 
     position: int
@@ -65,6 +75,9 @@ class FailedRow:
     message: str
     action: str
     attempts: int = 1
+    row: int = -1
+    path: str = ""
+    traceback: str = ""
 
     def __str__(self) -> str:
         return f"{self.key}: {self.message}"
@@ -175,45 +188,55 @@ class Ledger:
         )
 
 
-def read_ledger(path: str | os.PathLike[str], *, without: str = "") -> Iterator[LedgerEntry]:
+def read_ledger(path: str | os.PathLike[str] | RemotePath, *, without: str = "") -> Iterator[LedgerEntry]:
     """Yield the entries of a ledger, oldest first; a run may append to it in the meantime.
 
     Lines torn by a kill or a full disk are skipped: the last one, and one that is followed by the start of the next run
     or by the failure of its own.
 
     Args:
-        path: the ledger, usually `OUTPUT/.datamat/ledger.jsonl`.
+        path: the ledger, usually `OUTPUT/.datamat/ledger.jsonl`, on a disk or in a store.
         without: an event to leave out: its lines are not parsed, which saves most of the time if there are many parts.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read; a `FileNotFoundError` if it is missing.
         CorruptDataError: a line is not one that datamat wrote; names it.
 
     Example:
         >>> [entry.event for entry in read_ledger("out/camvid/.datamat/ledger.jsonl")]   # doctest: +SKIP
         ['run_started', 'part_committed', 'run_finished']
     """
+    if isinstance(path, RemotePath):
+        if (content := path.read_if_there(_MOST_BYTES)) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        yield from parse_ledger(io.BytesIO(content), str(path), without=without)
+        return
     descriptor = os.open(path, READ_FLAGS)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise CorruptDataError(f"{os.fspath(path)} is not a regular file; want a ledger that datamat wrote")
-        bad: CorruptDataError | None = None
-        lines = iter(functools.partial(file.readline, _MOST_LINE_BYTES), b"")
-        left_out = f'"event": "{without}"'.encode()  # in a value, its quotes would be escaped
-        for number, line in enumerate(lines, start=1):
-            if without and bad is None and left_out in line and line.endswith(b"\n"):
-                continue
-            try:
-                entry = _parsed(line)
-            except (ValueError, KeyError, TypeError) as error:
-                if bad is not None:
-                    raise bad from error
-                bad = CorruptDataError(f"{os.fspath(path)}, line {number}: {error}; want a line that datamat wrote")
-                continue
-            if bad is not None and entry.event not in {"run_started", "run_failed"}:
-                raise bad
-            bad = None
-            yield entry
+        yield from parse_ledger(file, os.fspath(path), without=without)
+
+
+def parse_ledger(file: BinaryIO, place: str, *, without: str = "") -> Iterator[LedgerEntry]:
+    """Yield the entries of an open ledger, as `read_ledger` does; `place` names it in errors."""
+    bad: CorruptDataError | None = None
+    lines = iter(functools.partial(file.readline, _MOST_LINE_BYTES), b"")
+    left_out = f'"event": "{without}"'.encode()  # in a value, its quotes would be escaped
+    for number, line in enumerate(lines, start=1):
+        if without and bad is None and left_out in line and line.endswith(b"\n"):
+            continue
+        try:
+            entry = _parsed(line)
+        except (ValueError, KeyError, TypeError) as error:
+            if bad is not None:
+                raise bad from error
+            bad = CorruptDataError(f"{place}, line {number}: {error}; want a line that datamat wrote")
+            continue
+        if bad is not None and entry.event not in {"run_started", "run_failed"}:
+            raise bad
+        bad = None
+        yield entry
 
 
 def _parsed(line: bytes) -> LedgerEntry:
@@ -232,5 +255,6 @@ def _cut(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cut_text(text: str) -> str:
-    """Return a text as the ledger records it: cut where it is long."""
-    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} ... ({len(text):,} characters)"
+    """Return a text as the ledger records it: both ends of a long one, as a traceback ends with what was raised."""
+    half = _LONGEST_TEXT // 2
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:half]} ... ({len(text):,} characters) ... {text[-half:]}"

@@ -35,6 +35,7 @@ from datamat.options import (
     RUN_PARAMETERS,
     ErrorPolicy,
     Existing,
+    Hook,
     RunKeywords,
     RunOptions,
     ShardOptions,
@@ -48,7 +49,7 @@ from datamat.run.estimate import Estimate, estimate
 from datamat.run.limits import signals_raised
 from datamat.run.repair import end_repair, prepare_repair, prepare_stored_repair, set_aside
 from datamat.run.replay import preview_copies, replay, verify_sample
-from datamat.run.report import RunHook, RunReport
+from datamat.run.report import RunReport
 from datamat.run.run import Mode, run_job, run_task, work_folder
 from datamat.run.slices import LEASE_S, TaskBucket, TaskNumber
 from datamat.run.status import compared_status, output_status
@@ -333,7 +334,7 @@ class Materializer:
         *,
         existing: Existing = "update",
         progress: bool = True,
-        hooks: Sequence[RunHook] = (),
+        hooks: Sequence[Hook] = (),
         logger: logging.Logger | None = None,
         scratch: str | os.PathLike[str] | None = None,
     ) -> RunReport:
@@ -404,7 +405,7 @@ class Materializer:
         executor: Any = None,
         errors: ErrorPolicy | Literal["raise", "skip", "quarantine"] | None = None,
         progress: bool = True,
-        hooks: Sequence[RunHook] = (),
+        hooks: Sequence[Hook] = (),
         logger: logging.Logger | None = None,
         scratch: str | os.PathLike[str] | None = None,
     ) -> RunReport:

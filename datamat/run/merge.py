@@ -55,7 +55,7 @@ Renamed: TypeAlias = "dict[str, list[list[tuple[ShardInfo, ShardInfo]]]]"
 
 _GROUP_ROWS = 65_536
 _MARK = "merging"  # in `.datamat`, until the manifest is written
-_OF_SAMPLES = frozenset({"sample_skipped", "sample_quarantined", "sample_retried", "sample_dropped"})
+_OF_SAMPLES = frozenset({"sample_skipped", "sample_quarantined", "sample_retried", "sample_dropped", "shard_lacks"})
 
 
 def merge(

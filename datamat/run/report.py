@@ -16,25 +16,27 @@ import shutil
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from datamat import codecs
 from datamat.directory.display import render_html
+from datamat.directory.failures import Failure
+from datamat.directory.keys import ShardName
 from datamat.directory.ledger import LEDGER_FILE, Ledger, cut_text
 from datamat.directory.provenance import find_provenance
-from datamat.errors import DatamatError, IncompleteRunError, OutputError, SampleError
+from datamat.errors import DatamatError, IncompleteRunError, OutputError, SampleError, count_of
 from datamat.options import Remedies
-from datamat.run.timeline import FailedSample, Timeline, TimelineBuilder, Totals, render_page
+from datamat.run.timeline import Timeline, TimelineBuilder, Totals, render_page
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from datamat.directory.ledger import FailedRow
-    from datamat.directory.manifest import ShardFiles
-    from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
+    from datamat.directory.manifest import ShardFiles, ShardInfo
+    from datamat.options import ErrorPolicy, Hook, ShardOptions, WorkerOptions
     from datamat.plan.job import Job
     from datamat.plan.plan import Plan, ShardSpec
     from datamat.run.receipts import Receipt
@@ -51,7 +53,6 @@ __all__ = [
     "RunEnded",
     "RunEvent",
     "RunEvents",
-    "RunHook",
     "RunLog",
     "RunReport",
     "RunStarted",
@@ -67,6 +68,7 @@ __all__ = [
     "reporting",
 ]
 
+_KEYS_PER_LINE = 10_000  # of the ledger
 _LINE_EVERY_S, _DRAW_EVERY_S = 30.0, 0.1
 _BAR_WIDTH = 10
 _MOST_PICTURES = 24  # of samples that failed, on the page of a run
@@ -76,14 +78,9 @@ _THUMBNAIL, _MOST_PIXELS = 128, 1 << 26
 
 
 class RunEvent:
-    """Something that happened in a run; what a `RunHook` hears.
-
-    Attributes:
-        method: name of the method of `RunHook` that takes it.
-    """
+    """Something that happened in a run; what hooks hear. See `datamat.events`."""
 
     __slots__ = ()
-    method: ClassVar[str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +101,6 @@ class RunStarted(RunEvent):
         errors: what happens to samples that fail.
     """
 
-    method: ClassVar[str] = "on_run_start"
     output: pathlib.Path | str
     name: str
     writer: str
@@ -129,7 +125,6 @@ class PlanMade(RunEvent):
         num_records: records that they hold if no row fails.
     """
 
-    method: ClassVar[str] = "on_plan"
     plan: Plan
     shards: tuple[str, ...]
     num_rows: int
@@ -156,7 +151,6 @@ class WorkersStarted(RunEvent):
         engine: name of the engine behind the `executor`, with its address if it has one; "" for datamat's own.
     """
 
-    method: ClassVar[str] = "on_workers_start"
     num_workers: int
     start_method: str
     engine: str = ""
@@ -181,7 +175,6 @@ class PartDone(RunEvent):
         trace: when and where the part was made, and how long each stage took; None for a part from an earlier run.
     """
 
-    method: ClassVar[str] = "on_part_done"
     shard: str
     part: int
     num_rows: int
@@ -225,7 +218,6 @@ class PartDamaged(RunEvent):
         message: what is wrong with the part.
     """
 
-    method: ClassVar[str] = "on_part_damaged"
     shard: str
     part: int
     again: tuple[int, ...]
@@ -245,7 +237,6 @@ class SampleDropped(RunEvent):
         is_resumed: whether an earlier run left it out, whose part this one reuses.
     """
 
-    method: ClassVar[str] = "on_sample_dropped"
     shard: str
     position: int
     key: str
@@ -266,10 +257,12 @@ class SampleFailed(RunEvent):
         message: what went wrong.
         action: response of the run: "skip" or "quarantine" continues without the sample, "raise" ends the run.
         attempts: how often it was tried.
+        row: number of its row in the index, from 0; -1 if the failure ends the run.
+        path: path or URL of its input file; "" if it has none, or the failure ends the run.
+        traceback: traceback of the exception; "" if none was raised, or the failure ends the run.
         is_resumed: whether it failed in an earlier run, whose part this one reuses.
     """
 
-    method: ClassVar[str] = "on_sample_failed"
     shard: str
     position: int
     key: str
@@ -277,6 +270,9 @@ class SampleFailed(RunEvent):
     message: str
     action: Literal["skip", "quarantine", "raise"]
     attempts: int
+    row: int
+    path: str
+    traceback: str
     is_resumed: bool
 
 
@@ -294,7 +290,6 @@ class SampleRetried(RunEvent):
         is_resumed: whether an earlier run tried it, whose part this one reuses.
     """
 
-    method: ClassVar[str] = "on_sample_retried"
     shard: str
     position: int
     key: str
@@ -313,7 +308,6 @@ class SampleRecovered(RunEvent):
         key: key of its row.
     """
 
-    method: ClassVar[str] = "on_sample_recovered"
     shard: str
     key: str
 
@@ -331,7 +325,6 @@ class WorkerLost(RunEvent):
         message: signal or exit code, peak memory and, where known, the Python stack.
     """
 
-    method: ClassVar[str] = "on_worker_lost"
     shard: str
     part: int
     key: str | None
@@ -359,7 +352,6 @@ class ShardFinished(RunEvent):
             finished.
     """
 
-    method: ClassVar[str] = "on_shard_finished"
     shard: str
     split: str
     files: tuple[str, ...]
@@ -404,7 +396,6 @@ class LimitReached(RunEvent):
         num_rows_planned: input rows that the run was to do.
     """
 
-    method: ClassVar[str] = "on_limit_reached"
     limit: Literal["deadline", "max_disk"]
     num_rows: int
     num_failed: int
@@ -422,90 +413,11 @@ class RunEnded(RunEvent):
         error: what `run` is about to raise, `KeyboardInterrupt` included; None if it returns.
     """
 
-    method: ClassVar[str] = "on_run_end"
     report: RunReport | None
     error: BaseException | None
 
 
 # ---------------------------------------------------------------- hooks
-
-
-class RunHook:
-    """Hears what happens in a run: subclass it, and write the methods that you need; the others do nothing.
-
-    Pass hooks as `run(hooks=[MyHook()])`, like Keras or Lightning callbacks. Each method takes one frozen
-    dataclass, whose attributes describe what happened.
-
-    What a hook may rely on:
-
-    - It is called in the process and the thread that called `run` or `repair`, one event at a time; it
-      never travels to a worker, and may hold what cannot be pickled.
-    - `on_run_start` comes first and `on_run_end` last, each once per run, however the run ends, unless the process is
-      killed. `repair` may do several runs. `on_plan` comes before anything about workers, parts, samples and shards.
-    - What an event reports is already on disk and in the ledger: a process that is killed inside a hook loses no work,
-      and the next run resumes from there.
-    - Each part of the shards that the run makes gets `on_part_done`, before the samples of that part that failed or
-      were retried, and before the `on_shard_finished` of its shard. A part that `on_part_damaged` names in `again` gets
-      another one. Parts come in the order in which workers finish them; nothing about the output depends on it.
-    - A shard that needs nothing gets only `on_shard_finished`, with `is_reused`.
-    - Workers do not wait for hooks, but the driver does: while a hook runs, finished parts are not joined. Keep it
-      short, or hand the event to a thread.
-
-    A hook that raises an `Exception` is logged once, with its traceback, and hears nothing more of the run, which
-    continues; the next run calls it again. `KeyboardInterrupt` and `SystemExit` pass through: they end the run as
-    Ctrl-C does, and the next run resumes from there.
-
-    Example:
-        >>> class Count(RunHook):
-        ...     num_records = 0
-        ...
-        ...     def on_part_done(self, event):
-        ...         self.num_records += event.num_records
-        >>> Materializer("camvid", "CamVid", "out/camvid").run(hooks=[Count()])   # doctest: +SKIP
-    """
-
-    def on_event(self, event: RunEvent) -> None:
-        """Take any event: calls the method that is there for it. Override it to hear all of them in one place."""
-        getattr(self, event.method)(event)
-
-    def on_run_start(self, event: RunStarted) -> None:
-        """Take the start of a run."""
-
-    def on_plan(self, event: PlanMade) -> None:
-        """Take the plan, before any work."""
-
-    def on_workers_start(self, event: WorkersStarted) -> None:
-        """Take the start of the workers; does not come where there is nothing to do."""
-
-    def on_part_done(self, event: PartDone) -> None:
-        """Take a part that is done, by this run or by an earlier one."""
-
-    def on_part_damaged(self, event: PartDamaged) -> None:
-        """Take a part that must be rebuilt."""
-
-    def on_sample_dropped(self, event: SampleDropped) -> None:
-        """Take a sample that was left out on purpose."""
-
-    def on_sample_failed(self, event: SampleFailed) -> None:
-        """Take a sample that failed."""
-
-    def on_sample_retried(self, event: SampleRetried) -> None:
-        """Take a sample that gave its records only when it was tried again."""
-
-    def on_sample_recovered(self, event: SampleRecovered) -> None:
-        """Take a sample that was in quarantine and is good now."""
-
-    def on_worker_lost(self, event: WorkerLost) -> None:
-        """Take the death of a worker."""
-
-    def on_shard_finished(self, event: ShardFinished) -> None:
-        """Take a shard that is finished, by this run or by an earlier one."""
-
-    def on_limit_reached(self, event: LimitReached) -> None:
-        """Take the deadline or the limit of disk space that stops the run."""
-
-    def on_run_end(self, event: RunEnded) -> None:
-        """Take the end of the run, by its report or by an error."""
 
 
 class RunEvents:
@@ -518,7 +430,7 @@ class RunEvents:
         logger: logger for hooks that raise.
     """
 
-    def __init__(self, ledger: LedgerHook, tally: RunTally, hooks: Sequence[RunHook], logger: logging.Logger) -> None:
+    def __init__(self, ledger: LedgerHook, tally: RunTally, hooks: Sequence[Hook], logger: logging.Logger) -> None:
         self.tally = tally
         self._ledger = ledger
         self._hooks = list(hooks)
@@ -527,8 +439,8 @@ class RunEvents:
 
     def emit(self, event: RunEvent) -> None:
         """Pass an event on; raises `OutputError` where the ledger cannot take it."""
-        self._ledger.on_event(event)
-        self.tally.on_event(event)
+        self._ledger(event)
+        self.tally(event)
         self._has_ended = isinstance(event, RunEnded)
         for hook in self._hooks[:]:
             self._call(hook, event)
@@ -546,29 +458,33 @@ class RunEvents:
             ending.insert(0, _fatal_sample(error))
         for event in [] if self._has_ended else ending:
             with contextlib.suppress(OutputError):  # the disk may be what failed
-                self._ledger.on_event(event)
+                self._ledger(event)
             for hook in self._hooks[:]:
                 self._call(hook, event)
+
+    def record_lack(self, shard: ShardInfo, keys: Sequence[str]) -> None:
+        """Have the ledger say which rows failed of a shard that is about to get its name."""
+        self._ledger.record_lack(shard, keys)
 
     def sync(self) -> None:
         """Flush the ledger to the disk."""
         self._ledger.sync()
 
-    def _call(self, hook: RunHook, event: RunEvent) -> None:
+    def _call(self, hook: Hook, event: RunEvent) -> None:
         try:
-            hook.on_event(event)
+            hook(event)
         except Exception:
             self._hooks = [other for other in self._hooks if other is not hook]
             self._logger.warning(
-                "%s.%s raised; the run continues, and calls this hook no more",
-                type(hook).__qualname__,
-                event.method,
+                "hook %s raised at %s; the run continues, and calls this hook no more",
+                getattr(hook, "__qualname__", type(hook).__qualname__),
+                type(event).__name__,
                 exc_info=True,
             )
 
 
 @contextlib.contextmanager
-def reporting(job: Job, hooks: Sequence[RunHook], *, began: float) -> Iterator[RunEvents]:
+def reporting(job: Job, hooks: Sequence[Hook], *, began: float) -> Iterator[RunEvents]:
     """Report a run from its start to its end, which is an error where the block raises one.
 
     Args:
@@ -612,11 +528,18 @@ def _sample_event(shard: str, row: FailedRow, *, is_resumed: bool) -> SampleFail
             message=row.message,
             is_resumed=is_resumed,
         )
-    values: Any = {**dataclasses.asdict(row), "shard": shard, "is_resumed": is_resumed}
-    if row.action != "retry":
-        return SampleFailed(**values)
-    del values["action"]
-    return SampleRetried(**values)
+    if row.action == "retry":
+        return SampleRetried(
+            shard=shard,
+            position=row.position,
+            key=row.key,
+            error=row.error,
+            message=row.message,
+            attempts=row.attempts,
+            is_resumed=is_resumed,
+        )
+    values: Any = dataclasses.asdict(row)
+    return SampleFailed(**values, shard=shard, is_resumed=is_resumed)
 
 
 def _fatal_sample(error: SampleError) -> SampleFailed:
@@ -628,6 +551,9 @@ def _fatal_sample(error: SampleError) -> SampleFailed:
         message=error.reason,
         action="raise",
         attempts=1,
+        row=-1,
+        path="",
+        traceback="",
         is_resumed=False,
     )
 
@@ -635,7 +561,7 @@ def _fatal_sample(error: SampleError) -> SampleFailed:
 # ---------------------------------------------------------------- the hooks of every run
 
 
-class LedgerHook(RunHook):
+class LedgerHook:
     """Writes the lines of the ledger.
 
     Args:
@@ -646,103 +572,97 @@ class LedgerHook(RunHook):
         self._ledger = ledger
         self._recorded: set[tuple[str, str, str, str]] | None = None  # rows that have a line already
 
-    def on_run_start(self, event: RunStarted) -> None:
-        """Record the options of the run, and nothing that may be secret."""
-        self._ledger.write(
-            "run_started",
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            python=sys.version.partition(" ")[0],
-            writer=event.writer,
-            formats=list(event.formats),
-            seed=event.seed,
-            copies=event.copies,
-            include=event.include,
-            exclude=event.exclude,
-            shards=dataclasses.asdict(event.shards),
-            workers=dataclasses.asdict(event.workers),
-            errors=dataclasses.asdict(event.errors),
-        )
+    def __call__(self, event: RunEvent) -> None:
+        """Take an event; kinds that are not here say nothing to it."""
+        match event:
+            case PartDone(is_resumed=False):
+                self._ledger.write(
+                    "part_committed",
+                    shard=event.shard,
+                    part=event.part,
+                    rows=event.num_rows,
+                    failed=event.num_failed,
+                    **_if_any("dropped", event.num_dropped),
+                    **_if_any("repeated", int(event.is_repeated)),
+                    records=event.num_records,
+                    bytes=event.num_bytes,
+                    busy_s=round(event.busy_s, 3),
+                )
+            case PartDamaged():
+                self._ledger.write(
+                    "part_damaged", shard=event.shard, part=event.part, again=list(event.again), message=event.message
+                )
+            case SampleFailed(action="raise"):
+                self._ledger.write("sample_failed", key=event.key, message=event.message)
+            case SampleFailed():
+                self._write_row({"skip": "sample_skipped", "quarantine": "sample_quarantined"}[event.action], event)
+            case SampleDropped():
+                self._write_row("sample_dropped", event)
+            case SampleRetried():
+                self._write_row("sample_retried", event)
+            case SampleRecovered():
+                self._ledger.write("sample_mended", shard=event.shard, key=event.key)
+            case WorkerLost():
+                self._ledger.write(
+                    "sample_timeout" if event.timed_out else "worker_died",
+                    shard=event.shard,
+                    part=event.part,
+                    key=event.key,
+                    rows=event.num_rows,
+                    message=event.message,
+                )
+            case RunStarted() | LimitReached() | RunEnded():
+                self._write_run(event)
 
-    def on_part_done(self, event: PartDone) -> None:
-        """Write which part was made; one that an earlier run made has its line."""
-        if not event.is_resumed:
-            self._ledger.write(
-                "part_committed",
-                shard=event.shard,
-                part=event.part,
-                rows=event.num_rows,
-                failed=event.num_failed,
-                **_if_any("dropped", event.num_dropped),
-                **_if_any("repeated", int(event.is_repeated)),
-                records=event.num_records,
-                bytes=event.num_bytes,
-                busy_s=round(event.busy_s, 3),
-            )
+    def _write_run(self, event: RunStarted | LimitReached | RunEnded) -> None:
+        match event:
+            case RunStarted():
+                self._ledger.write(
+                    "run_started",
+                    host=socket.gethostname(),
+                    pid=os.getpid(),
+                    python=sys.version.partition(" ")[0],
+                    writer=event.writer,
+                    formats=list(event.formats),
+                    seed=event.seed,
+                    copies=event.copies,
+                    include=event.include,
+                    exclude=event.exclude,
+                    shards=dataclasses.asdict(event.shards),
+                    workers=dataclasses.asdict(event.workers),
+                    errors=dataclasses.asdict(event.errors),
+                )
+            case LimitReached():
+                self._ledger.write(
+                    {"deadline": "deadline_reached", "max_disk": "disk_reached"}[event.limit],
+                    planned=event.num_rows_planned,
+                    rows=event.num_rows,
+                    failed=event.num_failed,
+                    **_if_any("dropped", event.num_dropped),
+                    records=event.num_records,
+                )
+            case RunEnded(report=RunReport() as report):
+                self._ledger.write(
+                    "run_finished",
+                    is_complete=report.is_complete,
+                    rows=report.num_rows,
+                    failed=report.num_failed,
+                    **_if_any("dropped", report.num_dropped),
+                    records=report.num_records,
+                    bytes=report.num_bytes,
+                    elapsed_s=round(report.elapsed_s, 3),
+                )
+            case RunEnded():
+                kind = "run_failed" if isinstance(event.error, Exception) else "interrupted"
+                self._ledger.write(kind, error=type(event.error).__name__, message=str(event.error))
 
-    def on_part_damaged(self, event: PartDamaged) -> None:
-        """Write which parts are made again."""
-        self._ledger.write(
-            "part_damaged", shard=event.shard, part=event.part, again=list(event.again), message=event.message
-        )
-
-    def on_sample_failed(self, event: SampleFailed) -> None:
-        """Write which sample failed."""
-        if event.action == "raise":
-            self._ledger.write("sample_failed", key=event.key, message=event.message)
-        else:
-            self._write_row({"skip": "sample_skipped", "quarantine": "sample_quarantined"}[event.action], event)
-
-    def on_sample_dropped(self, event: SampleDropped) -> None:
-        """Write which sample was left out, and why."""
-        self._write_row("sample_dropped", event)
-
-    def on_sample_retried(self, event: SampleRetried) -> None:
-        """Write which sample was tried again."""
-        self._write_row("sample_retried", event)
-
-    def on_sample_recovered(self, event: SampleRecovered) -> None:
-        """Write which sample is no longer in quarantine."""
-        self._ledger.write("sample_mended", shard=event.shard, key=event.key)
-
-    def on_worker_lost(self, event: WorkerLost) -> None:
-        """Write which worker died, and at which sample."""
-        self._ledger.write(
-            "sample_timeout" if event.timed_out else "worker_died",
-            shard=event.shard,
-            part=event.part,
-            key=event.key,
-            rows=event.num_rows,
-            message=event.message,
-        )
-
-    def on_limit_reached(self, event: LimitReached) -> None:
-        """Write what stopped the run."""
-        self._ledger.write(
-            {"deadline": "deadline_reached", "max_disk": "disk_reached"}[event.limit],
-            planned=event.num_rows_planned,
-            rows=event.num_rows,
-            failed=event.num_failed,
-            **_if_any("dropped", event.num_dropped),
-            records=event.num_records,
-        )
-
-    def on_run_end(self, event: RunEnded) -> None:
-        """Write how the run ended."""
-        if (report := event.report) is not None:
-            self._ledger.write(
-                "run_finished",
-                is_complete=report.is_complete,
-                rows=report.num_rows,
-                failed=report.num_failed,
-                **_if_any("dropped", report.num_dropped),
-                records=report.num_records,
-                bytes=report.num_bytes,
-                elapsed_s=round(report.elapsed_s, 3),
-            )
-        else:
-            kind = "run_failed" if isinstance(event.error, Exception) else "interrupted"
-            self._ledger.write(kind, error=type(event.error).__name__, message=str(event.error))
+    def record_lack(self, shard: ShardInfo, keys: Sequence[str]) -> None:
+        """Write which rows failed of a shard, and flush it: once the shard has its name, only the ledger tells."""
+        for start in range(0, len(keys), _KEYS_PER_LINE):
+            part = list(keys[start : start + _KEYS_PER_LINE])
+            self._ledger.write("shard_lacks", shard=shard.name, checksum=shard.checksum, keys=part)
+        if keys:
+            self._ledger.sync()
 
     def sync(self) -> None:
         """Flush what was written to the disk."""
@@ -762,6 +682,8 @@ class LedgerHook(RunHook):
             names = ["shard", "position", "key", "error", "message"]
             if not isinstance(event, SampleDropped):
                 names.append("attempts")
+            if isinstance(event, SampleFailed):
+                names += ["row", "path", "traceback"]
             self._ledger.write(kind, **{name: getattr(event, name) for name in names})
 
 
@@ -770,7 +692,7 @@ def _if_any(name: str, count: int) -> dict[str, int]:
     return {name: count} if count else {}
 
 
-class RunTally(RunHook):
+class RunTally:
     """Counts what the report says.
 
     Args:
@@ -785,47 +707,43 @@ class RunTally(RunHook):
         self._start_method = self._engine = ""
         self._shards: dict[str, ShardFinished] = {}
         self._parts: dict[str, dict[int, PartDone]] = {}  # of shards that are not finished
+        self._failed: dict[tuple[str, int], list[SampleFailed]] = {}  # by shard and part
+        self._failed_now: list[SampleFailed] = []  # of the part that was done last
         self._num_written = 0
         self._num_resumed = self._num_repeated = 0
         self._busy_s = 0.0
         self._timeline = TimelineBuilder(time.time() - (time.perf_counter() - began))
 
-    def on_plan(self, event: PlanMade) -> None:
-        """Note how much there is to do."""
-        self._num_rows_planned = event.num_rows
-        self._left_aside = event.plan.left_aside
-
-    def on_workers_start(self, event: WorkersStarted) -> None:
-        """Note who does it."""
-        self._num_workers = event.num_workers
-        self._start_method = event.start_method
-        self._engine = event.engine
-
-    def on_part_done(self, event: PartDone) -> None:
-        """Count a part."""
-        self._parts.setdefault(event.shard, {})[event.part] = event
-        if event.is_resumed:
-            self._num_resumed += 1
-        else:
-            self._num_written += 1
-            self._num_repeated += event.is_repeated
-            self._busy_s += event.busy_s
-            if event.trace is not None:
-                self._timeline.add(event.trace)
-
-    def on_sample_failed(self, event: SampleFailed) -> None:
-        """Keep what the page of the run shows of a sample."""
-        self._timeline.add_failed(FailedSample(event.key, event.error, event.message, event.action))
-
-    def on_part_damaged(self, event: PartDamaged) -> None:
-        """Forget parts that are no longer there."""
-        for part in event.again:
-            self._parts.get(event.shard, {}).pop(part, None)
-
-    def on_shard_finished(self, event: ShardFinished) -> None:
-        """Count a shard, in place of its parts."""
-        self._shards[event.shard] = event
-        self._parts.pop(event.shard, None)
+    def __call__(self, event: RunEvent) -> None:
+        """Take an event; kinds that are not here say nothing to it."""
+        match event:
+            case PlanMade():
+                self._num_rows_planned = event.num_rows
+                self._left_aside = event.plan.left_aside
+            case WorkersStarted():
+                self._num_workers = event.num_workers
+                self._start_method = event.start_method
+                self._engine = event.engine
+            case PartDone():
+                self._parts.setdefault(event.shard, {})[event.part] = event
+                self._failed_now = self._failed[event.shard, event.part] = []
+                if event.is_resumed:
+                    self._num_resumed += 1
+                else:
+                    self._num_written += 1
+                    self._num_repeated += event.is_repeated
+                    self._busy_s += event.busy_s
+                    if event.trace is not None:
+                        self._timeline.add(event.trace)
+            case SampleFailed():
+                self._failed_now.append(event)
+            case PartDamaged():
+                for part in event.again:
+                    self._parts.get(event.shard, {}).pop(part, None)
+                    self._failed.pop((event.shard, part), None)
+            case ShardFinished():
+                self._shards[event.shard] = event
+                self._parts.pop(event.shard, None)
 
     def limit_reached(self, limit: Literal["deadline", "max_disk"]) -> LimitReached:
         """Return the event of a limit that stops the run now."""
@@ -877,14 +795,22 @@ class RunTally(RunHook):
             remedies=job.remedies,
             timeline=self._timeline.timeline(elapsed_s=elapsed_s, num_workers=self._num_workers),
             source=os.fspath(job.source) if isinstance(job.source, (str, os.PathLike)) else "",
+            failures=tuple(self._failures(job.formats[0].extension)),
         )
+
+    def _failures(self, extension: str) -> Iterator[Failure]:
+        for event in (event for events in self._failed.values() for event in events):
+            if event.action != "raise":  # after which there is no report
+                split = ShardName.parse(event.shard).split
+                values = {name: getattr(event, name) for name in event.__slots__}
+                yield Failure.of(values, event.action, split=split, shard=f"{event.shard}.{extension}")
 
     def _done(self) -> list[ShardFinished | PartDone]:
         """Return finished shards, and finished parts of the others."""
         return [*self._shards.values(), *(part for parts in self._parts.values() for part in parts.values())]
 
 
-class ProgressBar(RunHook):
+class ProgressBar:
     """Shows one bar over records, and the summary at the end.
 
     In a terminal it is a line of standard error that is drawn over; in a notebook a display of its own, which no front
@@ -907,36 +833,29 @@ class ProgressBar(RunHook):
         self._totals = Totals()
         self._began = time.perf_counter()
 
-    def on_plan(self, event: PlanMade) -> None:
-        """Note what the whole is."""
-        self._begin(event.plan.name, event.num_records)
+    def __call__(self, event: RunEvent) -> None:
+        """Take an event; kinds that are not here say nothing to it."""
+        match event:
+            case PlanMade():
+                self._begin(event.plan.name, event.num_records)
+            case WorkersStarted():
+                self._num_workers = event.num_workers
+                self._began = time.perf_counter()
+            case ShardFinished(is_reused=True) | PartDone(is_resumed=True):
+                self._num_records += event.num_records
+                self._num_failed += event.num_failed
+            case PartDone():
+                self._num_records += event.num_records
+                self._num_failed += event.num_failed
+                self._num_new += event.num_records
+                if event.trace is not None:
+                    self._totals.add(event.trace)
+                self._screen = self._screen or _open_screen()
+                self._screen.show(self._line)
+            case RunEnded():
+                self._end("" if event.report is None or _shows_on_console(self._logger) else str(event.report))
 
-    def on_workers_start(self, event: WorkersStarted) -> None:
-        """Take the time from here on: workers are at work."""
-        self._num_workers = event.num_workers
-        self._began = time.perf_counter()
-
-    def on_shard_finished(self, event: ShardFinished) -> None:
-        """Count a shard that was there before the work began."""
-        if event.is_reused:
-            self._num_records += event.num_records
-            self._num_failed += event.num_failed
-
-    def on_part_done(self, event: PartDone) -> None:
-        """Move on; the bar appears with the first part, so that workers are at work before it takes any time."""
-        self._num_records += event.num_records
-        self._num_failed += event.num_failed
-        if event.is_resumed:
-            return
-        self._num_new += event.num_records
-        if event.trace is not None:
-            self._totals.add(event.trace)
-        self._screen = self._screen or _open_screen()
-        self._screen.show(self._line)
-
-    def on_run_end(self, event: RunEnded) -> None:
-        """End the bar, and show the report."""
-        summary = "" if event.report is None or _shows_on_console(self._logger) else str(event.report)
+    def _end(self, summary: str) -> None:
         if self._screen is None and summary:
             self._screen = _open_screen()
         if self._screen is not None:
@@ -1062,7 +981,7 @@ def _clock_text(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-class RunLog(RunHook):
+class RunLog:
     """Logs what goes wrong, and the report.
 
     Args:
@@ -1072,19 +991,18 @@ class RunLog(RunHook):
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
 
-    def on_worker_lost(self, event: WorkerLost) -> None:
-        """Warn of the death of a worker."""
-        at = "before its first row" if event.key is None else f"at sample {event.key!r}"
-        self._logger.warning("part %d of %s, %s: %s", event.part, event.shard, at, event.message)
-
-    def on_part_damaged(self, event: PartDamaged) -> None:
-        """Warn of a part that was damaged."""
-        self._logger.warning("%s, %s; %d parts of it are made again", event.shard, event.message, len(event.again))
-
-    def on_run_end(self, event: RunEnded) -> None:
-        """Log the report."""
-        if event.report is not None:
-            self._logger.info("%s", event.report)
+    def __call__(self, event: RunEvent) -> None:
+        """Take an event; kinds that are not here say nothing to it."""
+        match event:
+            case WorkerLost():
+                at = "before its first row" if event.key is None else f"at sample {event.key!r}"
+                self._logger.warning("part %d of %s, %s: %s", event.part, event.shard, at, event.message)
+            case PartDamaged():
+                self._logger.warning(
+                    "%s, %s; %d parts of it are made again", event.shard, event.message, len(event.again)
+                )
+            case RunEnded(report=RunReport() as report):
+                self._logger.info("%s", report)
 
 
 # ---------------------------------------------------------------- the report
@@ -1131,6 +1049,8 @@ class RunReport:
         remedies: calls that `str` recommends next.
         timeline: which worker made which part when, and how long each stage took.
         source: path or URL of the source; "" if it is neither.
+        failures: the samples that this run skipped or quarantined, in the order in which parts were done; those of
+            shards that it left as they were are among `datamat.failures(output)`.
     """
 
     output: pathlib.Path | str
@@ -1159,6 +1079,7 @@ class RunReport:
     timeline: Timeline = dataclasses.field(default_factory=Timeline, compare=False)
     source: str = ""
     left_aside: str = ""
+    failures: tuple[Failure, ...] = ()
 
     @property
     def did_nothing(self) -> bool:
@@ -1193,8 +1114,8 @@ class RunReport:
         """
         pictures = {}
         if self.source and isinstance(self.output, os.PathLike):
-            pictures = _pictures_of(self.output, self.source, self.timeline.failed)
-        page = render_page(f"Run of {self.output}", self._facts, self.timeline, pictures)
+            pictures = _pictures_of(self.output, self.source, self.failures)
+        page = render_page(f"Run of {self.output}", self._facts, self.timeline, self.failures, pictures)
         with open(path, "w", encoding="utf-8") as file:
             file.write(page)
 
@@ -1234,7 +1155,7 @@ class RunReport:
             size += f"; {left_out} (.datamat/ledger.jsonl says why)"
         if self.num_failed:
             size += (
-                f"; {self.num_failed:,} rows failed (.datamat/ledger.jsonl says why, {self.remedies.retry} tries them "
+                f"; {count_of(self.num_failed, 'row')} failed (`failures` says why, {self.remedies.retry} tries them "
                 "again)"
             )
         aside = f"; {self.left_aside}" if self.left_aside else ""
@@ -1296,7 +1217,7 @@ class RunReport:
         return facts
 
 
-def _pictures_of(output: pathlib.Path, source: Any, failed: Sequence[FailedSample]) -> dict[str, bytes]:
+def _pictures_of(output: pathlib.Path, source: Any, failed: Sequence[Failure]) -> dict[str, bytes]:
     """Return small PNG images of the samples that failed, by key, as far as an input file of theirs is a picture.
 
     Args:

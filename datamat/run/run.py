@@ -11,6 +11,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from datamat.directory.failures import failures_in
 from datamat.directory.files import (
     WORK,
     check_lock,
@@ -22,7 +23,7 @@ from datamat.directory.files import (
     look_anew,
     refuse_links,
 )
-from datamat.directory.keys import RecordKey, ShardName, stored_keys
+from datamat.directory.keys import ShardName
 from datamat.directory.ledger import LEDGER_FILE, read_ledger
 from datamat.directory.manifest import (
     HELD,
@@ -41,7 +42,7 @@ from datamat.directory.manifest import (
     withdraw_manifest,
 )
 from datamat.directory.sidecars.exporting import known_sidecars, withdraw_sidecars, write_sidecars
-from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError, join_problems
+from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError, count_of, join_problems
 from datamat.plan.changes import (
     find_changes,
     find_loss,
@@ -772,32 +773,17 @@ class Run:
         if not self._wants_all or not num_failed:
             return
         keys = [row.key for row in rows]
-        for shard in self._plan.shards:
-            if shard.name in shards and len(keys) < _MOST_NAMED:
-                keys += self._left_out(shard, shards[shard.name][0])
+        with contextlib.suppress(OSError, CorruptDataError):
+            lines = read_ledger(self._work / LEDGER_FILE, without="part_committed")
+            keys += [failure.key for failure in failures_in(lines, [files[0] for files in shards.values()])]
         shown = "; ".join(keys[:_MOST_NAMED])
-        if num_failed > _MOST_NAMED <= len(keys):  # no shard was read for the others
+        if num_failed > _MOST_NAMED <= len(keys):
             shown += f"; and {num_failed - _MOST_NAMED} more"
         raise IncompleteRunError(
-            f"{self._output} is without {num_failed} rows that failed in earlier runs ({shown}), and "
+            f"{self._output} is without {count_of(num_failed, 'row')} that failed in earlier runs ({shown}), and "
             f"errors='raise' wants them all: fix them and call {self._job.remedies.retry}, which tries them again, or "
-            "pass errors='skip' to do without them; .datamat/ledger.jsonl says what was wrong with each"
+            "pass errors='skip' to do without them; `status().failures` says what was wrong with each"
         )
-
-    def _left_out(self, shard: ShardSpec, info: ShardInfo) -> list[str]:
-        """Return the keys of the rows that have no record in their finished shard."""
-        with contextlib.suppress(OSError, CorruptDataError):
-            records = self._job.formats[0].read(info.path_in(self._output))
-            there = set(map(RecordKey.row_of, stored_keys(records)))
-            if info.num_dropped:  # only the ledger says which ones failed
-                lines = read_ledger(self._work / LEDGER_FILE, without="part_committed")
-                there |= {
-                    str(line.values.get("key"))
-                    for line in lines
-                    if line.event == "sample_dropped" and line.values.get("shard") == shard.name
-                }
-            return [key for key in self._store.keys(self._store.order[shard.start : shard.stop]) if key not in there]
-        return [f"{info.num_failed} of {info.file}"]
 
     def _set_finished(self, shard: ShardSpec, files: ShardFiles, *, is_reused: bool) -> None:
         self._finished[shard.name] = files
@@ -1017,6 +1003,8 @@ class Run:
         Raises where the shard is not what a repair wants.
         """
         self._wanted.judge(files)
+        keys = [row.key for receipt in self._builders[files[0].name].taken() for row in receipt.failed]
+        self._events.record_lack(files[0], keys)
         # Of equal bytes the same is known: parts that a repair has kept are not encoded again.
         files = tuple(
             dataclasses.replace(info, statistics=info.statistics or known.statistics)

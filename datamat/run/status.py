@@ -20,26 +20,30 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import io
+import itertools
 import pathlib
 import platform
-import tempfile
 from typing import TYPE_CHECKING, Any, Literal
 
 from datamat.directory.display import Table, render_html
+from datamat.directory.failures import Failure, failures_in
 from datamat.directory.files import WORK, lock_holder, parse_json, printable, read_json
-from datamat.directory.ledger import LEDGER_FILE, LedgerEntry, read_ledger
+from datamat.directory.keys import ShardName
+from datamat.directory.ledger import LEDGER_FILE, LedgerEntry, parse_ledger, read_ledger
 from datamat.directory.manifest import (
     HELD,
     MANIFEST_FILE,
     MOST_MANIFEST_BYTES,
     Manifest,
+    ShardFiles,
     ShardInfo,
     by_shard,
     is_being_replaced,
 )
 from datamat.directory.remote import RemotePath, location
 from datamat.directory.stores import ObjectStore
-from datamat.errors import CorruptDataError, OutputError, join_problems
+from datamat.errors import CorruptDataError, OutputError, count_of, join_problems
 from datamat.plan.changes import (
     NOT_MADE,
     PlannedShard,
@@ -58,9 +62,8 @@ from datamat.run.upload import scratch_folder
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from datamat.directory.manifest import ShardFiles
     from datamat.plan.job import Job, PlannedJob
 
 
@@ -112,6 +115,8 @@ class Status:
             finished shards.
         growing: of an unfinished output in a store, the shards of which pieces are there: name, number of parts, of
             rows, and of bytes.
+        failures: the skipped or quarantined samples of what is done; of a complete output as `datamat.failures` gives
+            them, as far as its ledgers can be read.
     """
 
     output: pathlib.Path | str
@@ -126,6 +131,7 @@ class Status:
     note: str = ""
     tasks: tuple[tuple[str, str, int], ...] = ()
     growing: tuple[tuple[str, int, int, int], ...] = ()
+    failures: tuple[Failure, ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -190,12 +196,14 @@ class Status:
             return []
         begun = [change for change in self.changes if change.reasons == (NOT_MADE,)]
         changed = [change for change in self.changes if change.reasons != (NOT_MADE,)]
-        lines = [f"  {_count(begun)} {NOT_MADE}"] if begun else []
+        lines = [f"  {count_of(len(begun), 'shard')} {NOT_MADE}"] if begun else []
         if changed:
-            lines.append(f"  run() would rebuild {_count(changed)}:")
+            lines.append(f"  run() would rebuild {count_of(len(changed), 'shard')}:")
             lines += [f"    {change}" for change in changed]
         if self.obsolete:
-            lines.append(f"  run() would remove {_count(self.obsolete)} that are no longer in the plan:")
+            lines.append(
+                f"  run() would remove {count_of(len(self.obsolete), 'shard')} that are no longer in the plan:"
+            )
             lines += [f"    {name}" for name in self.obsolete]
         return lines or ["  up to date with source, writer and options"]
 
@@ -232,7 +240,7 @@ def folder_status(
     """
     output = pathlib.Path(path)
     work = output / WORK
-    events, note = _last_run(work / LEDGER_FILE)
+    events, note = _last_run(read_ledger(work / LEDGER_FILE, without="part_committed"))
     tasks, shared = _read_tasks(work) if store is None else TaskBucket(store).tasks()
     holder = lock_holder(work / "lock") or next((holder for _, holder, _ in tasks if holder), "")
     state: State = "unfinished"
@@ -242,23 +250,27 @@ def folder_status(
     _, known = known_shards(output, work)
     planned = read_snapshot(work / "rows") or planned
     if planned is None or state not in {"running", "unfinished"}:
-        done = Done.sum(map(_done_of, {**known, **shared}.values()))
-        return Status(place, state, holder, done, events=events, note=note, tasks=tasks)
-    held = {**held_shards(work, planned), **shared}
-    counts = [
-        _done_of(held[shard.name]) if shard.name in held else _done(output, work, shard, known.get(shard.name, ()))
-        for shard in planned
-    ]
+        planned = None
+        there: list[ShardFiles | Receipt] = [*{**known, **shared}.values()]
+    else:
+        held = {**held_shards(work, planned), **shared}
+        there = [
+            each
+            for shard in planned
+            for each in ([held[shard.name]] if shard.name in held else _made(output, work, shard, known))
+        ]
+    ledgers = [work / LEDGER_FILE, *sorted(slices_folder(work).glob(f"task-*/{WORK}/{LEDGER_FILE}"))]
     return Status(
         place,
         state,
         holder,
-        done=Done.sum(counts),
-        num_shards=len(planned),
-        num_rows=sum(shard.num_rows for shard in planned),
+        done=Done.sum(map(_done_of, there)),
+        num_shards=None if planned is None else len(planned),
+        num_rows=None if planned is None else sum(shard.num_rows for shard in planned),
         events=events,
         note=note,
         tasks=tasks,
+        failures=_failures_of(there, ledgers),
     )
 
 
@@ -343,7 +355,7 @@ class _StoredOutput:
         if state == "empty":
             return dataclasses.replace(status, note=self._others())
         if state in {"complete", "damaged"}:
-            return dataclasses.replace(status, done=Done.sum(map(_done_of, before.values())))
+            return dataclasses.replace(status, **self._counted(list(before.values())))
         if not before:  # withdrawn, while its shards are replaced
             before = self._withdrawn()
         return dataclasses.replace(
@@ -365,21 +377,25 @@ class _StoredOutput:
     ) -> dict[str, Any]:
         """Return what is done and what is planned."""
         if planned is None:
-            return {"done": Done.sum(map(_done_of, {**before, **made}.values()))}
-        counts = []
+            return self._counted(list({**before, **made}.values()))
+        there: list[ShardFiles | Receipt] = []
         for shard in planned:
             files = made.get(shard.name, before.get(shard.name, ()))
             if files and files[0].fingerprint == shard.fingerprint:
-                counts.append(_done_of(files))
+                there.append(files)
             else:
-                counts += [
-                    _done_of_part(one) for one in growing.get(shard.name, ()) if one.fingerprint == shard.fingerprint
-                ]
+                there += [one for one in growing.get(shard.name, ()) if one.fingerprint == shard.fingerprint]
         return {
-            "done": Done.sum(counts),
+            **self._counted(there),
             "num_shards": len(planned),
             "num_rows": sum(shard.num_rows for shard in planned),
         }
+
+    def _counted(self, there: Sequence[ShardFiles | Receipt]) -> dict[str, Any]:
+        """Return how much is done, and which samples of it failed."""
+        of_tasks = [name for name in self._names or () if name.startswith("slices/") and "/ledgers/" in name]
+        ledgers = [self._work / name for name in (LEDGER_FILE, *sorted(of_tasks))]
+        return {"done": Done.sum(map(_done_of, there)), "failures": _failures_of(there, ledgers)}
 
     # ------------------------------------------------------------ objects
 
@@ -429,11 +445,7 @@ class _StoredOutput:
         content = (self._work / LEDGER_FILE).tail(_TAIL_BYTES)
         if content is None:
             return (), ""
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(content)
-            file.flush()
-            events, note = _last_run(pathlib.Path(file.name))
-        return events, note.replace(file.name, str(self._work / LEDGER_FILE))
+        return _last_run(parse_ledger(io.BytesIO(content), str(self._work / LEDGER_FILE), without="part_committed"))
 
     def _others(self) -> str:
         """Return what else is there, if there is no dataset."""
@@ -489,8 +501,17 @@ def _duration(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} s"
 
 
-def _done_of(files: ShardFiles) -> Done:
-    info = files[0]
+def _done_of(made: ShardFiles | Receipt) -> Done:
+    if isinstance(made, Receipt):
+        return Done(
+            num_rows=made.num_rows,
+            num_failed=len(made.failed),
+            num_dropped=made.num_dropped,
+            num_dropped_records=made.num_dropped_records,
+            num_records=made.num_records,
+            num_bytes=made.num_bytes,
+        )
+    info = made[0]
     return Done(
         num_shards=1,
         num_rows=info.num_rows,
@@ -498,32 +519,45 @@ def _done_of(files: ShardFiles) -> Done:
         num_dropped=info.num_dropped,
         num_dropped_records=info.num_dropped_records,
         num_records=info.num_records,
-        num_bytes=sum(info.num_bytes for info in files),
+        num_bytes=sum(info.num_bytes for info in made),
     )
 
 
-def _done(output: pathlib.Path, work: pathlib.Path, shard: PlannedShard, files: ShardFiles) -> Done:
+def _made(
+    output: pathlib.Path, work: pathlib.Path, shard: PlannedShard, known: Mapping[str, ShardFiles]
+) -> list[ShardFiles] | list[Receipt]:
     """Return what is finished of a planned shard: all of it, or some of its parts."""
+    files = known.get(shard.name, ())
     if files and all(info.fingerprint == shard.fingerprint and (output / info.file).is_file() for info in files):
-        return _done_of(files)
+        return [files]
     found = []
     for path in part_folder(work, shard.name).glob("*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # gone, or incomplete
             receipt = Receipt.from_json(read_json(path))
             if receipt.fingerprint == shard.fingerprint:
-                found.append(_done_of_part(receipt))
-    return Done.sum(found)
+                found.append(receipt)
+    return found
 
 
-def _done_of_part(receipt: Receipt) -> Done:
-    return Done(
-        num_rows=receipt.num_rows,
-        num_failed=len(receipt.failed),
-        num_dropped=receipt.num_dropped,
-        num_dropped_records=receipt.num_dropped_records,
-        num_records=receipt.num_records,
-        num_bytes=receipt.num_bytes,
-    )
+def _failures_of(
+    there: Iterable[ShardFiles | Receipt], ledgers: Iterable[pathlib.Path | RemotePath]
+) -> tuple[Failure, ...]:
+    """Return the samples that shards lack, as far as ledgers tell, and those that parts of others lack."""
+    lacking: list[ShardInfo] = []
+    found: list[Failure] = []
+    for made in there:
+        if not isinstance(made, Receipt):
+            lacking += [info for info in made[:1] if info.num_failed]
+            continue
+        shard, split = f"{made.shard}.{made.files[0].extension}", ShardName.parse(made.shard).split
+        found += [Failure.of(dataclasses.asdict(row), row.action, split=split, shard=shard) for row in made.failed]
+    entries = itertools.chain.from_iterable(map(_entries, ledgers)) if lacking else ()
+    return (*failures_in(entries, lacking), *found)
+
+
+def _entries(ledger: pathlib.Path | RemotePath) -> Iterator[LedgerEntry]:
+    with contextlib.suppress(OSError, CorruptDataError):  # of the ledger of the output, `note` says so
+        yield from read_ledger(ledger, without="part_committed")
 
 
 def _read_tasks(work: pathlib.Path) -> tuple[tuple[tuple[str, str, int], ...], dict[str, ShardFiles]]:
@@ -542,25 +576,23 @@ def _read_tasks(work: pathlib.Path) -> tuple[tuple[tuple[str, str, int], ...], d
     return tuple((name, lock_holder(folder / name / WORK / "lock"), made[name]) for name in names), shared
 
 
-def _last_run(path: pathlib.Path) -> tuple[tuple[LedgerEntry, ...], str]:
+def _last_run(entries: Iterable[LedgerEntry]) -> tuple[tuple[LedgerEntry, ...], str]:
     """Return the first and the last lines that the last run wrote to the ledger, and what is wrong with it."""
     first: LedgerEntry | None = None
     last: collections.deque[LedgerEntry] = collections.deque(maxlen=_LAST_EVENTS)
     note = ""
     try:
-        for entry in read_ledger(path, without="part_committed") if path.is_file() else ():
+        for entry in entries:
             if entry.event == "run_started":
                 first = entry
                 last.clear()
             else:
                 last.append(entry)
+    except FileNotFoundError:
+        pass
     except (OSError, CorruptDataError) as error:
         note = str(error)
     return (() if first is None else (first, *last)), note
-
-
-def _count(shards: Sequence[object]) -> str:
-    return f"{len(shards):,} shard{'' if len(shards) == 1 else 's'}"
 
 
 def _describe(entry: LedgerEntry) -> str:

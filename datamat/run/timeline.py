@@ -19,8 +19,10 @@ from datamat.directory.display import render_document
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from datamat.directory.failures import Failure
 
-__all__ = ["FailedSample", "PartTrace", "Timeline", "TimelineBuilder", "Totals", "render_page"]
+
+__all__ = ["PartTrace", "Timeline", "TimelineBuilder", "Totals", "render_page"]
 
 STAGES = ("read", "decode", "transform", "encode", "write")
 """Stages in their order; "read" is all that is none of the others."""
@@ -73,23 +75,6 @@ class PartTrace:
     def ended_at(self) -> float:
         """When it was done."""
         return self.began_at + self.elapsed_s
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class FailedSample:
-    """A sample that the run did without.
-
-    Attributes:
-        key: key of its row.
-        error: name of the exception's class.
-        message: what went wrong.
-        action: response of the run: "skip", "quarantine" or "raise".
-    """
-
-    key: str
-    error: str
-    message: str
-    action: str
 
 
 class Totals:
@@ -149,7 +134,6 @@ class Timeline:
         elapsed_s: wall time of the run, in seconds.
         num_workers: number of datamat's own workers; 0 where an `executor` did the work.
         parts: the parts that the run made, in the order in which they were done; of very many the first.
-        failed: samples that the run did without; of very many the first.
         limit: what limited the run, in a word: a stage, "waiting", "too few parts" or "start and end"; "" where nothing
             is known.
         advice: the same in a sentence, with what to change.
@@ -159,7 +143,6 @@ class Timeline:
     elapsed_s: float = 0.0
     num_workers: int = 0
     parts: tuple[PartTrace, ...] = ()
-    failed: tuple[FailedSample, ...] = ()
     limit: str = ""
     advice: str = ""
 
@@ -223,18 +206,12 @@ class TimelineBuilder:
         self.totals = Totals()
         self._began_at = began_at
         self._parts: list[PartTrace] = []
-        self._failed: list[FailedSample] = []
 
     def add(self, trace: PartTrace) -> None:
         """Add a part."""
         self.totals.add(trace)
         if len(self._parts) < _MOST_PARTS:
             self._parts.append(trace)
-
-    def add_failed(self, sample: FailedSample) -> None:
-        """Add a sample that failed."""
-        if len(self._failed) < _MOST_FAILED:
-            self._failed.append(sample)
 
     def timeline(self, *, elapsed_s: float, num_workers: int) -> Timeline:
         """Return the timeline as it is now."""
@@ -250,7 +227,6 @@ class TimelineBuilder:
             elapsed_s=elapsed_s,
             num_workers=num_workers,
             parts=tuple(self._parts),
-            failed=tuple(self._failed),
             limit=limit,
             advice=advice,
         )
@@ -286,14 +262,21 @@ svg { width: 100%; display: block; background: var(--box) } svg text { fill: var
 """
 
 
-def render_page(title: str, facts: Iterable[tuple[str, str]], timeline: Timeline, pictures: Mapping[str, bytes]) -> str:
+def render_page(
+    title: str,
+    facts: Iterable[tuple[str, str]],
+    timeline: Timeline,
+    failed: Sequence[Failure],
+    pictures: Mapping[str, bytes],
+) -> str:
     """Return the page of a run, as HTML that needs no other file.
 
     Args:
         title: first line.
         facts: names with their values, for the table at the top.
         timeline: what the run did when.
-        pictures: PNG images of samples that failed, by key.
+        failed: samples that the run did without; of very many the page shows the first.
+        pictures: PNG images of these, by key.
     """
     sections = [
         f"<h1>{html.escape(title)}</h1>",
@@ -315,8 +298,8 @@ def render_page(title: str, facts: Iterable[tuple[str, str]], timeline: Timeline
     if timeline.slowest:
         rows = [[key, _Number(f"{seconds * 1e3:,.1f} ms")] for key, seconds in timeline.slowest]
         sections += ["<h2>Slowest samples</h2>", _table(rows)]
-    if timeline.failed:
-        sections += ["<h2>Samples that failed</h2>", _cards(timeline.failed, pictures)]
+    if failed:
+        sections += ["<h2>Samples that failed</h2>", _cards(failed[:_MOST_FAILED], pictures)]
     return render_document(title, "\n".join(section for section in sections if section), style=_STYLE)
 
 
@@ -455,16 +438,15 @@ def _stage_table(timeline: Timeline) -> str:
     return _table(rows)
 
 
-def _cards(failed: Sequence[FailedSample], pictures: Mapping[str, bytes]) -> str:
+def _cards(failed: Sequence[Failure], pictures: Mapping[str, bytes]) -> str:
     cards = []
     for sample in failed:
         image = ""
         if sample.key in pictures:
             data = base64.b64encode(pictures[sample.key]).decode()
             image = f'<img alt="{html.escape(sample.key)}" src="data:image/png;base64,{data}">'
-        text = sample.message if sample.message.startswith(sample.error) else f"{sample.error}: {sample.message}"
         cards.append(
-            f"<div>{image}<b>{html.escape(sample.key)}</b><br>{html.escape(text[:400])} "
+            f"<div>{image}<b>{html.escape(sample.key)}</b><br>{html.escape(sample.reason[:400])} "
             f'<span class="faint">({html.escape(sample.action)})</span></div>'
         )
     return f'<div class="cards">{"".join(cards)}</div>'

@@ -40,6 +40,7 @@ from datamat.errors import (
     SchemaError,
     Skip,
     SourceError,
+    fold,
     join_problems,
 )
 from datamat.features import Feature, RaggedColumn, Statistics, join_blocks, num_bytes_of
@@ -874,13 +875,19 @@ class _PartTask:
         action = self._shared.errors.action
         if action == "raise":
             raise error
-        text = ""
-        if action == "quarantine":
-            whole = "".join(traceback.format_exception(error.__cause__ or error))
-            text = without_urls(whole, nested_paths(row.fields))
-        self._leave_out(row, _failed_row(position, error, action, attempts), text)
+        fold(error)
+        text = "".join(traceback.format_exception(error.__cause__ or error))
+        text = without_urls(text, nested_paths(row.fields))
+        failed = dataclasses.replace(_failed_row(position, error, action, attempts), traceback=cut_text(text))
+        self._leave_out(row, failed, text)
 
     def _leave_out(self, row: IndexRow, failed: FailedRow, text: str) -> None:
+        """Note that a row gives no record; `text` is its whole traceback, or what else is known, for the quarantine."""
+        number = self._positions[failed.position - self._spec.start : failed.position - self._spec.start + 1]
+        (files,) = self._shared.store.input_paths(number)
+        paths = [without_urls(path, nested_paths(row.fields)) for field in files for path in field]
+        path = next((path for path in paths if path in failed.message), paths[0] if paths else "")
+        failed = dataclasses.replace(failed, row=int(number[0]), path=path)
         if failed.action == "quarantine":
             quarantine(self._shared.work, row, failed, text)
         self._outcome.failed.append(failed)

@@ -17,8 +17,9 @@ from nfs_locks import refuse_as_nfs_does
 from PIL import Image
 from prepared import Prepared
 
-from datamat import InputError, OptionError, RunHook, SampleError, SourceError, Text, WorkerOptions, load
+from datamat import InputError, OptionError, SampleError, SourceError, Text, WorkerOptions, load
 from datamat.directory.mirror import FetchAhead, _Entry, mirrored
+from datamat.events import PlanMade
 from datamat.testing import InlineExecutor
 from datamat.writers.table import TableWriter
 
@@ -129,12 +130,13 @@ def test_files_of_rows_come_ahead_and_go(web, tmp_path, monkeypatch, is_nfs):
     assert sorted(one for one in seen if one.endswith(".bin")) == [f"/{number:02d}.bin" for number in range(20)]
 
 
-class Removes(RunHook):
+class Removes:
     """Removes a file when the source is listed, and before its row is read."""
 
-    def on_plan(self, event):
+    def __call__(self, event):
         """Remove it."""
-        os.unlink(self.path)
+        if isinstance(event, PlanMade):
+            os.unlink(self.path)
 
 
 def test_placeholder_that_is_gone_is_a_matter_of_its_row(web, tmp_path):

@@ -21,9 +21,9 @@ from datamat import (
     IncompleteRunError,
     OutputError,
     OutputLockedError,
-    read_ledger,
     read_status,
 )
+from datamat.directory.ledger import read_ledger
 from datamat.directory.stores import ObjectStore
 
 s3fs = pytest.importorskip("s3fs")

@@ -423,5 +423,5 @@ def test_rows_of_unfinished_shards_that_were_left_out_are_an_error_where_all_are
         small_pairs.job(folder, tmp_path / "out", Stopping(), errors="skip", **one_shard).run(progress=False)
     (tmp_path / "go").touch()
 
-    with pytest.raises(IncompleteRunError, match=r"is without 1 rows .*train000"):
+    with pytest.raises(IncompleteRunError, match=r"is without 1 row .*train000"):
         small_pairs.job(folder, tmp_path / "out", Stopping(), **one_shard).run(progress=False)

@@ -23,9 +23,6 @@ from datamat import (
     Manifest,
     OptionError,
     OutputError,
-    PartDone,
-    RunEnded,
-    RunHook,
     SampleError,
     Scalar,
     ShardOptions,
@@ -38,6 +35,7 @@ from datamat import (
 from datamat.cli import main
 from datamat.codecs import encode_jpeg
 from datamat.directory.index_files import read_index
+from datamat.events import PartDone, RunEnded
 from datamat.formats import get_format
 from datamat.run.convert import convert
 from datamat.testing import InlineExecutor
@@ -364,14 +362,14 @@ def test_exchanged_offsets_are_noticed(mixed, tmp_path):
         converted(source, tmp_path / "out", shards=1)
 
 
-class EventsInThisProcess(RunHook):
+class EventsInThisProcess:
     """Notes each event; cannot be pickled, so it stays in its process."""
 
     def __init__(self):
         self.events = []
         self.stays = threading.current_thread()  # no pickle holds a thread
 
-    def on_event(self, event):
+    def __call__(self, event):
         self.events.append(event)
 
 
@@ -404,11 +402,10 @@ def test_hooks_hear_a_conversion_and_sidecars_describe_it(mixed, tmp_path, start
 def test_hook_that_fails_costs_no_conversion(mixed, tmp_path, caplog):
     """The log names the hook, and it is switched off."""
 
-    class Failing(RunHook):
-        def on_part_done(self, event):
-            raise ValueError("no room on the dashboard")
+    def fail(event):
+        raise ValueError("no room on the dashboard")
 
-    output = converted(mixed, tmp_path / "out", shards=3, hooks=[Failing()])
+    output = converted(mixed, tmp_path / "out", shards=3, hooks=[fail])
 
     assert records(output) == records(mixed)
     assert "no room on the dashboard" in caplog.text
@@ -423,7 +420,7 @@ def test_senseless_arguments_are_refused(mixed, tmp_path):
             convert(mixed, output, shards=2)
     for options in (
         {"hooks": EventsInThisProcess()},
-        {"hooks": [print]},
+        {"hooks": [3]},
         {"sidecars": ["README"]},
         {"workers": "4"},
         {"executor": Stopping(), "workers": WorkerOptions(max_rss=1 << 30)},

@@ -18,7 +18,6 @@ from datamat import (
     Index,
     IndexRow,
     OptionError,
-    RunHook,
     Scalar,
     ShardOptions,
     Skip,
@@ -26,9 +25,10 @@ from datamat import (
     convert,
     load,
     materialize,
-    read_ledger,
     verify,
 )
+from datamat.directory.ledger import read_ledger
+from datamat.events import PartDone, SampleDropped, ShardFinished
 from datamat.testing import InlineExecutor
 
 NUM_ROWS = 20
@@ -354,17 +354,17 @@ def test_several_samples_of_which_one_is_bad_fail_together(tmp_path):
 def test_hooks_hear_what_is_left_out(source, tmp_path):
     """Each record once, with its reason and the class of it; parts and shards count rows."""
 
-    class Heard(RunHook):
+    class Heard:
         dropped, parts, shards = {}, 0, 0
 
-        def on_sample_dropped(self, event):
-            self.dropped[event.key] = (event.error, event.message)
-
-        def on_part_done(self, event):
-            self.parts += event.num_dropped
-
-        def on_shard_finished(self, event):
-            self.shards += event.num_dropped
+        def __call__(self, event):
+            match event:
+                case SampleDropped():
+                    self.dropped[event.key] = (event.error, event.message)
+                case PartDone():
+                    self.parts += event.num_dropped
+                case ShardFinished():
+                    self.shards += event.num_dropped
 
     heard = Heard()
 

@@ -30,13 +30,13 @@ from datamat import (
     Materializer,
     OptionError,
     OutputError,
-    RunHook,
     Scalar,
     WorkerOptions,
     load,
     materialize,
 )
 from datamat.directory.ledger import read_ledger
+from datamat.events import WorkersStarted
 from datamat.testing import InlineExecutor
 
 GUIDE = HERE.parents[1] / "docs/engines.md"
@@ -341,16 +341,17 @@ class Queued(concurrent.futures.ThreadPoolExecutor):
         return fn(*args)
 
 
-class NoteCalls(RunHook):
+class NoteCalls:
     """Notes how many calls an executor has when all that it may have at a time is handed out."""
 
     def __init__(self, executor):
         self.executor = executor
         self.num_calls = 0
 
-    def on_workers_start(self, event):
-        self.num_calls = self.executor.num_calls
-        self.executor.begins.set()
+    def __call__(self, event):
+        if isinstance(event, WorkersStarted):
+            self.num_calls = self.executor.num_calls
+            self.executor.begins.set()
 
 
 @pytest.mark.parametrize("max_disk", [None, "1GB"])

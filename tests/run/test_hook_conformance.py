@@ -10,22 +10,22 @@ from datamat.parallel import get_logger
 from datamat.run.report import LedgerHook, ProgressBar, RunLog, RunTally
 
 
-class TestProgressBar(testing.RunHookConformance):
+class TestProgressBar(testing.HookConformance):
     def make_hook(self):
         return ProgressBar()
 
 
-class TestLog(testing.RunHookConformance):
+class TestLog(testing.HookConformance):
     def make_hook(self):
         return RunLog(get_logger("datamat"))
 
 
-class TestTally(testing.RunHookConformance):
+class TestTally(testing.HookConformance):
     def make_hook(self):
         return RunTally(0.0)
 
 
-class TestLedger(testing.RunHookConformance):
+class TestLedger(testing.HookConformance):
     @pytest.fixture(autouse=True)
     def ledger_elsewhere(self, tmp_path_factory):
         """A ledger beside the one that every run writes."""

@@ -13,36 +13,36 @@ from prepared import Prepared
 from datamat import (
     ErrorPolicy,
     OptionError,
+    SampleError,
+    WorkerOptions,
+    materialize,
+    verify,
+)
+from datamat.directory.ledger import Ledger, read_ledger
+from datamat.events import (
     PartDamaged,
     PartDone,
     PlanMade,
     RunEnded,
-    RunEvent,
-    RunHook,
     RunStarted,
-    SampleError,
     SampleFailed,
     SampleRecovered,
     SampleRetried,
     ShardFinished,
     WorkerLost,
-    WorkerOptions,
     WorkersStarted,
-    materialize,
-    verify,
 )
-from datamat.directory.ledger import Ledger, read_ledger
 from datamat.testing import InlineExecutor
 
 
-class Listener(RunHook):
+class Listener:
     """Keeps every event; cannot be pickled."""
 
     def __init__(self):
         self.events = []
         self.lock = threading.Lock()
 
-    def on_event(self, event):
+    def __call__(self, event):
         assert os.getpid() == self.process and threading.current_thread() is self.thread
         self.events.append(event)
 
@@ -108,23 +108,20 @@ def test_run_is_heard_from_its_start_to_its_end(source, tmp_path):
     assert not any(shard.is_reused or shard.is_held for shard in shards)
 
 
-def test_event_goes_to_the_method_of_its_name(source, tmp_path):
-    """A hook without it does not hear of that kind; of a run with nothing to do come finished shards and no parts."""
+def test_function_is_a_hook(source, tmp_path):
+    """It hears of everything; of a run with nothing to do come finished shards and no parts."""
+    counts, heard = [], Listener()
 
-    class Counting(RunHook):
-        num_records = 0
+    def count(event):
+        if isinstance(event, PartDone):
+            counts.append(event.num_records)
 
-        def on_part_done(self, event):
-            self.num_records += event.num_records
+    job(source, tmp_path / "out", count).run(progress=False)
+    job(source, tmp_path / "out", count, heard).run(progress=False)
 
-    counting, heard = Counting(), Listener()
-    job(source, tmp_path / "out", counting).run(progress=False)
-    job(source, tmp_path / "out", counting, heard).run(progress=False)
-
-    assert counting.num_records == 10
+    assert sum(counts) == 10
     assert heard.kinds() == [RunStarted, PlanMade, ShardFinished, RunEnded]
     assert all(shard.is_reused for shard in heard.of(ShardFinished))
-    assert {kind.method for kind in RunEvent.__subclasses__()} <= set(dir(RunHook))
 
 
 class Failing(small_pairs.Pairs):
@@ -204,8 +201,8 @@ def test_deadline_is_heard_before_the_end(source, tmp_path):
 class Damaging(Listener):
     """Damages the first part that it hears of, whose records lie apart until the shard is sealed."""
 
-    def on_event(self, event):
-        super().on_event(event)
+    def __call__(self, event):
+        super().__call__(event)
         if isinstance(event, PartDone) and len(self.of(PartDone)) == 1:
             (path,) = self.parts.glob(f"{event.shard}/{event.part:05d}.*.part")
             with open(path, "r+b") as file:
@@ -226,23 +223,23 @@ def test_damaged_part_is_heard_and_made_again(source, tmp_path):
     assert verify(tmp_path / "out", deep=True).ok
 
 
-class Raising(RunHook):
+class Raising:
     """Raises at one kind of event."""
 
-    def __init__(self, method, error):
-        self.method, self.error = method, error
+    def __init__(self, kind, error):
+        self.kind, self.error = kind, error
         self.calls = 0
 
-    def on_event(self, event):
-        if event.method == self.method:
+    def __call__(self, event):
+        if isinstance(event, self.kind):
             self.calls += 1
             raise self.error
 
 
-@pytest.mark.parametrize("method", ["on_plan", "on_part_done", "on_run_end"])
-def test_hook_that_raises_is_switched_off_and_loses_nothing(source, plain, tmp_path, method, caplog):
+@pytest.mark.parametrize("kind", [PlanMade, PartDone, RunEnded])
+def test_hook_that_raises_is_switched_off_and_loses_nothing(source, plain, tmp_path, kind, caplog):
     """It is logged once, with its traceback; other hooks and the run continue, with the same bytes."""
-    raising, heard = Raising(method, ValueError("full of bugs")), Listener()
+    raising, heard = Raising(kind, ValueError("full of bugs")), Listener()
 
     with caplog.at_level(logging.WARNING):
         report = job(source, tmp_path / "out", raising, heard).run(progress=False)
@@ -251,25 +248,25 @@ def test_hook_that_raises_is_switched_off_and_loses_nothing(source, plain, tmp_p
     assert raising.calls == 1
     assert type(heard.events[-1]) is RunEnded
     (record,) = [record for record in caplog.records if "Raising" in record.getMessage()]
-    assert method in record.getMessage() and "full of bugs" in record.exc_text
+    assert kind.__name__ in record.getMessage() and "full of bugs" in record.exc_text
     assert small_pairs.digests(tmp_path / "out") == plain
     raising.error = ValueError("and again")
     job(source, tmp_path / "out", raising).run(progress=False, existing="refuse")
-    assert raising.calls == (1 if method == "on_part_done" else 2)
+    assert raising.calls == (1 if kind is PartDone else 2)
 
 
 @pytest.mark.parametrize(
-    ("method", "error"),
+    ("kind", "error"),
     [
-        ("on_plan", SystemExit(3)),
-        ("on_part_done", KeyboardInterrupt()),
-        ("on_shard_finished", SystemExit(3)),
-        ("on_run_end", KeyboardInterrupt()),
+        (PlanMade, SystemExit(3)),
+        (PartDone, KeyboardInterrupt()),
+        (ShardFinished, SystemExit(3)),
+        (RunEnded, KeyboardInterrupt()),
     ],
 )
-def test_hook_can_end_the_run_and_the_next_one_resumes(source, plain, tmp_path, method, error):
+def test_hook_can_end_the_run_and_the_next_one_resumes(source, plain, tmp_path, kind, error):
     """As with Ctrl-C, the state is good, finished work stays, and every other hook hears the end, once."""
-    raising, heard = Raising(method, error), Listener()
+    raising, heard = Raising(kind, error), Listener()
 
     with pytest.raises(type(error)):
         job(source, tmp_path / "out", heard, raising).run(progress=False)
@@ -277,7 +274,7 @@ def test_hook_can_end_the_run_and_the_next_one_resumes(source, plain, tmp_path, 
     report = job(source, tmp_path / "out").run(progress=False)
 
     assert [type(event) for event in heard.events].count(RunEnded) == 1
-    if method != "on_run_end":
+    if kind is not RunEnded:
         assert heard.events[-1].error is error
         assert "interrupted" in ledger(tmp_path / "out")
     total = sum(len(shard.parts) for shard in heard.of(PlanMade)[0].plan.shards)
@@ -289,20 +286,19 @@ def test_ledger_and_disk_have_what_a_hook_hears(source, tmp_path):
     """A process that is killed in a hook loses nothing: receipt and ledger line are written before the event."""
     output, missing = tmp_path / "out", []
 
-    class Looking(RunHook):
-        def on_part_done(self, event):
+    def look(event):
+        if isinstance(event, PartDone):
             if not (output / ".datamat" / "parts" / event.shard / f"{event.part:05d}.json").exists():
                 missing.append(event)
             *_, last = read_ledger(output / ".datamat" / "ledger.jsonl")
             if (last.event, last.values.get("part")) != ("part_committed", event.part):
                 missing.append(event)
-
-        def on_run_end(self, event):
-            if ledger(output)[-1] != "run_finished" or not (output / "manifest.json").exists():
-                missing.append(event)
+        is_end = isinstance(event, RunEnded)
+        if is_end and (ledger(output)[-1] != "run_finished" or not (output / "manifest.json").exists()):
+            missing.append(event)
 
     heard = Listener()
-    job(source, output, Looking(), heard).run(progress=False)
+    job(source, output, look, heard).run(progress=False)
 
     assert heard.of(PartDone) and not missing
 
@@ -334,12 +330,12 @@ def test_bar_and_summary_are_hooks_that_may_fail(source, tmp_path, monkeypatch, 
         def flush(self):
             raise BrokenPipeError
 
-    class HangingUp(RunHook):
-        def on_part_done(self, event):  # before the bar hears of it, and with the one worker at work
+    def hang_up(event):  # before the bar hears of it, and with the one worker at work
+        if isinstance(event, PartDone):
             monkeypatch.setattr("sys.stderr", Gone())
 
     with caplog.at_level(logging.WARNING):
-        report = job(source, tmp_path / "out", HangingUp()).run()
+        report = job(source, tmp_path / "out", hang_up).run()
 
     assert report.is_complete
     assert "ProgressBar" in caplog.text
@@ -360,8 +356,8 @@ def test_repair_and_materialize_take_hooks(source, tmp_path):
     assert len(heard.of(RunStarted)) == len(heard.of(RunEnded)) >= 3
 
 
-@pytest.mark.parametrize("hooks", [Listener(), [print], "on_run_end"])
-def test_hooks_that_are_no_list_are_refused(source, tmp_path, hooks):
+@pytest.mark.parametrize("hooks", [Listener(), [Listener], ["RunEnded"], "RunEnded"])
+def test_hooks_that_are_no_list_of_callables_are_refused(source, tmp_path, hooks):
     """The error says what is wanted."""
     with pytest.raises(OptionError, match=r"hooks (is|holds) .*; want"):
         Prepared(small_pairs.Pairs(), source, tmp_path / "out", hooks=hooks)

@@ -23,10 +23,10 @@ from datamat import (
     Text,
     load,
     merge,
-    read_ledger,
     verify,
 )
 from datamat.cli import main
+from datamat.directory.ledger import read_ledger
 from datamat.run import merge as merging
 from datamat.run.status import read_status
 from datamat.testing import InlineExecutor

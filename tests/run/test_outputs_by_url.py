@@ -21,7 +21,6 @@ from datamat import (
     CorruptDataError,
     OptionError,
     OutputError,
-    RunHook,
     SampleError,
     convert,
     describe,
@@ -35,6 +34,7 @@ from datamat import (
 from datamat.cli import main
 from datamat.codecs import encode_png
 from datamat.directory.verify import ShardCheck
+from datamat.events import RunEnded
 from datamat.readers.speed import measure_reading
 from datamat.testing import InlineExecutor
 
@@ -397,16 +397,16 @@ def test_failed_repair_loses_nothing(source, bucket, tmp_path):
     assert not [name for name in inner if name.startswith("quarantine/")]
 
 
-class Damaging(RunHook):
+class Damaging:
     """Something that changes a bit of a shard after each run: a broken store."""
 
     def __init__(self, bucket):
         self.bucket = bucket
 
-    def on_run_end(self, event):
+    def __call__(self, event):
         """Change a bit."""
-        del event
-        self.bucket.flip(f"{SHARD}.tfrecord")
+        if isinstance(event, RunEnded):
+            self.bucket.flip(f"{SHARD}.tfrecord")
 
 
 def test_store_that_no_repair_mends(source, bucket):

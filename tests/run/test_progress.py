@@ -10,7 +10,7 @@ import types
 import pytest
 import small_pairs
 
-from datamat import PartDone, PlanMade, RunEnded, ShardFinished, WorkersStarted
+from datamat.events import PartDone, PlanMade, RunEnded, ShardFinished, WorkersStarted
 from datamat.plan.plan import Plan
 from datamat.run import report as reporting
 from datamat.run.report import ProgressBar, RunReport
@@ -69,8 +69,8 @@ def begun(clock, monkeypatch):
         monkeypatch.setattr(sys, "stderr", stream)
         monkeypatch.setenv("COLUMNS", str(columns))
         bar = ProgressBar()
-        bar.on_plan(PlanMade(plan=Plan("set", ()), shards=(), num_rows=total, num_records=total))
-        bar.on_workers_start(WorkersStarted(num_workers=1, start_method="fork"))
+        bar(PlanMade(plan=Plan("set", ()), shards=(), num_rows=total, num_records=total))
+        bar(WorkersStarted(num_workers=1, start_method="fork"))
         return bar
 
     return begun
@@ -87,7 +87,7 @@ def test_line_says_how_far_how_fast_how_long_and_why(clock, begun):
     screen = Terminal()
     bar = begun(screen, 1_000)
     clock.now += 10
-    bar.on_part_done(part(0, num_records=250, num_failed=3))
+    bar(part(0, num_records=250, num_failed=3))
 
     shown = screen.getvalue()
     assert "set  25% ██░" in shown and "250/1,000 samples  25/s  0:30 left" in shown.replace("░", "").replace("█", "")
@@ -102,10 +102,10 @@ def test_what_was_there_counts_as_done_and_not_as_speed(clock, begun):
     names = ("shard", "split", "files")
     numbers = {"num_rows": 500, "num_failed": 0, "num_dropped": 0, "num_dropped_records": 0, "num_bytes": 1}
     reused = ShardFinished(**dict.fromkeys(names, "s"), **numbers, num_records=500, is_reused=True, is_held=False)
-    bar.on_shard_finished(reused)
-    bar.on_part_done(part(0, num_records=200, is_resumed=True))
+    bar(reused)
+    bar(part(0, num_records=200, is_resumed=True))
     clock.now += 10
-    bar.on_part_done(part(1, num_records=100))
+    bar(part(1, num_records=100))
 
     assert "800/1,000 samples  10/s  0:20 left" in screen.getvalue()
 
@@ -117,8 +117,8 @@ def test_terminal_draws_over_one_line_and_cuts_it(clock, begun):
 
     for number in range(10):
         clock.now += 1
-        bar.on_part_done(part(number))
-    bar.on_run_end(ended())
+        bar(part(number))
+    bar(ended())
 
     lines = screen.getvalue().splitlines()
     assert screen.getvalue().count("\n") == 2
@@ -133,8 +133,8 @@ def test_without_a_terminal_there_is_a_line_every_half_minute(clock, begun):
 
     for number in range(100):
         clock.now += 1
-        bar.on_part_done(part(number))
-    bar.on_run_end(ended())
+        bar(part(number))
+    bar(ended())
 
     *lines, summary = log.getvalue().splitlines()
     assert len(lines) == 3 and all("samples" in line for line in lines)
@@ -162,11 +162,11 @@ def test_notebook_gets_one_display_and_nothing_on_the_pink_stream(clock, begun, 
     pink = io.StringIO()
     bar = begun(pink, 20)
 
-    bar.on_part_done(part(0))
+    bar(part(0))
     clock.now += 1
-    bar.on_part_done(part(1))
+    bar(part(1))
     between = dict(shown[0])
-    bar.on_run_end(ended())
+    bar(ended())
 
     assert len(shown) == 1
     assert "20/20 samples" in between["text/plain"]

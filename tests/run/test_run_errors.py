@@ -22,6 +22,7 @@ from datamat.errors import (
     OutputLockedError,
     SourceError,
 )
+from datamat.events import RunEnded
 from datamat.testing import InlineExecutor
 
 ONE = WorkerOptions(num_workers=1, start_method="fork")
@@ -52,15 +53,16 @@ def test_rows_that_fail_more_often_than_allowed(tmp_path):
         job(tmp_path / "out", FailingRows(rows), errors=ErrorPolicy("skip", max_errors=12)).run(progress=False)
 
 
-class Damaging(datamat.RunHook):
+class Damaging:
     """Something that damages a shard as it is written: a broken disk."""
 
     def __init__(self, folder):
         self.folder = folder
 
-    def on_run_end(self, event):
+    def __call__(self, event):
         """Flip a bit."""
-        damage(self.folder)
+        if isinstance(event, RunEnded):
+            damage(self.folder)
 
 
 def test_directory_that_no_repair_mends(tmp_path):

@@ -12,9 +12,10 @@ import pytest
 import sliced_job
 from sliced_job import ForkedTask, content, make_source, start_task, wait_until_stopped, wake
 
-from datamat import IncompleteRunError, OptionError, OutputError, OutputLockedError, load, read_ledger, verify
+from datamat import IncompleteRunError, OptionError, OutputError, OutputLockedError, load, verify
 from datamat.cli import main
 from datamat.directory.files import locked
+from datamat.directory.ledger import read_ledger
 from datamat.run.status import read_status
 from datamat.testing import InlineExecutor
 

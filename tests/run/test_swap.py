@@ -6,18 +6,18 @@ import os
 
 import small_pairs
 
-from datamat import RunHook, ShardOptions, verify
+from datamat import ShardOptions, verify
 from datamat.directory.manifest import Manifest, by_shard, note_finished, withdraw_manifest, write_entry
 
 
-class VisibleShards(RunHook):
+class VisibleShards:
     """Notes, at every event, which shards are visible."""
 
     def __init__(self, output):
         self.output = output
         self.seen = []
 
-    def on_event(self, event):
+    def __call__(self, event):
         self.seen.append({path.name for path in self.output.glob("*.tfrecord")})
 
 

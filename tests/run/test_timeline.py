@@ -146,7 +146,7 @@ def test_page_shows_code_as_code_and_memory_without_gaps():
     parts = (trace(began_at=0.0), trace(1, began_at=3.0, slowest=((BAD, 1.0),)))
     advice = f"take `WorkerOptions(num_workers=...)` & wait{BAD}"
 
-    page = render_page(BAD, [(BAD, BAD)], Timeline(parts=parts, advice=advice, elapsed_s=4.0, num_workers=1), {})
+    page = render_page(BAD, [(BAD, BAD)], Timeline(parts=parts, advice=advice, elapsed_s=4.0, num_workers=1), (), {})
 
     assert "take <code>WorkerOptions(num_workers=...)</code> &amp; wait" in page and "<script" not in page
     chart = page.split("Peak memory", 1)[1].split("</svg>", 1)[0]

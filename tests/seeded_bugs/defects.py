@@ -753,8 +753,8 @@ DEFECTS = {
         Defect(
             "old-parts-are-speed",
             "what an earlier run made counts as speed: the time that is left is far too short",
-            "datamat.run.report:ProgressBar.on_part_done",
-            replace("event.is_resumed", "False"),
+            "datamat.run.report:ProgressBar._line",
+            replace("self._num_new / elapsed_s", "self._num_records / elapsed_s"),
             "tests/run/test_progress.py::test_what_was_there_counts_as_done_and_not_as_speed",
         ),
         Defect(
@@ -762,7 +762,7 @@ DEFECTS = {
             "a hook hears of a part before the ledger has it, and loses the part if it ends the process",
             "datamat.run.report:RunEvents.emit",
             replace(
-                "self._ledger.on_event(event)",
+                "self._ledger(event)",
                 "self._hooks = [hook for hook in self._hooks if hook is not self._ledger] + [self._ledger]",
             ),
             "tests/run/test_hooks.py::test_ledger_and_disk_have_what_a_hook_hears",

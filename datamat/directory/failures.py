@@ -1,0 +1,149 @@
+"""Which samples a dataset does without, and why: `failures`, from the ledger of the run that made each shard.
+
+The ledger is a history: it also tells of samples that have been made since, and of shards that are gone. But before a
+shard gets its name, a line with its checksum lists the keys that it lacks. So the lines of what is there are found,
+whatever runs came before, have begun since, or took place on other machines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from datamat.directory.files import WORK
+from datamat.directory.ledger import LEDGER_FILE, read_ledger
+from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, no_manifest
+from datamat.directory.remote import RemotePath, location
+from datamat.errors import OutputError, count_of
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Mapping
+
+    from datamat.directory.ledger import LedgerEntry
+    from datamat.directory.manifest import ShardInfo
+
+
+__all__ = ["Failure", "failures", "failures_in"]
+
+_ACTIONS = {"sample_skipped": "skip", "sample_quarantined": "quarantine"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failure:
+    """A sample that a run did without.
+
+    Attributes:
+        key: key of its row.
+        reason: what went wrong, in one line.
+        exception: name of the exception's class.
+        traceback: traceback of the exception, of a very long one its ends; "" if none was raised: a worker died.
+        split: split that lacks it.
+        shard: name of the file that lacks it; with several formats, that of the first.
+        row: number of its row in the index, from 0: its place among the inputs of `materialize`.
+        path: path or URL of its input file, the one that the reason names if there are several; "" if it has none.
+        action: what became of it: "skip" or "quarantine".
+        attempts: how often it was tried.
+    """
+
+    key: str
+    reason: str
+    exception: str
+    traceback: str
+    split: str
+    shard: str
+    row: int
+    path: str
+    action: str
+    attempts: int
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.reason}"
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], action: str, *, split: str, shard: str) -> Failure:
+        """Return the failure that a line of the ledger, a receipt or an event describes."""
+        return cls(
+            key=values["key"],
+            reason=values["message"],
+            exception=values["error"],
+            traceback=values["traceback"],
+            split=split,
+            shard=shard,
+            row=values["row"],
+            path=values["path"],
+            action=action,
+            attempts=values["attempts"],
+        )
+
+
+def failures(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> tuple[Failure, ...]:
+    """Return the samples that a finished dataset does without: those that a run skipped or quarantined.
+
+    `RunReport.failures` has those of one run, `Status.failures` those of an output that is not finished.
+
+    Args:
+        path: the directory, or its URL, of any kind that fsspec can read.
+        storage_options: options that fsspec gets with a URL.
+
+    Returns:
+        One for each row that failed, as many as the manifest counts, in the order of the manifest's shards.
+
+    Raises:
+        OutputError: there is no manifest, the ledger is gone or does not tell, or the URL cannot be read.
+        CorruptDataError: manifest or ledger is not as datamat writes it.
+
+    Example:
+        >>> for failure in failures("out/camvid"):   # doctest: +SKIP
+        ...     print(failure.shard, failure.key, failure.reason)
+        camvid-train-00002-of-00008.tfrecord 0001TP_006690 InputError: train/0001TP_006690.png is empty
+    """
+    place = location(path, storage_options)
+    if not isinstance(place, RemotePath):
+        manifest = Manifest.read(place)
+    elif (content := (place / MANIFEST_FILE).read_if_there(MOST_MANIFEST_BYTES)) is None:
+        raise no_manifest(place)
+    else:
+        manifest = Manifest.parse(content, str(place / MANIFEST_FILE))
+    lacking = [info for info in manifest.shards if info.num_failed]
+    ledger = place / WORK / LEDGER_FILE
+    try:
+        found = failures_in(read_ledger(ledger, without="part_committed"), lacking) if lacking else ()
+    except FileNotFoundError as error:
+        raise OutputError(f"{ledger} is missing, which names them; copy it along. {_again(lacking)}") from error
+    except OSError as error:
+        raise OutputError(f"{ledger} cannot be read: {error.strerror or error}") from error
+    if len(found) < sum(info.num_failed for info in lacking):
+        raise OutputError(f"{ledger} names {len(found)} of them. {_again(lacking)}")
+    return found
+
+
+def _again(lacking: Iterable[ShardInfo]) -> str:
+    num_failed = sum(info.num_failed for info in lacking)
+    return (
+        f"The manifest says that {count_of(num_failed, 'row')} failed; a run that tries failed rows again "
+        "(retry_failed=True) names those that still fail"
+    )
+
+
+def failures_in(entries: Iterable[LedgerEntry], lacking: Iterable[ShardInfo]) -> tuple[Failure, ...]:
+    """Return what the lines of ledgers say of the rows that shards lack, as far as they do.
+
+    Args:
+        entries: the lines, oldest first; of several ledgers one after another.
+        lacking: the shards in which rows failed, in the order of the result.
+    """
+    found: dict[tuple[str, str], dict[str, Failure]] = {}
+    infos = {(info.name, info.checksum): info for info in lacking}
+    last: dict[tuple[str, str], LedgerEntry] = {}
+    for entry in entries:
+        values = entry.values
+        if entry.event in _ACTIONS:
+            last[values["shard"], values["key"]] = entry
+        elif entry.event == "shard_lacks" and (info := infos.get((values["shard"], values["checksum"]))):
+            named = found.setdefault((info.name, info.checksum), {})
+            for line in (last[info.name, key] for key in values["keys"] if (info.name, key) in last):
+                named[line.values["key"]] = Failure.of(
+                    line.values, _ACTIONS[line.event], split=info.split, shard=info.file
+                )
+    return tuple(failure for shard in infos for failure in found.get(shard, {}).values())
