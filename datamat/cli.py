@@ -1,4 +1,4 @@
-"""The command `datamat`: make, check, see, measure, repair and convert directories without writing Python.
+"""The command `datamat`: make, check, see, repair and convert directories without writing Python.
 
     datamat run module:job        make what is missing in the output of a job; with others, as a task of an array
     datamat run job.toml          the same; the file holds the arguments of a Materializer
@@ -10,7 +10,6 @@
     datamat repair DIR            repair what can be repaired without the source; of a JOB, everything
     datamat preview DIR           draw samples into a picture
     datamat view DIR [--serve]    show it in a browser: as one page, or from a server on this machine
-    datamat bench DIR             measure how fast it is read on this machine
     datamat export DIR            write the files that TFDS, Hugging Face and other readers need beside the shards
     datamat convert DIR --format parquet --num-shards 16    rewrite it in another format or number of shards
     datamat merge A B --output C  combine finished directories into one, without rewriting any record
@@ -18,7 +17,7 @@
     datamat serve --num-workers 4 prepare batches in separate processes, for to_tf(service=...)
     datamat completion bash       print a script that makes the shell complete all this
 
-A directory that is only read (status, verify, describe, preview, view, bench, convert) may be a URL, as in s3://bucket/out.
+A directory that is only read (status, verify, describe, preview, view, convert) may be a URL, as in s3://bucket/out.
 Every command takes --json: standard output is then one JSON object, with the same keys each time.
 
 EXIT CODES
@@ -61,7 +60,6 @@ from datamat.errors import DatamatError, InputError, OptionError, OutputError, P
 from datamat.formats import format_names
 from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
 from datamat.readers.dataset import ShardedDataset, load
-from datamat.readers.speed import READERS, measure_reading
 from datamat.readers.tf.service import check_address, serving
 from datamat.readers.view import view, viewing
 from datamat.run.convert import convert
@@ -355,61 +353,6 @@ _REPORT = {
     "stopped": "`deadline` or `max_disk` if that ended the run, else empty",
     "limit": "what limited the run, and what to change",
 }
-
-# ---------------------------------------------------------------- bench
-#
-# `datamat bench`: how fast a directory is read.
-
-
-def _add_bench(command: argparse.ArgumentParser) -> None:
-    _add_directory(command, is_read=True)
-    _add_cache(command)
-    command.add_argument("--split", metavar="NAME", help="split to read (all)")
-    command.add_argument("--format", metavar="F", help="which format to read if there are several (the first)")
-    command.add_argument("--batch-size", type=int, default=32, metavar="N", help="records in a batch (32)")
-    command.add_argument(
-        "--reader",
-        dest="readers",
-        action="append",
-        choices=READERS,
-        help="reader to measure; repeatable (those that are installed)",
-    )
-    command.add_argument(
-        "--num-workers",
-        action="append",
-        type=int,
-        metavar="N",
-        help="worker processes of numpy and torch, 0 for threads; repeatable (0, and one per core)",
-    )
-    command.add_argument("--seconds", type=float, default=2.0, metavar="S", help="time for each measurement (2)")
-
-
-def _bench(options: argparse.Namespace, console: Console) -> int:
-    with _fetching(options) as given:
-        found = measure_reading(
-            options.directory,
-            options.split,
-            format=options.format,
-            batch_size=options.batch_size,
-            readers=options.readers,
-            num_workers=options.num_workers,
-            seconds=options.seconds,
-            **given,
-        )
-    code = NOT_WELL if any(row.problem for row in found.rows) else OK
-    return console.answer(code, str(found), _attributes(found, _BENCH))
-
-
-_BENCH = {
-    "path": "the directory",
-    "split": "the split; null if all were read",
-    "format": "format of the shards",
-    "num_records": "records in it",
-    "num_bytes": "size of their shards, in bytes",
-    "rows": "one per measurement: `reader`, `num_workers`, `num_records`, `num_bytes` of the shards, `seconds`, "
-    "`start_s` until the first batch arrived, `problem` if it could not be measured",
-}
-
 
 # ---------------------------------------------------------------- completion
 #
@@ -1275,14 +1218,6 @@ COMMANDS = (
         run=_view,
         python=(view, viewing, Materializer),
         keys=_VIEW,
-    ),
-    Command(
-        name="bench",
-        does="measure how fast a finished directory is read on this machine, beside reading just its files",
-        add=_add_bench,
-        run=_bench,
-        python=(measure_reading,),
-        keys=_BENCH,
     ),
     Command(
         name="convert",

@@ -18,7 +18,6 @@ import small_pairs
 import datamat.run.status
 from datamat import verify
 from datamat.cli import COMMANDS, build_parser, main
-from datamat.readers.speed import measure_reading
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -219,7 +218,6 @@ def test_json_of_each_command_has_the_documented_keys_and_nothing_else_is_printe
         ("repair", "out"),
         ("describe", "out"),
         ("preview", "out"),
-        ("bench", "out", "--seconds", 0.01, "--reader", "numpy", "--num-workers", 0),
         ("convert", "out", "--num-shards", 1, "--output", "one", "--num-workers", 1),
         ("export", "out"),
         ("completion", "bash"),
@@ -406,7 +404,6 @@ def test_page_is_as_the_code_makes_it():
         (["run", "jobs:x", "--existing", ""], {"update", "replace", "refuse"}),
         (["run", "jobs:x", "--ex"], {"--existing"}),
         (["completion", ""], {"bash", "zsh", "fish"}),
-        (["bench", "out", "--reader", "t"], {"torch", "tf"}),
         (["verify", "ou"], set()),  # bash completes the names of files
     ],
 )
@@ -438,27 +435,6 @@ def test_other_shells_get_every_command_and_option(shell, capsys):
         assert subprocess.run([shell, "-n"], input=script, text=True, check=False).returncode == 0
 
 
-# ---------------------------------------------------------------- bench
-
-
-def test_bench_measures_every_reader_beside_the_files(output):
-    """Each gives whole records; a reader that cannot is named with the reason."""
-    found = measure_reading(output, "train", readers=["numpy", "records"], num_workers=[0, 1], seconds=0.01)
-
-    rows = {(row.reader, row.num_workers): row for row in found.rows}
-    assert list(rows) == [("files", 0), ("files again", 0), ("numpy", 0), ("numpy", 1), ("records", 0)]
-    assert found.num_records == 20 and rows["files", 0].num_bytes == found.num_bytes
-    assert all(row.num_records >= 1 and row.seconds > 0 and not row.problem for row in found.rows)
-    assert [line.split()[0] for line in str(found).splitlines()[1:]] == [
-        "reader",
-        "files",
-        "files",
-        "numpy",
-        "numpy",
-        "records",
-    ]
-
-
 @pytest.mark.parametrize("given", ["gone", "{", "list"])
 def test_options_of_a_url_that_are_no_object(tmp_path, monkeypatch, capsys, given):
     """They are refused before any request."""
@@ -468,21 +444,6 @@ def test_options_of_a_url_that_are_no_object(tmp_path, monkeypatch, capsys, give
     assert main(["verify", "s3://nowhere/out", "--storage-options", given]) == 2
 
     assert "--storage-options" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--seconds", "0"], "bench: batch_size=32 and seconds=0; want positive numbers"),
-        (["--num-workers=-1"], "bench: num_workers is -1; want 0 or more"),
-        (["--split", "test"], "has no split 'test'; it has train, val"),
-    ],
-)
-def test_bench_refuses_wrong_arguments(output, capsys, arguments, message):
-    """With code 2."""
-    assert main(["bench", str(output), *arguments]) == 2
-
-    assert message in capsys.readouterr().err
 
 
 def test_preview_is_a_picture(output, tmp_path, capsys):
