@@ -50,6 +50,7 @@ import tomllib
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from datamat import __version__
 from datamat.directory.describe import describe
 from datamat.directory.files import printable
 from datamat.directory.manifest import MANIFEST_FILE, Manifest
@@ -1312,6 +1313,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=f"exit codes:\n{codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"datamat {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         about = command.about or f"{command.does[0].upper()}{command.does[1:]}."
@@ -1320,12 +1322,3 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument("--json", action="store_true", help="answer with one JSON object, and print nothing else")
         sub.set_defaults(run=command.run)
     return parser
-
-
-# ---------------------------------------------------------------- the command
-#
-# `python -m datamat.cli` runs the command where its script is not on the path.
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -140,6 +140,13 @@ def test_help_lists_the_exit_codes(capsys):
     assert "exit codes:\n    0   all is well" in capsys.readouterr().out
 
 
+def test_version_is_that_of_the_package():
+    """`python -m datamat` is the command, too."""
+    said = subprocess.run([sys.executable, "-m", "datamat", "--version"], capture_output=True, text=True, check=True)
+
+    assert said.stdout == f"datamat {datamat.__version__}\n"
+
+
 def test_no_control_character_reaches_the_terminal(output, capsys):
     """Strangers may have written file names and the text of a ledger."""
     (output / "pairs-\x1b[2J\r\nok\u202e.tfrecord").touch()
@@ -362,7 +369,7 @@ def test_closed_pipe_is_no_error(output):
     os.close(read)
 
     ended = subprocess.run(
-        [sys.executable, "-m", "datamat.cli", "status", output], stdout=write, stderr=subprocess.PIPE, check=False
+        [sys.executable, "-m", "datamat", "status", output], stdout=write, stderr=subprocess.PIPE, check=False
     )
 
     os.close(write)
@@ -371,7 +378,7 @@ def test_closed_pipe_is_no_error(output):
 
 def _command(*arguments, cwd):
     return subprocess.run(
-        [sys.executable, "-m", "datamat.cli", *arguments],
+        [sys.executable, "-m", "datamat", *arguments],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
         capture_output=True,

@@ -391,7 +391,7 @@ def test_command_writes_the_page(output, tmp_path, monkeypatch, capsys):
 
 def test_command_serves_until_a_signal(output):
     """It prints the address once it answers; SIGTERM is a success."""
-    command = [sys.executable, "-m", "datamat.cli", "view", str(output), "--serve"]
+    command = [sys.executable, "-m", "datamat", "view", str(output), "--serve"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             url = process.stdout.readline().strip()
