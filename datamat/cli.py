@@ -15,7 +15,7 @@
     datamat merge A B --output C  combine finished directories into one, without rewriting any record
     datamat describe FILE         show what any TFRecord, Parquet, tar or ArrayRecord file holds
     datamat serve --num-workers 4 prepare batches in separate processes, for to_tf(service=...)
-    datamat completion bash       print a script that makes the shell complete all this
+    datamat --print-completion bash    print a script that makes the shell complete all this
 
 A directory that is only read (status, verify, describe, preview, view, convert) may be a URL, as in s3://bucket/out.
 Every command takes --json: standard output is then one JSON object, with the same keys each time.
@@ -49,6 +49,8 @@ import time
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
+
+import shtab
 
 from datamat import __version__
 from datamat.directory.describe import describe
@@ -354,122 +356,6 @@ _REPORT = {
     "stopped": "`deadline` or `max_disk` if that ended the run, else empty",
     "limit": "what limited the run, and what to change",
 }
-
-# ---------------------------------------------------------------- completion
-#
-# `datamat completion`: scripts that have a shell complete commands, options and their values, made of the parsers.
-
-
-def _add_completion(command: argparse.ArgumentParser) -> None:
-    command.add_argument("shell", choices=tuple(_SHELLS), help="the shell")
-
-
-def _complete(options: argparse.Namespace, console: Console) -> int:
-    script = _SHELLS[options.shell]()
-    return console.answer(OK, script, {"shell": options.shell, "script": script})
-
-
-def _option_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    return [action for action in parser._actions if action.option_strings and action.help != argparse.SUPPRESS]
-
-
-def _values(action: argparse.Action) -> list[str]:
-    return [str(value) for value in action.choices or ()]
-
-
-def _parsers() -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of each command, by name."""
-    parser = build_parser()
-    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return dict(commands.choices)
-
-
-def _bash() -> str:
-    words, values = [], []
-    for name, parser in _parsers().items():
-        actions = _option_actions(parser)
-        words.append(
-            f'        {name}) words="{" ".join(word for action in actions for word in action.option_strings)}" ;;'
-        )
-        values += [
-            f'        "{name} {word}") words="{" ".join(_values(action))}" ;;'
-            for action in actions
-            if action.choices
-            for word in action.option_strings
-        ]
-        places = [action for action in parser._actions if not action.option_strings and action.choices]
-        values += [f'        "{name} {name}") words="{" ".join(_values(action))}" ;;' for action in places]
-    return "\n".join(
-        [
-            '# datamat: completion for bash; load it with: eval "$(datamat completion bash)"',
-            "_datamat() {",
-            '    local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD - 1]}" words=""',
-            '    if [ "$COMP_CWORD" -eq 1 ]; then',
-            f'        words="{" ".join(_parsers())}"',
-            "    else",
-            '        case "${COMP_WORDS[1]} $previous" in',
-            *("    " + line for line in values),
-            "        esac",
-            '        if [ -z "$words" ] && [ "${current:0:1}" = - ]; then',
-            '            case "${COMP_WORDS[1]}" in',
-            *("        " + line for line in words),
-            "            esac",
-            "        fi",
-            "    fi",
-            '    COMPREPLY=($(compgen -W "$words" -- "$current"))',
-            "}",
-            "complete -o default -F _datamat datamat",  # where nothing fits, bash completes names of files
-        ]
-    )
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
-
-
-def _zsh() -> str:
-    lines = ["#compdef datamat", '# completion for zsh; load it with: eval "$(datamat completion zsh)"', "_datamat() {"]
-    lines += ["    local -a found", "    if (( CURRENT == 2 )); then", "        found=("]
-    lines += [f"            {_quoted(f'{command.name}:{command.does}')}" for command in COMMANDS]
-    lines += ["        )", "        _describe command found", "        return", "    fi"]
-    lines += ['    case "${words[2]} ${words[CURRENT-1]}" in']
-    for name, parser in _parsers().items():
-        for action in parser._actions:
-            if action.choices:
-                names = action.option_strings or [name]
-                lines += [f'        "{name} {word}") compadd {" ".join(_values(action))}; return ;;' for word in names]
-    lines += ["    esac", '    if [[ "${words[CURRENT]}" != -* ]]; then', "        _files", "        return", "    fi"]
-    lines += ['    case "${words[2]}" in']
-    for name, parser in _parsers().items():
-        lines.append(f"        {name}) found=(")
-        for action in _option_actions(parser):
-            text = (action.help or "").replace("%%", "%")
-            lines += [f"            {_quoted(f'{word}:{text}')}" for word in action.option_strings]
-        lines.append("        ) ;;")
-    return "\n".join([*lines, "    esac", "    _describe option found", "}", "compdef _datamat datamat"])
-
-
-def _fish() -> str:
-    lines = ["# datamat: completion for fish; load it with: datamat completion fish | source"]
-    lines += [
-        f"complete -c datamat -f -n __fish_use_subcommand -a {command.name} -d {_quoted(command.does)}"
-        for command in COMMANDS
-    ]
-    for name, parser in _parsers().items():
-        begin = f"complete -c datamat -n '__fish_seen_subcommand_from {name}'"
-        for action in parser._actions:
-            names = [f"-{'l' if word[:2] == '--' else 's'} {word.lstrip('-')}" for word in action.option_strings]
-            takes = f" -x -a {_quoted(' '.join(_values(action)))}" if action.choices else " -r"
-            takes = "" if action.nargs == 0 else takes
-            if names or action.choices:
-                lines.append(
-                    " ".join([begin, *names]) + takes + f" -d {_quoted((action.help or '').replace('%%', '%'))}"
-                )
-    return "\n".join(lines)
-
-
-_SHELLS: dict[str, Callable[[], str]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
-
 
 # ---------------------------------------------------------------- convert
 #
@@ -1253,16 +1139,6 @@ COMMANDS = (
         python=(serving,),
         keys={"address": "address for `to_tf(service=...)`; printed as soon as the service is up"},
     ),
-    Command(
-        name="completion",
-        does="print a script that makes the shell complete commands and options",
-        about='Load it with eval "$(datamat completion bash)" in ~/.bashrc, eval "$(datamat completion zsh)" after '
-        "compinit in ~/.zshrc, or datamat completion fish | source in config.fish.",
-        add=_add_completion,
-        run=_complete,
-        python=(),
-        keys={"shell": "the shell", "script": "the script"},
-    ),
 )
 
 
@@ -1273,8 +1149,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: words of the command line; None takes those of the process.
     """
     options, unknown = build_parser().parse_known_args(arguments)
-    if unknown:  # with the usage of the command, where argparse would show that of all commands
-        _parsers()[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    if unknown:
+        options.refuse(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         with _console(options.command, as_json=options.json) as console:
             return _ended(options, console)
@@ -1314,11 +1190,15 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"datamat {__version__}")
+    shtab.add_argument_to(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         about = command.about or f"{command.does[0].upper()}{command.does[1:]}."
         sub = commands.add_parser(command.name, help=command.does, description=about)
         command.add(sub)
         sub.add_argument("--json", action="store_true", help="answer with one JSON object, and print nothing else")
-        sub.set_defaults(run=command.run)
+        for place in sub._get_positional_actions():
+            place.complete = shtab.FILE  # type: ignore[attr-defined]
+        # Of arguments that nobody takes argparse says so with the usage of all commands.
+        sub.set_defaults(run=command.run, refuse=sub.error)
     return parser
