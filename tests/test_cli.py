@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import os
 import pathlib
@@ -15,7 +17,7 @@ import pytest
 import small_pairs
 
 import datamat.run.status
-from datamat import verify
+from datamat import load, verify
 from datamat.cli import COMMANDS, main
 
 pytestmark = pytest.mark.timeout(300)
@@ -193,8 +195,8 @@ def jobs(tmp_path, monkeypatch):
     )
     (tmp_path / "job.toml").write_text(
         'writer = "small_pairs:Pairs"\nsource = "source"\noutput = "out"\ncopies = {train = 2}\n'
-        'transform = "cli_jobs:augment"\nerrors = "skip"\n'
-        "[shards]\nnum_shards = 2\n[workers]\nnum_workers = 1\n"
+        'transform = "cli_jobs:augment"\n'
+        '[shards]\nnum_shards = 2\n[run]\nerrors = "skip"\nworkers = {num_workers = 1}\n'
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -212,7 +214,7 @@ def _json(capfd, *arguments):
     return code, found
 
 
-def test_json_of_each_command_has_the_documented_keys_and_nothing_else_is_printed(jobs, capfd):
+def test_json_of_each_command_has_the_attributes_of_its_object_and_nothing_else_is_printed(jobs, capfd):
     """This holds for jobs that print, in Python and below it."""
     steps = [
         ("plan", "cli_jobs:build"),
@@ -224,16 +226,48 @@ def test_json_of_each_command_has_the_documented_keys_and_nothing_else_is_printe
         ("repair", "out"),
         ("describe", "out"),
         ("preview", "out"),
-        ("convert", "out", "--num-shards", 1, "--output", "one", "--num-workers", 1),
+        ("convert", "out", "--shards", 1, "--output", "one", "--workers", 1),
         ("export", "out"),
     ]
-    keys = {command.name: list(command.keys) for command in COMMANDS}
+    answers = {command.name: command.answers for command in COMMANDS}
 
     for step in steps:
         code, found = _json(capfd, *step)
-        assert (code, list(found)) == (0, keys[step[0]]), step
+        wanted = getattr(datamat, answers[step[0]], None)
+        named = {"output"} if wanted is None else {*dir(wanted), *wanted.__dataclass_fields__}
+        assert code == 0 and found and set(found) <= named, step
 
-    assert set(keys) - {step[0] for step in steps} <= {"merge", "serve", "view"}  # tested with what they show
+    assert set(answers) - {step[0] for step in steps} == {"merge", "serve", "view"}  # tested with what they show
+
+
+def test_json_holds_what_the_objects_hold(jobs, capfd):
+    """Those inside, too: the shards of a plan with their parts, the counts of a status."""
+    plan, status = small_pairs.job("source", "out").plan(), datamat.read_status("out")
+
+    assert _json(capfd, "status", "cli_jobs:build")[1]["done"] == dataclasses.asdict(status.done)
+    _, found = _json(capfd, "plan", "cli_jobs:build")
+    assert (found["num_rows"], len(found["shards"])) == (plan.num_rows, len(plan.shards))
+    assert found["shards"][0]["num_rows"] == plan.shards[0].num_rows
+    assert found["shards"][0]["parts"] == [dataclasses.asdict(part) for part in plan.shards[0].parts]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_options_are_those_of_python(command):
+    """Whoever knows the one knows the other."""
+    calls = [*command.python, *([datamat.Materializer] if "JOB" in command.target else [])]
+    known = {name for call in calls for name in inspect.signature(call).parameters}
+
+    assert set(command.options) - known <= OWN.get(command.name, set())
+
+
+OWN = {
+    "run": {"retry_failed"},
+    "status": {"watch", "interval"},
+    "preview": {"output"},
+    "view": {"output", "serve"},
+    "serve": {"restarts"},
+}
+"""Options of the command line alone."""
 
 
 def test_json_says_why_there_is_no_answer(output, tmp_path, capfd):
@@ -268,7 +302,7 @@ def test_merged_directory_is_described(output, tmp_path, capfd):
 
     code, found = _json(capfd, "merge", output, tmp_path / "b", "--output", tmp_path / "m")
 
-    assert (code, found) == (0, {"output": str(tmp_path / "m"), "num_shards": 8, "num_records": 48})
+    assert (code, found["num_records"], len(found["shards"])) == (0, 48, 8)
 
 
 def test_file_of_arguments_makes_what_python_makes(jobs, capfd):
@@ -286,12 +320,19 @@ def test_file_of_arguments_makes_what_python_makes(jobs, capfd):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("output = ", "job.toml is no TOML ("),
-        ('writer = "camvid"\nsorce = "x"', "job.toml: sorce is no argument of Materializer; it takes writer, source"),
-        ("[shards]\nshards = 3", "job.toml: shards.shards is no argument of ShardOptions; it takes num_shards"),
+        ("output = ", "job.toml is not valid TOML ("),
+        (
+            'writer = "camvid"\nsorce = "x"',
+            "job.toml: sorce is not an argument of Materializer, which takes writer, source",
+        ),
+        ("[shards]\nshards = 3", "job.toml: shards.shards is not an argument of ShardOptions, which takes num_shards"),
         ('transform = "flip"', "job.toml: transform is 'flip'; want MODULE:NAME"),
         ('transform = "cli_jobs:flip"', "cli_jobs has no 'flip'; job.toml names it as its transform"),
-        ("[workers]\nnum_workers = 0", "num_workers is 0; want a positive number"),
+        ("[run.workers]\nnum_workers = 0", "num_workers is 0; want a positive number"),
+        ('errors = "skip"', "job.toml: errors is an option of run; move it into the table [run]"),
+        ("[run]\nseed = 1", "job.toml: run.seed is not an argument of Materializer.run, which takes workers"),
+        ('[run]\nhooks = ["x"]', "job.toml: run.hooks is 'x'; want MODULE:NAME"),
+        ("run = 1", "job.toml: run is 1; want a table [run]"),
         ('writer = "camvid"\nsource = "x"', "output is missing"),
         (None, "job.toml cannot be read (No such file or directory)"),
     ],
@@ -304,6 +345,64 @@ def test_wrong_file_of_arguments_is_refused(jobs, capfd, text, message):
 
     assert main(["plan", "job.toml"]) == 2
 
+    assert message in capfd.readouterr().err
+
+
+@pytest.fixture
+def pair(jobs):
+    """A module whose job comes with run options, one of whose rows fails."""
+    (jobs / "pair_jobs.py").write_text(
+        "import small_pairs\n\n"
+        "class Failing(small_pairs.Pairs):\n"
+        "    def read(self, row):\n"
+        "        if IS_BROKEN and row.key == 'train003':\n            raise ValueError('broken')\n"
+        "        return super().read(row)\n\n"
+        "IS_BROKEN = True\n\n"
+        "def job():\n"
+        "    made = small_pairs.job('source', 'out', Failing(), version=1)\n"
+        "    return made, {'errors': 'skip', 'include': '*-train-*'}\n"
+    )
+    yield jobs
+    sys.modules.pop("pair_jobs", None)
+
+
+def test_run_options_of_a_job_count_unless_the_command_line_has_others(pair, capfd):
+    """So one job serves a trial and the real thing."""
+    shards = _json(capfd, "run", "pair_jobs:job")[1]["num_shards_written"]
+    refused = main(["run", "pair_jobs:job", "--errors", "raise", "--retry-failed"])
+
+    assert (
+        shards
+        == len([*pathlib.Path("out").glob("*.tfrecord")])
+        == len([*pathlib.Path("out").glob("*-train-*.tfrecord")])
+    )
+    assert refused == 1 and "train003" in capfd.readouterr().err
+
+
+def test_failed_rows_are_tried_again_on_request(pair, capfd):
+    """A plain run leaves them out again."""
+    code, first = _json(capfd, "run", "pair_jobs:job", "--include", "*")
+    sys.modules["pair_jobs"].IS_BROKEN = False
+    again = _json(capfd, "run", "pair_jobs:job", "--include", "*")[1]
+    last = _json(capfd, "run", "pair_jobs:job", "--include", "*", "--retry-failed")[1]
+
+    assert (code, first["num_failed"], again["num_failed"], last["num_failed"]) == (0, 1, 1, 0)
+    assert "train003" in load("out", "train")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("{'seed': 1}", "option 'seed' is not an argument of Materializer.run, which takes workers"),
+        ("3", "want a Materializer, a pair of it and a dict of run options"),
+    ],
+)
+def test_pair_of_a_job_and_something_else_is_refused(jobs, capfd, options, message):
+    """What belongs to the dataset is an argument of the Materializer."""
+    with (jobs / "cli_jobs.py").open("a") as module:
+        module.write(f"\npair = build(), {options}\n")
+
+    assert main(["run", "cli_jobs:pair"]) == 2
     assert message in capfd.readouterr().err
 
 
@@ -402,7 +501,7 @@ def test_page_is_as_the_code_makes_it():
         (["ver"], {"verify"}),
         (["verify", "--d"], {"--deep"}),
         (["run", "jobs:x", "--existing", ""], {"update", "replace", "refuse"}),
-        (["run", "jobs:x", "--ex"], {"--existing"}),
+        (["run", "jobs:x", "--ex"], {"--existing", "--exclude", "--executor"}),
         (["verify", "ou"], {"out"}),
     ],
 )
@@ -431,9 +530,10 @@ def test_options_of_a_url_that_are_no_object(tmp_path, monkeypatch, capsys, give
     monkeypatch.chdir(tmp_path)
     pathlib.Path("list").write_text("[]")
 
-    assert main(["verify", "s3://nowhere/out", "--storage-options", given]) == 2
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", "s3://nowhere/out", "--storage-options", given])
 
-    assert "--storage-options" in capsys.readouterr().err
+    assert ended.value.code == 2 and "--storage-options" in capsys.readouterr().err
 
 
 def test_preview_is_a_picture(output, tmp_path, capsys):

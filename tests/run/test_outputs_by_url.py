@@ -520,7 +520,7 @@ def test_commands_that_read_take_a_url(stored, capsys):
         (["run", "URL"], "is a URL, not a JOB; want MODULE:JOB"),
         (["verify", "URL/nothing"], "holds no manifest.json; correct the URL, or finish its run"),
         (["convert", "URL/nothing", "--format", "parquet"], "holds no manifest.json; correct the URL"),
-        (["convert", "URL", "--num-shards", "3", "--output", "URL/inside"], "give another URL"),
+        (["convert", "URL", "--shards", "3", "--output", "URL/inside"], "give another URL"),
         (["describe", "URL/nothing"], "is no file, and no directory with a manifest.json; correct the URL"),
         (["preview", "URL/nothing"], "cannot be read: FileNotFoundError"),
         (["verify", "s3://nowhere/out"], "there is no such bucket: correct the URL"),
