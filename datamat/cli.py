@@ -40,9 +40,9 @@ import inspect
 import json
 import os
 import pathlib
+import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -68,7 +68,8 @@ from datamat.run.materializer import Materializer
 from datamat.run.merge import merge
 from datamat.run.repair import repair_without_source
 from datamat.run.slurm import as_slurm_says
-from datamat.run.status import State, output_status, read_status
+from datamat.run.status import State, Status, output_status, read_status
+from datamat.run.watch import watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -100,8 +101,9 @@ class Console:
         self.as_json = as_json
         self._command = command
         self._out = out
+        self._height = 0  # of what is drawn over next
 
-    def answer(self, code: int, found: Any, text: str | None = None, *, error: bool = False) -> int:
+    def answer(self, code: int, found: Any, text: str | None = None, *, error: bool = False, over: bool = False) -> int:
         """Show the answer; return its exit code.
 
         Args:
@@ -109,8 +111,11 @@ class Console:
             found: the answer, whose attributes JSON has.
             text: the answer in words; None takes `str` of it.
             error: whether the words go to standard error.
+            over: whether the words take the place of those before, in a terminal.
         """
-        if self.as_json:
+        if over and self.is_terminal:
+            self._draw_over(str(text))
+        elif self.as_json:
             facts = {"command": self._command, "exit_code": code, "ok": code == OK, **_plain(found)}
             print(json.dumps(facts), file=self._out, flush=True)
         else:
@@ -131,6 +136,13 @@ class Console:
             sys.stderr.write(f"datamat: {shown}\n")
         else:
             print(shown, file=self._out, flush=True)
+
+    def _draw_over(self, text: str) -> None:
+        width = shutil.get_terminal_size().columns
+        lines = [printable(line) for line in text.split("\n")]
+        before = f"\x1b[{self._height}F\x1b[J" if self._height else ""
+        print(before + "\n".join(lines), file=self._out, flush=True)
+        self._height = sum(max(len(line) - 1, 0) // width + 1 for line in lines)
 
     @property
     def is_terminal(self) -> bool:
@@ -279,7 +291,7 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "environment); others on this machine can see a command line, so secrets belong into the environment or a file",
     },
     "task_index": {"type": int, "metavar": "I", "help": "number of this task, from 0 (default: Slurm's)"},
-    "watch": {**_FLAG, "help": "show it again whenever it changes, until no process is at work"},
+    "watch": {**_FLAG, "help": "show it until no process is at work, with the rate and the time that is left"},
     "workers": {"type": int, "metavar": "N", "help": "worker processes (default: one per core)"},
 }
 
@@ -384,22 +396,24 @@ _STATES: dict[State, int] = {
 
 
 def _status(options: Options, console: Console, target: Target) -> int:
-    watch, interval = options.pop("watch", False), options.pop("interval", 2.0)
-    if not interval > 0:
-        raise OptionError(f"--interval is {interval:g}; want a positive number of seconds")
+    interval, is_watched = options.pop("interval", 2.0), options.pop("watch", False)
     if isinstance(target, NamedJob):
-        status = target.call("status")
-        again = functools.partial(output_status, target.materializer.job)
+        look: Callable[[], Status] = functools.partial(target.call, "status")
+        glance = functools.partial(output_status, target.materializer.job)
     else:
-        again = functools.partial(read_status, target, **options)
-        status = again()
-    while watch and status.is_running:
-        console.answer(_STATES[status.state], status)
-        shown = str(status)
-        while status.is_running and str(status) == shown:
-            time.sleep(interval)
-            status = again()
-    return console.answer(_STATES[status.state], status)
+        look = glance = functools.partial(read_status, target, **options)
+    if not is_watched:
+        return _answer_status(look(), console)
+    code, shown = OK, ""
+    for status, pace in watch(glance, every_s=interval):
+        if console.is_terminal or str(status) != shown:  # a log has each change once
+            shown = str(status)
+            code = _answer_status(status, console, "\n".join(filter(None, [shown, pace and f"  {pace}"])))
+    return code
+
+
+def _answer_status(status: Status, console: Console, text: str | None = None) -> int:
+    return console.answer(_STATES[status.state], status, text, over=text is not None)
 
 
 def _verify(options: Options, console: Console, target: Target) -> int:

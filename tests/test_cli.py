@@ -16,7 +16,7 @@ import sys
 import pytest
 import small_pairs
 
-import datamat.run.status
+import datamat
 from datamat import load, verify
 from datamat.cli import COMMANDS, main
 
@@ -421,22 +421,46 @@ def test_job_in_place_of_a_directory_is_compared_and_repaired_with_its_source(jo
     assert small_pairs.digests("out") == before and verify("out").ok
 
 
-def test_watched_status_ends_with_the_run(jobs, monkeypatch, capfd):
-    """It is shown when it changes, and with its exit code in the end."""
-    main(["run", "cli_jobs:build"])
-    ended = datamat.run.status.read_status("out")
-    looks = iter([*["running"] * 3, "complete"])
-    monkeypatch.setattr(
-        "datamat.cli.read_status",
-        lambda path, **_: datamat.run.status.Status(ended.output, next(looks), done=ended.done),
-    )
-    capfd.readouterr()
+@pytest.fixture
+def growing(template, monkeypatch):
+    """A run that is looked at four times: twice the same, then further on, then at its end."""
+    ended = datamat.read_status(template)
+    part, more = (dataclasses.replace(ended.done, num_rows=count) for count in (10, 20))
+    looks = iter([("running", part), ("running", part), ("running", more), ("complete", ended.done)])
 
-    code = main(["status", "out", "--watch", "--interval", "0.001", "--json"])
+    def look(path, **_):
+        state, done = next(looks)
+        return datamat.Status(path, state, done=done, num_shards=4, num_rows=24)
 
-    shown = [json.loads(line)["state"] for line in capfd.readouterr().out.splitlines()]
-    assert (code, shown) == (0, ["running", "complete"])
-    assert main(["status", "out", "--watch", "--interval", "0"]) == 2
+    monkeypatch.setattr("datamat.cli.read_status", look)
+    return template
+
+
+def test_watched_status_ends_with_the_run(growing, capfd):
+    """Each change is an object on a line of its own; the exit code is that of the last."""
+    code = main(["status", str(growing), "--watch", "--interval", "0.001", "--json"])
+
+    shown = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert code == 0
+    assert [(found["state"], found["done"]["num_rows"]) for found in shown] == [
+        ("running", 10),
+        ("running", 20),
+        ("complete", 24),
+    ]
+    assert main(["status", str(growing), "--watch", "--interval", "0"]) == 2
+
+
+def test_watched_status_is_drawn_over_in_a_terminal(growing, monkeypatch, capsys):
+    """With the rate and the time that is left; what stays is the end."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+
+    main(["status", str(growing), "--watch", "--interval", "0.001"])
+
+    drawn = capsys.readouterr().out.split("\x1b[J")
+    height = sum(-(-len(line) // 40) for line in drawn[0].splitlines()[:-1])
+    assert len(drawn) == 4 and "10 of 24 rows" in drawn[0] and drawn[0].endswith(f"\x1b[{height}F")
+    assert "rows/s, 0:00:00 left" in drawn[2] and "complete" in drawn[3] and "left" not in drawn[3]
 
 
 @pytest.mark.sample(2)
