@@ -1,4 +1,4 @@
-"""The command `datamat`: make, check, see, measure, repair and convert directories without writing Python.
+"""The command `datamat`: make, check, see, repair and convert directories without writing Python.
 
     datamat run module:job        make what is missing in the output of a job; with others, as a task of an array
     datamat run job.toml          the same; the file holds the arguments of a Materializer
@@ -10,16 +10,14 @@
     datamat repair DIR            repair what can be repaired without the source; of a JOB, everything
     datamat preview DIR           draw samples into a picture
     datamat view DIR [--serve]    show it in a browser: as one page, or from a server on this machine
-    datamat bench DIR             measure how fast it is read on this machine
     datamat export DIR            write the files that TFDS, Hugging Face and other readers need beside the shards
-    datamat convert DIR --format parquet --num-shards 16    rewrite it in another format or number of shards
+    datamat convert DIR --format parquet --shards 16    rewrite it in another format or number of shards
     datamat merge A B --output C  combine finished directories into one, without rewriting any record
     datamat describe FILE         show what any TFRecord, Parquet, tar or ArrayRecord file holds
     datamat serve --num-workers 4 prepare batches in separate processes, for to_tf(service=...)
-    datamat completion bash       print a script that makes the shell complete all this
 
-A directory that is only read (status, verify, describe, preview, view, bench, convert) may be a URL, as in s3://bucket/out.
-Every command takes --json: standard output is then one JSON object, with the same keys each time.
+A directory that is only read (status, verify, describe, preview, view, convert) may be a URL, as in s3://bucket/out.
+Every command takes --json: standard output is then one JSON object.
 
 EXIT CODES
     0   all is well: the directory is complete or being written; nothing is damaged, or all damage was repaired
@@ -38,38 +36,39 @@ import contextlib
 import dataclasses
 import datetime
 import functools
-import importlib
-import inspect as signatures
+import inspect
 import json
 import os
 import pathlib
-import signal
+import shutil
 import sys
 import tempfile
-import time
-import tomllib
-from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import shtab
+
+from datamat import __version__
 from datamat.directory.describe import describe
 from datamat.directory.files import printable
-from datamat.directory.manifest import MANIFEST_FILE, Manifest
 from datamat.directory.remote import is_url, without_secrets
-from datamat.directory.sidecars.exporting import export, known_sidecars, sidecar_names
+from datamat.directory.sidecars.exporting import export
 from datamat.directory.verify import VerifyReport, verify
 from datamat.errors import DatamatError, InputError, OptionError, OutputError, ParallelError, place_of
+from datamat.features import Feature
 from datamat.formats import format_names
-from datamat.options import Deadline, ErrorPolicy, ShardOptions, WorkerOptions, seconds_until
 from datamat.readers.dataset import ShardedDataset, load
-from datamat.readers.speed import READERS, measure_reading
 from datamat.readers.tf.service import check_address, serving
 from datamat.readers.view import view, viewing
 from datamat.run.convert import convert
+from datamat.run.jobs import NamedJob, find_job
 from datamat.run.limits import signals_raised
 from datamat.run.materializer import Materializer
 from datamat.run.merge import merge
-from datamat.run.repair import repair_offsets
+from datamat.run.repair import repair_without_source
+from datamat.run.slurm import as_slurm_says
 from datamat.run.status import State, Status, output_status, read_status
+from datamat.run.watch import watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -85,15 +84,15 @@ INTERRUPTED, PIPE_CLOSED, TERMINATED = (128 + number for number in (2, 13, 15)) 
 
 # ---------------------------------------------------------------- the console
 #
-# What the commands share: how they answer, in words or as JSON.
+# How all commands answer: in words for people, or as JSON.
 
 
 class Console:
-    """Takes the answer of a command, in words for people and as facts for programs; shows one of them.
+    """Shows the answer of a command, in words for people or as a JSON object for programs.
 
     Args:
         command: name of the command.
-        as_json: whether to show the facts, as a JSON object.
+        as_json: whether to answer in JSON.
         out: where the answer goes.
     """
 
@@ -101,30 +100,33 @@ class Console:
         self.as_json = as_json
         self._command = command
         self._out = out
+        self._height = 0  # of what is drawn over next
 
-    def answer(self, code: int, text: str, facts: Mapping[str, Any], *, error: bool = False) -> int:
+    def answer(self, code: int, found: Any, text: str | None = None, *, error: bool = False, over: bool = False) -> int:
         """Show the answer; return its exit code.
 
         Args:
             code: exit code.
-            text: the answer in words.
-            facts: the answer by keys; those that the command declares.
+            found: the answer, whose attributes JSON has.
+            text: the answer in words; None takes `str` of it.
             error: whether the words go to standard error.
+            over: whether the words take the place of those before, in a terminal.
         """
-        if self.as_json:
-            found = {"command": self._command, "exit_code": code, "ok": code == OK, **_plain(facts)}
-            print(json.dumps(found), file=self._out, flush=True)
+        if over and self.is_terminal:
+            self._draw_over(str(text))
+        elif self.as_json:
+            facts = {"command": self._command, "exit_code": code, "ok": code == OK, **_plain(found)}
+            print(json.dumps(facts), file=self._out, flush=True)
         else:
-            self.say(text, error=error)
+            self.say(str(found) if text is None else text, error=error)
         return code
 
-    def fail(self, code: int, error: BaseException | str) -> int:
+    def fail(self, code: int, error: BaseException) -> int:
         """Show why there is no answer; return the exit code."""
-        kind = type(error).__name__ if isinstance(error, BaseException) else "OutputError"
         text = str(error) + (place_of(error) if isinstance(error, DatamatError) else "")
         if isinstance(error, OSError) and error.strerror and error.filename is not None:  # as programs of Unix say it
             text = f"{error.filename}: {error.strerror}"
-        return self.answer(code, text, {"error": {"type": kind, "message": text}}, error=True)
+        return self.answer(code, {"error": {"type": type(error).__name__, "message": text}}, text, error=True)
 
     def say(self, text: str, *, error: bool = False) -> None:
         """Print lines without control characters: file names and messages may come from others."""
@@ -134,6 +136,13 @@ class Console:
         else:
             print(shown, file=self._out, flush=True)
 
+    def _draw_over(self, text: str) -> None:
+        width = shutil.get_terminal_size().columns
+        lines = [printable(line) for line in text.split("\n")]
+        before = f"\x1b[{self._height}F\x1b[J" if self._height else ""
+        print(before + "\n".join(lines), file=self._out, flush=True)
+        self._height = sum(max(len(line) - 1, 0) // width + 1 for line in lines)
+
     @property
     def is_terminal(self) -> bool:
         """Whether someone watches the answer as it comes."""
@@ -141,16 +150,23 @@ class Console:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it; what JSON does not have, as text."""
+    """Return a value as JSON has it: of a dataclass, the fields, and the properties that are numbers or text."""
     if isinstance(value, Mapping):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     if isinstance(value, datetime.datetime):
         return value.isoformat()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | Feature):
+        found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.compare}
+        properties = [name for name, own in vars(type(value)).items() if isinstance(own, property)]
+        told = {name: getattr(value, name) for name in properties if name[0] != "_"}
+        return _plain({**found, **{name: inner for name, inner in told.items() if _is_plain(inner)}})
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, bool | int | float | str) or (isinstance(value, tuple) and all(map(_is_plain, value)))
 
 
 @contextlib.contextmanager
@@ -180,655 +196,195 @@ def _console(command: str, *, as_json: bool) -> Iterator[Console]:
             os.close(before)
 
 
-# ---------------------------------------------------------------- a command
+# ---------------------------------------------------------------- options
 #
-# What the table below holds of each; parsers, pages and completion are made of it.
+# Each option is the parameter of that name of the Python call; one that is not given is left to its default there.
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """One command.
-
-    Attributes:
-        name: the word of the command line.
-        does: what it does, in one line.
-        about: more, for its `--help`; "" where that is all.
-        add: declares its arguments.
-        run: does it; returns the exit code.
-        python: what does the same in Python, whose parameters its options are named as.
-        keys: keys of its JSON object, each with its meaning.
-    """
-
-    name: str
-    does: str
-    about: str = ""
-    add: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace, Console], int]
-    python: tuple[Callable[..., Any], ...]
-    keys: Mapping[str, str]
-
-
-def _attributes(found: object, keys: Collection[str]) -> dict[str, Any]:
-    """Return the attributes of an answer that have a key."""
-    return {key: getattr(found, key) for key in keys}
-
-
-def _place(text: str) -> pathlib.Path | str:
-    """Return a path, or a URL as it is."""
-    return text if is_url(text) else pathlib.Path(text)
-
-
-def _add_directory(command: argparse.ArgumentParser, *, is_read: bool = False) -> None:
-    """Declare the directory of a command; one that only reads also takes its URL."""
-    if not is_read:
-        command.add_argument("directory", metavar="DIR", type=_place, help="the output of a run")
-        return
-    command.add_argument("directory", metavar="DIR|URL", type=_place, help="the output of a run, or its URL")
-    _add_storage(command)
-
-
-def _add_storage(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--storage-options",
-        metavar="JSON|FILE",
-        help="options for fsspec that go with a URL: a JSON object, or a file that holds one (without: the "
-        "environment); others on this machine can see a command line, so secrets belong into the environment or a file",
-    )
-
-
-def _add_cache(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--cache-dir",
-        metavar="FOLDER",
-        help="where fetched shards of a URL go, to be used again (a temporary folder, which is removed)",
-    )
-
-
-def _storage(options: argparse.Namespace, name: str = "storage_options") -> dict[str, Any] | None:
-    """Return the options for fsspec that the command line gives under a name.
-
-    Raises:
-        OptionError: they are no JSON object.
-    """
-    given: str | None = getattr(options, name)
-    option = f"--{name.replace('_', '-')}"
-    if given is None:
-        return None
+def _json_object(given: str) -> dict[str, Any]:
     wanted = """want a JSON object, such as '{"anon": true}', or a file that holds one"""
     try:
         is_object = given.lstrip().startswith("{")
         found = json.loads(given if is_object else pathlib.Path(given).read_text(encoding="utf-8"))
     except OSError as error:
-        raise OptionError(f"{option}: {given} cannot be read ({error.strerror}); {wanted}") from error
+        raise argparse.ArgumentTypeError(f"{given} cannot be read ({error.strerror}); {wanted}") from error
     except ValueError as error:
-        raise OptionError(f"{option} is no JSON ({error}); {wanted}") from error
+        raise argparse.ArgumentTypeError(f"not valid JSON ({error}); {wanted}") from error
     if not isinstance(found, dict):
-        raise OptionError(f"{option} holds a {type(found).__name__}; {wanted}")
+        raise argparse.ArgumentTypeError(f"it holds a {type(found).__name__}; {wanted}")
     return found
 
 
-@contextlib.contextmanager
-def _fetching(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Give what a reader takes for a URL: its options, and a folder for copies; nothing for a path."""
-    storage_options = _storage(options)
-    if not is_url(options.directory):
-        yield {} if storage_options is None else {"storage_options": storage_options}
-        return
-    with contextlib.ExitStack() as stack:
-        cache_dir = options.cache_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="datamat-"))
-        yield {"storage_options": storage_options, "cache_dir": cache_dir}
+def _number_or_text(given: str) -> int | str:
+    return int(given) if given.isdigit() else given
 
 
-def _name_of(directory: pathlib.Path | str) -> str:
-    """Return the last name of a path or URL, by which files about it are called."""
-    if isinstance(directory, pathlib.Path):
-        return directory.resolve().name
-    return without_secrets(directory).partition("?")[0].rstrip("/").rpartition("/")[2]
+def _place(given: str) -> pathlib.Path | str:
+    return given if is_url(given) else pathlib.Path(given)
 
 
-def _add_job(command: argparse.ArgumentParser) -> None:
-    command.add_argument("job", metavar="JOB", help=_JOB)
+_FLAG = {"action": "store_true"}
+_REPEATED = {"action": "append"}
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "cache_dir": {
+        "metavar": "FOLDER",
+        "help": "where fetched shards of a URL go, to be used again (a temporary folder, which is removed)",
+    },
+    "columns": {"type": int, "metavar": "N", "help": "samples in a row"},
+    "count": {"type": int, "metavar": "N", "help": "samples to show, spread over the split"},
+    "deadline": {"metavar": "T", "help": "stop cleanly within this time, as in 23h30m, with exit code 1"},
+    "deep": {**_FLAG, "help": "decode every record, pixels included"},
+    "errors": {"choices": ("raise", "skip", "quarantine"), "help": "what to do with a sample that fails"},
+    "exclude": {**_REPEATED, "metavar": "PATTERN", "help": "leave out shards whose names match; repeatable"},
+    "executor": {"metavar": "ENGINE", "help": "`ray`, or the address of a Ray cluster or a Dask scheduler"},
+    "existing": {
+        "choices": ("update", "replace", "refuse"),
+        "help": "update: rebuild what changed, stop if the source lacks finished rows; replace: the source alone "
+        "decides; refuse: stop before any finished shard is replaced",
+    },
+    "format": {**_REPEATED, "metavar": "F", "help": f"{', '.join(format_names())}; repeatable (default: unchanged)"},
+    "host": {"help": "name under which consumers reach this machine"},
+    "include": {**_REPEATED, "metavar": "PATTERN", "help": "make only shards whose names match; repeatable"},
+    "interval": {"type": float, "metavar": "S", "help": "seconds between checks (default: 2)"},
+    "max_disk": {"metavar": "SIZE", "help": "stop before the output grows larger, as in 20GB, with exit code 1"},
+    "name": {"help": "name of the new dataset (default: theirs, if they have the same)"},
+    "num_samples": {"type": int, "metavar": "N", "help": "rows to process"},
+    "num_tasks": {"type": int, "metavar": "N", "help": "number of tasks (default: Slurm's)"},
+    "num_workers": {"type": int, "metavar": "N", "help": "processes that prepare batches"},
+    "opacity": {"type": float, "metavar": "X", "help": "of the masks, 0 to 1"},
+    "output": {"metavar": "OUT", "type": _place, "help": "what is written"},
+    "port": {"type": int, "help": "port of the server (default: any that is free)"},
+    "progress": {
+        "action": argparse.BooleanOptionalAction,
+        "help": "show a progress bar (default: if standard error is a terminal)",
+    },
+    "records": {"type": int, "metavar": "N", "help": "how many records to show, from the first"},
+    "restarts": {
+        "type": int,
+        "metavar": "N",
+        "help": "how often to restart when a worker dies; consumers then get an error instead of waiting (default: 3)",
+    },
+    "retry_failed": {**_FLAG, "help": "also try again the rows that failed in earlier runs"},
+    "sample": {
+        "type": float,
+        "metavar": "X",
+        "help": "of a JOB: also make this fraction of the rows again, and compare",
+    },
+    "scratch": {"metavar": "FOLDER", "help": "where shards are made for an output that is a URL (default: TMPDIR)"},
+    "serve": {**_FLAG, "help": "serve all samples, and print the address; Ctrl-C ends it"},
+    "shards": {
+        "type": _number_or_text,
+        "metavar": "N|SIZE",
+        "help": "shards in each split, or the size of each, as in 256MB (default: unchanged)",
+    },
+    "source_options": {
+        "type": _json_object,
+        "metavar": "JSON|FILE",
+        "help": "the same for DIR alone, if OUT is a URL in another store",
+    },
+    "split": {"metavar": "NAME", "help": "split to show (default: all)"},
+    "storage_options": {
+        "type": _json_object,
+        "metavar": "JSON|FILE",
+        "help": "options for fsspec that go with a URL: a JSON object, or a file that holds one (default: from the "
+        "environment); others on this machine can see a command line, so secrets belong into the environment or a file",
+    },
+    "task_index": {"type": int, "metavar": "I", "help": "number of this task, from 0 (default: Slurm's)"},
+    "watch": {**_FLAG, "help": "show it until no process is at work, with the rate and the time that is left"},
+    "workers": {"type": int, "metavar": "N", "help": "worker processes (default: one per core)"},
+}
+
+Target: TypeAlias = "NamedJob | pathlib.Path | str"
+Options: TypeAlias = dict[str, Any]
+
+_JOB = (
+    "MODULE:JOB, a Materializer, a pair of it and a dict of run options, or a function that returns either, in a "
+    "module that can be imported here; or FILE.toml"
+)
+_TARGETS: Mapping[str, str] = {
+    "": "",
+    "DIR": "the output of a run",
+    "DIR ...": "the outputs of runs",
+    "DIR|JOB": f"the output of a run; or {_JOB}",
+    "DIR|URL": "the output of a run, or its URL",
+    "DIR|URL|JOB": f"the output of a run, or its URL; or {_JOB}",
+    "FILE|URL": "a file of records, or the output of a run",
+    "JOB": _JOB,
+}
+"""What a command is about, as its usage names it, and in words."""
 
 
-def _add_target(command: argparse.ArgumentParser, *, is_read: bool = False) -> None:
-    """Declare the directory or job of a command; one that only reads also takes a URL."""
-    if not is_read:
-        command.add_argument("target", metavar="DIR|JOB", help=f"the output of a run; or {_JOB}")
-        return
-    command.add_argument("target", metavar="DIR|URL|JOB", help=f"the output of a run, or its URL; or {_JOB}")
-    _add_storage(command)
-
-
-def _target(options: argparse.Namespace) -> Materializer | pathlib.Path | str:
-    """Return the job that the command line names, or the directory, or its URL.
+def _find_target(text: str, kinds: str) -> Target:
+    """Return the job, path or URL that an argument names.
 
     Raises:
-        OutputError: it is none of them.
+        OutputError: it is not one of the kinds that the command takes.
+        OptionError: it names a job that is not there.
     """
-    path = pathlib.Path(options.target)
-    if path.is_dir():
+    path = pathlib.Path(text)
+    if kinds != "JOB" and is_url(text):
+        return text
+    if "FILE" in kinds or ("DIR" in kinds and path.is_dir()):
         return path
-    if is_url(options.target):
-        return str(options.target)
-    if path.suffix == ".toml" or (":" in options.target and os.sep not in options.target.partition(":")[0]):
-        return _find_job(options.target)
+    is_job = path.suffix == ".toml" or (":" in text and os.sep not in text.partition(":")[0])
+    if kinds == "JOB" or ("JOB" in kinds and is_job):
+        job = find_job(text)
+        job.options.setdefault("progress", sys.stderr.isatty())
+        return job
     raise OutputError(f"{path} is not a directory; pass the output of a run")
 
 
-def _add_progress(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--progress",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="show a progress bar if standard error is a terminal",
-    )
-
-
-def _shows_bar(options: argparse.Namespace) -> bool:
-    return bool(options.progress) and sys.stderr.isatty()
-
-
-def _answer_run(report: RunReport, options: argparse.Namespace, console: Console) -> int:
-    """Show the report of a run; the bar has shown it where somebody saw that."""
-    code = OK if report.is_complete else NOT_WELL
-    if console.is_terminal and _shows_bar(options):
-        return code
-    return console.answer(code, str(report), _attributes(report, _REPORT), error=not report.is_complete)
-
-
-_REPORT = {
-    "output": "folder or URL of the output",
-    "is_complete": "whether the output is finished",
-    "num_rows": "input rows that are done, including by earlier runs",
-    "num_records": "records in the output",
-    "num_bytes": "size of the shards, in bytes",
-    "num_failed": "rows that failed",
-    "num_dropped": "rows that were left out on purpose",
-    "num_dropped_records": "records left out of other rows",
-    "num_shards_written": "shards that this run made",
-    "num_shards_reused": "shards that already existed",
-    "num_parts_written": "parts that this run made",
-    "num_parts_resumed": "parts reused from a run that was stopped",
-    "num_workers": "worker processes",
-    "elapsed_s": "wall time, in seconds",
-    "busy_share": "fraction of it that the workers were busy, 0 to 1",
-    "stopped": "`deadline` or `max_disk` if that ended the run, else empty",
-    "limit": "what limited the run, and what to change",
-}
-
-# ---------------------------------------------------------------- bench
-#
-# `datamat bench`: how fast a directory is read.
-
-
-def _add_bench(command: argparse.ArgumentParser) -> None:
-    _add_directory(command, is_read=True)
-    _add_cache(command)
-    command.add_argument("--split", metavar="NAME", help="split to read (all)")
-    command.add_argument("--format", metavar="F", help="which format to read if there are several (the first)")
-    command.add_argument("--batch-size", type=int, default=32, metavar="N", help="records in a batch (32)")
-    command.add_argument(
-        "--reader",
-        dest="readers",
-        action="append",
-        choices=READERS,
-        help="reader to measure; repeatable (those that are installed)",
-    )
-    command.add_argument(
-        "--num-workers",
-        action="append",
-        type=int,
-        metavar="N",
-        help="worker processes of numpy and torch, 0 for threads; repeatable (0, and one per core)",
-    )
-    command.add_argument("--seconds", type=float, default=2.0, metavar="S", help="time for each measurement (2)")
-
-
-def _bench(options: argparse.Namespace, console: Console) -> int:
-    with _fetching(options) as given:
-        found = measure_reading(
-            options.directory,
-            options.split,
-            format=options.format,
-            batch_size=options.batch_size,
-            readers=options.readers,
-            num_workers=options.num_workers,
-            seconds=options.seconds,
-            **given,
-        )
-    code = NOT_WELL if any(row.problem for row in found.rows) else OK
-    return console.answer(code, str(found), _attributes(found, _BENCH))
-
-
-_BENCH = {
-    "path": "the directory",
-    "split": "the split; null if all were read",
-    "format": "format of the shards",
-    "num_records": "records in it",
-    "num_bytes": "size of their shards, in bytes",
-    "rows": "one per measurement: `reader`, `num_workers`, `num_records`, `num_bytes` of the shards, `seconds`, "
-    "`start_s` until the first batch arrived, `problem` if it could not be measured",
-}
-
-
-# ---------------------------------------------------------------- completion
-#
-# `datamat completion`: scripts that have a shell complete commands, options and their values, made of the parsers.
-
-
-def _add_completion(command: argparse.ArgumentParser) -> None:
-    command.add_argument("shell", choices=tuple(_SHELLS), help="the shell")
-
-
-def _complete(options: argparse.Namespace, console: Console) -> int:
-    script = _SHELLS[options.shell]()
-    return console.answer(OK, script, {"shell": options.shell, "script": script})
-
-
-def _option_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    return [action for action in parser._actions if action.option_strings and action.help != argparse.SUPPRESS]
-
-
-def _values(action: argparse.Action) -> list[str]:
-    return [str(value) for value in action.choices or ()]
-
-
-def _parsers() -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of each command, by name."""
-    parser = build_parser()
-    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return dict(commands.choices)
-
-
-def _bash() -> str:
-    words, values = [], []
-    for name, parser in _parsers().items():
-        actions = _option_actions(parser)
-        words.append(
-            f'        {name}) words="{" ".join(word for action in actions for word in action.option_strings)}" ;;'
-        )
-        values += [
-            f'        "{name} {word}") words="{" ".join(_values(action))}" ;;'
-            for action in actions
-            if action.choices
-            for word in action.option_strings
-        ]
-        places = [action for action in parser._actions if not action.option_strings and action.choices]
-        values += [f'        "{name} {name}") words="{" ".join(_values(action))}" ;;' for action in places]
-    return "\n".join(
-        [
-            '# datamat: completion for bash; load it with: eval "$(datamat completion bash)"',
-            "_datamat() {",
-            '    local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD - 1]}" words=""',
-            '    if [ "$COMP_CWORD" -eq 1 ]; then',
-            f'        words="{" ".join(_parsers())}"',
-            "    else",
-            '        case "${COMP_WORDS[1]} $previous" in',
-            *("    " + line for line in values),
-            "        esac",
-            '        if [ -z "$words" ] && [ "${current:0:1}" = - ]; then',
-            '            case "${COMP_WORDS[1]}" in',
-            *("        " + line for line in words),
-            "            esac",
-            "        fi",
-            "    fi",
-            '    COMPREPLY=($(compgen -W "$words" -- "$current"))',
-            "}",
-            "complete -o default -F _datamat datamat",  # where nothing fits, bash completes names of files
-        ]
-    )
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
-
-
-def _zsh() -> str:
-    lines = ["#compdef datamat", '# completion for zsh; load it with: eval "$(datamat completion zsh)"', "_datamat() {"]
-    lines += ["    local -a found", "    if (( CURRENT == 2 )); then", "        found=("]
-    lines += [f"            {_quoted(f'{command.name}:{command.does}')}" for command in COMMANDS]
-    lines += ["        )", "        _describe command found", "        return", "    fi"]
-    lines += ['    case "${words[2]} ${words[CURRENT-1]}" in']
-    for name, parser in _parsers().items():
-        for action in parser._actions:
-            if action.choices:
-                names = action.option_strings or [name]
-                lines += [f'        "{name} {word}") compadd {" ".join(_values(action))}; return ;;' for word in names]
-    lines += ["    esac", '    if [[ "${words[CURRENT]}" != -* ]]; then', "        _files", "        return", "    fi"]
-    lines += ['    case "${words[2]}" in']
-    for name, parser in _parsers().items():
-        lines.append(f"        {name}) found=(")
-        for action in _option_actions(parser):
-            text = (action.help or "").replace("%%", "%")
-            lines += [f"            {_quoted(f'{word}:{text}')}" for word in action.option_strings]
-        lines.append("        ) ;;")
-    return "\n".join([*lines, "    esac", "    _describe option found", "}", "compdef _datamat datamat"])
-
-
-def _fish() -> str:
-    lines = ["# datamat: completion for fish; load it with: datamat completion fish | source"]
-    lines += [
-        f"complete -c datamat -f -n __fish_use_subcommand -a {command.name} -d {_quoted(command.does)}"
-        for command in COMMANDS
-    ]
-    for name, parser in _parsers().items():
-        begin = f"complete -c datamat -n '__fish_seen_subcommand_from {name}'"
-        for action in parser._actions:
-            names = [f"-{'l' if word[:2] == '--' else 's'} {word.lstrip('-')}" for word in action.option_strings]
-            takes = f" -x -a {_quoted(' '.join(_values(action)))}" if action.choices else " -r"
-            takes = "" if action.nargs == 0 else takes
-            if names or action.choices:
-                lines.append(
-                    " ".join([begin, *names]) + takes + f" -d {_quoted((action.help or '').replace('%%', '%'))}"
-                )
-    return "\n".join(lines)
-
-
-_SHELLS: dict[str, Callable[[], str]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
-
-
-# ---------------------------------------------------------------- convert
-#
-# `datamat convert`: a finished directory in another format, or in other shards.
-
-
-_FORMATS = f"{', '.join(format_names())}; repeatable (default: unchanged)"
-_WHERE = "the new directory, or its URL (default: DIR-FORMAT, or DIR-N-shards if the format is unchanged)"
-
-
-def _add_convert(command: argparse.ArgumentParser) -> None:
-    _add_directory(command, is_read=True)
-    command.add_argument(
-        "--source-options", metavar="JSON|FILE", help="the same for DIR alone, if OUT is a URL in another store"
-    )
-    _add_cache(command)
-    command.add_argument("--scratch", metavar="FOLDER", help="where shards are made for an OUT that is a URL (TMPDIR)")
-    command.add_argument("--format", action="append", metavar="F", help=_FORMATS)
-    command.add_argument("--num-shards", type=int, metavar="N", help="shards in each split (default: unchanged)")
-    command.add_argument("--output", metavar="OUT", type=_place, help=_WHERE)
-    command.add_argument("--num-workers", type=int, metavar="N", help="worker processes (default: one per core)")
-    command.add_argument("--deadline", metavar="T", help="stop cleanly within this time, as in 23h30m; exit code 1")
-    command.add_argument(
-        "--max-disk", metavar="SIZE", help="stop before OUT grows larger than this, as in 20GB; exit code 1"
-    )
-    _add_progress(command)
-
-
-def _convert(options: argparse.Namespace, console: Console) -> int:
-    output = options.output or _beside(options.directory, options.format, options.num_shards)
-    given = {name: _storage(options, f"{name}_options") for name in ("storage", "source")}
-    report = convert(
-        options.directory,
-        output,
-        format=options.format,
-        shards=options.num_shards,
-        workers=WorkerOptions(num_workers=options.num_workers),
-        deadline=options.deadline,
-        max_disk=options.max_disk,
-        progress=_shows_bar(options),
-        storage_options=given["storage"],
-        source_options=given["source"],
-        scratch=options.scratch,
-        cache_dir=options.cache_dir,
-    )
-    facts = _attributes(report, _REPORT)
-    if report.is_complete:
-        return console.answer(OK, str(output), facts)
-    if not console.as_json:
-        console.say(str(output))
-    return console.answer(NOT_WELL, str(report), facts, error=True)
-
-
-def _beside(directory: pathlib.Path | str, formats: list[str] | None, num_shards: int | None) -> pathlib.Path:
-    """Return where the new directory goes if the command line does not say: beside a folder; of a URL, here."""
-    folder = directory.resolve() if isinstance(directory, pathlib.Path) else pathlib.Path(_name_of(directory))
-    return folder.with_name("-".join([folder.name, *(formats or [f"{num_shards}-shards"])]))
-
-
-# ---------------------------------------------------------------- export
-#
-# `datamat export`: write the files that other readers need beside the shards.
-
-
-def _export(options: argparse.Namespace, console: Console) -> int:
-    report = export(options.directory)
-    return console.answer(OK, str(report), _attributes(report, _EXPORT))
-
-
-_EXPORT = {
-    "path": "the directory",
-    "written": "files that were missing or out of date",
-    "unchanged": "files that were up to date",
-    "kept": "files that are not datamat's, or are for people and were edited; they stay as they are",
-    "edited": "files for programs that were edited; the edited versions are in `.datamat/quarantine/edited`",
-}
-
-
-# ---------------------------------------------------------------- describe
-#
-# `datamat describe`: what is in a file of records, whoever wrote it.
-
-
-def _add_inspect(command: argparse.ArgumentParser) -> None:
-    command.add_argument("file", metavar="FILE|URL", type=_place, help="a file of records, or the output of a run")
-    _add_storage(command)
-    command.add_argument(
-        "--records", type=int, default=1, metavar="N", help="how many records to show, from the first (1)"
-    )
-
-
-def _inspect(options: argparse.Namespace, console: Console) -> int:
-    try:
-        found = describe(options.file, records=options.records, storage_options=_storage(options))
-    except (FileNotFoundError, InputError) as error:
-        return console.fail(NOTHING_THERE, error)
-    facts = _attributes(found, _INSPECTION)
-    facts["fields"] = [{**_plain(field), "feature": field.feature and repr(field.feature)} for field in found.fields]
-    return console.answer(OK if found.ok else NOT_WELL, str(found), facts)
-
-
-_INSPECTION = {
-    "path": "the file or directory, or its URL",
-    "format": "its format, in words",
-    "num_bytes": "size of the file, or of all shards",
-    "num_records": "records that could be read",
-    "contents": "number of records of each kind; of a directory, by split",
-    "fields": "for each field `name`, `kind`, `num_records`, `lengths`, `details` and `feature`",
-    "num_looked_into": "records that `fields` describes",
-    "records": "the first records, as text",
-    "problem": "the first damage; empty if there is none",
-    "statistics": "of a directory, what is known about the values of each field, by split and field",
-}
-
-
-# ---------------------------------------------------------------- merge
-#
-# `datamat merge`: several finished directories as one.
-
-
-def _add_merge(command: argparse.ArgumentParser) -> None:
-    command.add_argument("directories", metavar="DIR", type=_place, nargs="+", help="the outputs of runs")
-    command.add_argument("--output", metavar="OUT", type=_place, required=True, help="the new directory")
-    command.add_argument(
-        "--name", metavar="NAME", help="name of the new dataset (default: theirs, if they have the same)"
-    )
-
-
-def _merge(options: argparse.Namespace, console: Console) -> int:
-    manifest = merge(options.directories, options.output, name=options.name)
-    facts = {"output": options.output, "num_shards": len(manifest.shards), "num_records": manifest.num_records}
-    text = f"{options.output}: {len(manifest.shards)} shards, {manifest.num_records:,} records"
-    return console.answer(OK, text, facts)
-
-
-_MERGED = {"output": "the new directory", "num_shards": "its shards", "num_records": "its records"}
-
-
-# ---------------------------------------------------------------- plan and estimate
-#
-# `datamat plan` and `datamat estimate`: what a run would do; nothing is written.
-
-
-def _plan(options: argparse.Namespace, console: Console) -> int:
-    plan = _find_job(options.job).plan()
-    shards = [
-        {
-            "name": shard.name,
-            "split": shard.split,
-            "num_rows": shard.num_rows,
-            "copies": shard.copies,
-            "num_parts": len(shard.parts),
-        }
-        for shard in plan.shards
-    ]
-    return console.answer(OK, str(plan), {**_attributes(plan, [*_PLAN][:-1]), "shards": shards})
-
-
-_PLAN = {
-    "name": "name of the dataset",
-    "num_rows": "input rows",
-    "num_records": "records, if every draw of the transform gives one",
-    "ranks": "training processes that share the shards; null if not given",
-    "shards": "each file with `name`, `split`, `num_rows`, `copies` and `num_parts`",
-}
-
-
-def _add_estimate(command: argparse.ArgumentParser) -> None:
-    _add_job(command)
-    command.add_argument("--num-samples", type=int, default=32, metavar="N", help="rows to process (32)")
-
-
-def _estimate(options: argparse.Namespace, console: Console) -> int:
-    found = _find_job(options.job).estimate(options.num_samples)
-    return console.answer(OK if found.fits else NOT_WELL, str(found), _attributes(found, _ESTIMATE))
-
-
-_ESTIMATE = {
-    "num_samples": "rows that were processed",
-    "num_rows": "rows of the run",
-    "num_workers": "workers that will share the work",
-    "seconds": "wall time of the run",
-    "num_bytes": "size of the shards",
-    "needed_bytes": "most disk space that the run takes",
-    "free_bytes": "free disk space",
-    "fits": "whether there is enough room",
-    "worker_bytes": "peak memory of each worker",
-    "stages": "seconds per row on one core, by stage",
-    "failed": "messages of the rows that failed",
-}
-
-
-# ---------------------------------------------------------------- preview
-#
-# `datamat preview`: samples, drawn into a file.
-
-
-def _add_preview(command: argparse.ArgumentParser) -> None:
-    _add_directory(command, is_read=True)
-    _add_cache(command)
-    command.add_argument("--split", metavar="NAME", help="split to draw from (all)")
-    command.add_argument("--count", type=int, default=8, metavar="N", help="samples, spread over the split (8)")
-    command.add_argument("--columns", type=int, default=4, metavar="N", help="samples in a row (4)")
-    command.add_argument("--opacity", type=float, default=0.5, metavar="X", help="of the masks, 0 to 1 (0.5)")
-    command.add_argument(
-        "--output", type=pathlib.Path, metavar="PNG", help="the picture (default: DIR-preview.png, here)"
-    )
-
-
-def _preview(options: argparse.Namespace, console: Console) -> int:
-    output = options.output or pathlib.Path(f"{_name_of(options.directory)}-preview.png")
-    with _fetching(options) as given:
-        samples = load(options.directory, options.split, **given)
-        picture = samples.preview(options.count, columns=options.columns, opacity=options.opacity)
-    picture.save(output)
-    height, width = picture.array.shape[:2]
-    return console.answer(OK, str(output), {"output": output, "height": height, "width": width})
-
-
-_PICTURE = {"output": "the picture, a PNG file", "height": "its height in pixels", "width": "its width"}
-
-
-# ---------------------------------------------------------------- view
-#
-# `datamat view`: a finished directory in a browser.
-
-
-_VIEW = {"output": "the page, an HTML file", "num_samples": "samples on it", "address": "address of the server"}
-
-
-def _add_view(command: argparse.ArgumentParser) -> None:
-    _add_directory(command, is_read=True)
-    _add_cache(command)
-    command.add_argument("--split", metavar="NAME", help="split to show (all)")
-    command.add_argument("--count", type=int, default=96, metavar="N", help="samples on the page (96)")
-    command.add_argument("--output", type=pathlib.Path, metavar="HTML", help="the page (default: DIR.html, here)")
-    command.add_argument(
-        "--serve", action="store_true", help="serve all samples, and print the address; Ctrl-C ends it"
-    )
-    command.add_argument("--port", type=int, default=0, help="port of the server (any that is free)")
-
-
-def _view(options: argparse.Namespace, console: Console) -> int:
-    with _fetching(options) as given:
-        if not options.serve:
-            output = options.output or pathlib.Path(f"{_name_of(options.directory)}.html")
-            page = view(options.directory, options.split, count=options.count, **given)
-            page.save(output)
-            return console.answer(OK, str(output), {"output": output, "num_samples": page.num_samples, "address": None})
-        served = viewing(options.directory, options.split, port=options.port, **given)
-        with contextlib.suppress(KeyboardInterrupt, SystemExit), signals_raised(), served as server:
-            facts = {"output": None, "num_samples": None, "address": server.url}
-            console.answer(OK, server.url, facts)  # while it serves
-            server.wait()
-    return OK  # a request to end is a success
-
-
-# ---------------------------------------------------------------- status, verify and repair
-#
-# The state of the output of a run.
+@contextlib.contextmanager
+def _fetching(target: Target, options: Options) -> Iterator[Options]:
+    """Give the options of a reader, with a temporary folder for what it fetches of a URL."""
+    if isinstance(target, pathlib.Path) or "cache_dir" in options:
+        yield options
+        return
+    with tempfile.TemporaryDirectory(prefix="datamat-") as folder:
+        yield {**options, "cache_dir": folder}
+
+
+def _name_of(target: Target) -> str:
+    """Return the last name of a path or URL, by which files about it are called."""
+    if isinstance(target, pathlib.Path):
+        return target.resolve().name
+    return without_secrets(str(target)).partition("?")[0].rstrip("/").rpartition("/")[2]
+
+
+# ---------------------------------------------------------------- jobs
+
+
+def _answer_run(report: RunReport, console: Console, text: str | None = None) -> int:
+    return console.answer(OK if report.is_complete else NOT_WELL, report, text, error=not report.is_complete)
+
+
+def _run(options: Options, console: Console, job: NamedJob) -> int:
+    chosen = {**job.options, **options}
+    with as_slurm_says(chosen) as completed:
+        report: RunReport = job.call("run", **completed)
+    if console.is_terminal and chosen["progress"] and sys.stderr.isatty():
+        return OK if report.is_complete else NOT_WELL  # the bar has left the summary there
+    return _answer_run(report, console)
+
+
+def _plan(options: Options, console: Console, job: NamedJob) -> int:
+    return console.answer(OK, job.call("plan", **options))
+
+
+def _estimate(options: Options, console: Console, job: NamedJob) -> int:
+    found = job.call("estimate", **options)
+    return console.answer(OK if found.fits else NOT_WELL, found)
+
+
+def _finalize(options: Options, console: Console, job: NamedJob) -> int:
+    return _answer_run(job.call("finalize", **options), console)
+
+
+# ---------------------------------------------------------------- outputs
 
 
 _IN_STORE = "`datamat repair JOB`, or repair() of its Materializer, makes again what is damaged"
 _IN_PYTHON = "the rest needs the source: name the job in place of the directory, or call repair() of its Materializer"
-
-
-def _add_status(command: argparse.ArgumentParser) -> None:
-    _add_target(command, is_read=True)
-    command.add_argument(
-        "--watch", action="store_true", help="show it again whenever it changes, until no process is at work"
-    )
-    command.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds between checks (2)")
-
-
-def _status(options: argparse.Namespace, console: Console) -> int:
-    target = _target(options)
-    if not options.interval > 0:
-        raise OptionError(f"--interval is {options.interval:g}; want a positive number of seconds")
-    if isinstance(target, Materializer):
-        _refuse_storage(options)
-        status = target.status()
-        again = functools.partial(output_status, target._job)
-    else:
-        again = functools.partial(read_status, target, storage_options=_storage(options))
-        status = again()
-    while options.watch and status.is_running:
-        _show_status(status, console)
-        shown = str(status)
-        while status.is_running and str(status) == shown:
-            time.sleep(options.interval)
-            status = again()
-    return _show_status(status, console)
-
-
-def _refuse_storage(options: argparse.Namespace) -> None:
-    if options.storage_options is not None:
-        raise OptionError("--storage-options go with a URL, and a JOB has its own; leave them out")
-
-
-def _show_status(status: Status, console: Console) -> int:
-    return console.answer(_STATES[status.state], str(status), _attributes(status, _STATUS))
-
-
 _STATES: dict[State, int] = {
     "complete": OK,
     "running": OK,
@@ -836,348 +392,120 @@ _STATES: dict[State, int] = {
     "damaged": NOT_WELL,
     "empty": NOTHING_THERE,
 }
-_STATUS = {
-    "output": "the directory, or its URL",
-    "state": "`empty`, `running`, `unfinished`, `complete` or `damaged`",
-    "holder": "the process at work; empty if there is none",
-    "done": "what is there: `num_shards`, `num_rows`, `num_failed`, `num_dropped`, `num_dropped_records`, "
-    "`num_records`, `num_bytes`",
-    "num_shards": "planned shards of an unfinished run; null if no plan is known",
-    "num_rows": "its planned rows",
-    "events": "first and last ledger lines of the last run: `time`, `run`, `event`, `values`",
-    "changes": "of a JOB, the shards that `run` would make: `shard`, `reasons`; null for a DIR",
-    "obsolete": "of a JOB, the shards that `run` would remove",
-    "note": "why this answer is incomplete; empty if it is not",
-    "tasks": "of tasks that share the output: name, the process at work (empty if there is none), finished shards",
-    "growing": "of an unfinished output in a store, shards of which pieces are there: name, parts, rows, bytes",
-}
 
 
-def _add_verify(command: argparse.ArgumentParser) -> None:
-    _add_target(command, is_read=True)
-    command.add_argument("--deep", action="store_true", help="decode every record, pixels included")
-    command.add_argument(
-        "--sample", type=float, metavar="X", help="of a JOB: also make this fraction of the rows again, and compare"
-    )
+def _status(options: Options, console: Console, target: Target) -> int:
+    interval, is_watched = options.pop("interval", 2.0), options.pop("watch", False)
+    if isinstance(target, NamedJob):
+        look: Callable[[], Status] = functools.partial(target.call, "status")
+        glance = functools.partial(output_status, target.materializer._job)
+    else:
+        look = glance = functools.partial(read_status, target, **options)
+    if not is_watched:
+        return _answer_status(look(), console)
+    code, shown = OK, ""
+    for status, pace in watch(glance, every_s=interval):
+        if console.is_terminal or str(status) != shown:  # a log has each change once
+            shown = str(status)
+            code = _answer_status(status, console, "\n".join(filter(None, [shown, pace and f"  {pace}"])))
+    return code
 
 
-def _verify(options: argparse.Namespace, console: Console) -> int:
-    target = _target(options)
-    if isinstance(target, Materializer):
-        _refuse_storage(options)
-        report = target.verify(options.deep, sample=options.sample)
-    elif options.sample is not None:
+def _answer_status(status: Status, console: Console, text: str | None = None) -> int:
+    return console.answer(_STATES[status.state], status, text, over=text is not None)
+
+
+def _verify(options: Options, console: Console, target: Target) -> int:
+    if isinstance(target, NamedJob):
+        return _answer_verify(target.call("verify", **options), console)
+    if "sample" in options:
         raise OptionError(
             "--sample makes records again, which takes the source; name the JOB in place of the directory"
         )
-    else:
-        report = verify(target, options.deep, storage_options=_storage(options))
-    return _answer_verify(report, _IN_STORE if isinstance(target, str) else "", [], console)
+    return _answer_verify(verify(target, **options), console, _IN_STORE if isinstance(target, str) else "")
 
 
-def _answer_verify(report: VerifyReport, note: str, rewritten: list[str], console: Console) -> int:
-    text = "\n".join([*rewritten, str(report), *([note] if note and not report.ok else [])])
-    code = OK if report.ok else NOT_WELL
-    return console.answer(code, text, _attributes(report, _VERIFIED))
-
-
-_VERIFIED = {
-    "path": "the directory, or its URL",
-    "num_shards": "shards that were read, in every format",
-    "num_records": "records that the manifest counts",
-    "num_formats": "formats that hold them",
-    "problems": "one line per problem",
-    "notes": "one line per edited file for people",
-    "files": "the damaged files",
-}
-
-
-def _repair(options: argparse.Namespace, console: Console) -> int:
-    target = _target(options)
-    if isinstance(target, Materializer):
-        target.repair(progress=_shows_bar(options))
-        return _answer_verify(target.verify(), "", [], console)
+def _repair(options: Options, console: Console, target: Target) -> int:
+    if isinstance(target, NamedJob):
+        target.call("repair", **options)
+        return _answer_verify(target.call("verify"), console)
     if isinstance(target, str):
         raise OptionError(
             f"repair: {without_secrets(target)} is in a store, where shards are made from the source; name its JOB "
             "in place of the URL, or call repair() of its Materializer"
         )
-    done = []
-    report = verify(target)
-    if not report.ok and MANIFEST_FILE not in report.files:
-        done += [f"{name}: rewritten from its shard" for name in sorted(repair_offsets(target, set(report.files)))]
-        report = verify(target)
-        names = sidecar_names(Manifest.read(target)) | known_sidecars(target)
-        if not report.ok and set(report.files) <= names:
-            done.append(str(export(target)))
-            report = verify(target)
-    return _answer_verify(report, _IN_PYTHON, done, console)
+    done, report = repair_without_source(target)
+    return _answer_verify(report, console, _IN_PYTHON, done)
 
 
-def _add_repair(command: argparse.ArgumentParser) -> None:
-    _add_target(command)
-    _add_progress(command)
+def _answer_verify(report: VerifyReport, console: Console, note: str = "", done: Sequence[str] = ()) -> int:
+    text = "\n".join([*done, str(report), *([note] if note and not report.ok else [])])
+    return console.answer(OK if report.ok else NOT_WELL, report, text)
 
 
-# ---------------------------------------------------------------- run
-#
-# `datamat run` and `datamat finalize`: a job that a module or a file names, alone or as one task of several.
-
-
-_RUN_DOES = """\
-Make what is missing in the output of a job. MODULE:JOB names a Materializer, or a function without arguments that
-returns one; the module is imported as a program in this folder would import it. FILE.toml holds the arguments of a
-Materializer by name; its tables shards, workers and errors hold those of ShardOptions, WorkerOptions and ErrorPolicy;
-transform, logger, sidecars and hooks are named as MODULE:NAME; so is executor, unless it is "ray" or an address. With
---task-index and --num-tasks, or in a Slurm array job, several such processes make one output together, on a shared file
-system or in a bucket (S3, Google's or Azure's)."""
-_JOB = "MODULE:JOB, a Materializer or a function that returns one, in a module that can be imported here; or FILE.toml"
-_ENDS_BEFORE_S = 60.0  # the end that Slurm has set: parts under way end, and the program too
-
-
-def _add_run(command: argparse.ArgumentParser) -> None:
-    _add_job(command)
-    command.add_argument("--task-index", type=int, metavar="I", help="number of this task, from 0 (Slurm's)")
-    command.add_argument("--num-tasks", type=int, metavar="N", help="number of tasks (Slurm's)")
-    command.add_argument(
-        "--deadline", metavar="T", help="stop cleanly within this time, as in 23h30m (a minute before Slurm's); exit 1"
-    )
-    command.add_argument("--max-disk", metavar="SIZE", help="stop before the output grows larger, as in 20GB; exit 1")
-    _add_existing(command)
-    _add_progress(command)
-
-
-def _add_existing(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--existing",
-        choices=("update", "replace", "refuse"),
-        default="update",
-        help="update: rebuild what changed, stop if the source lacks finished rows (default); replace: the source "
-        "alone decides; refuse: stop before any finished shard is replaced",
-    )
-
-
-def _run(options: argparse.Namespace, console: Console) -> int:
-    index, count = options.task_index, options.num_tasks
-    if index is None and count is None:
-        index, count = _task_of_slurm(os.environ)
-    given = None if options.deadline is None else seconds_until(options.deadline)
-    ends = [left_s for left_s in (given, _seconds_of_slurm(os.environ)) if left_s is not None]
-    deadline = Deadline(min(ends, default=None), may_be_called=True)
-    with _usr1_calls(deadline):
-        report = _find_job(options.job).run(
-            deadline=deadline,
-            max_disk=options.max_disk,
-            progress=_shows_bar(options),
-            existing=options.existing,
-            task_index=index,
-            num_tasks=count,
-        )
-    return _answer_run(report, options, console)
-
-
-def _add_finalize(command: argparse.ArgumentParser) -> None:
-    _add_job(command)
-    _add_existing(command)
-    _add_progress(command)
-
-
-def _finalize(options: argparse.Namespace, console: Console) -> int:
-    report = _find_job(options.job).finalize(progress=_shows_bar(options), existing=options.existing)
-    return _answer_run(report, options, console)
-
-
-@contextlib.contextmanager
-def _usr1_calls(deadline: Deadline) -> Iterator[None]:
-    """Have SIGUSR1, which Slurm sends before a limit where it is asked to, be the deadline in the block."""
-    before = signal.signal(signal.SIGUSR1, lambda *_: deadline.come())
+def _describe(options: Options, console: Console, place: pathlib.Path | str) -> int:
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+        found = describe(place, **options)
+    except (FileNotFoundError, InputError) as error:
+        return console.fail(NOTHING_THERE, error)
+    return console.answer(OK if found.ok else NOT_WELL, found)
 
 
-def _task_of_slurm(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """Return number and count of the tasks of an array job; None for both outside of one.
-
-    The number is that of the array: one that is submitted again, without those that are at work, finds its own parts.
-
-    Raises:
-        OptionError: the variables do not fit together.
-    """
-    if "SLURM_ARRAY_TASK_ID" not in environ:
-        return None, None
-    found = {name: environ.get(f"SLURM_ARRAY_TASK_{name}", "0") for name in ("ID", "MAX")}
-    try:
-        number, last = map(int, found.values())
-        return number, max(number, last) + 1
-    except ValueError as error:
-        raise OptionError(
-            f"the variables SLURM_ARRAY_TASK_... say {found}; want numbers, or give --task-index and --num-tasks"
-        ) from error
+def _preview(options: Options, console: Console, place: pathlib.Path | str) -> int:
+    output = options.pop("output", None) or pathlib.Path(f"{_name_of(place)}-preview.png")
+    shown = {name: options.pop(name) for name in ("count", "columns", "opacity") if name in options}
+    with _fetching(place, options) as given:
+        load(place, **given).preview(**shown).save(output)
+    return console.answer(OK, {"output": output}, str(output))
 
 
-def _seconds_of_slurm(environ: Mapping[str, str]) -> float | None:
-    """Return how long a job of Slurm may still take, with a minute to spare; None outside of one."""
-    try:
-        left_s = float(environ["SLURM_JOB_END_TIME"]) - time.time()
-    except (KeyError, ValueError):
-        return None
-    return max(left_s - _ENDS_BEFORE_S, 0.0)
+def _view(options: Options, console: Console, place: pathlib.Path | str) -> int:
+    output = options.pop("output", None) or pathlib.Path(f"{_name_of(place)}.html")
+    is_served = options.pop("serve", False)
+    options.pop("count" if is_served else "port", None)
+    with _fetching(place, options) as given:
+        if not is_served:
+            view(place, **given).save(output)
+            return console.answer(OK, {"output": output}, str(output))
+        served = viewing(place, **given)
+        with contextlib.suppress(KeyboardInterrupt, SystemExit), signals_raised(), served as server:
+            console.answer(OK, {"address": server.url}, server.url)  # while it serves
+            server.wait()
+    return OK  # a request to end is a success
 
 
-def _find_job(name: str) -> Materializer:
-    """Return the job that "module:job" or the name of a TOML file stands for.
-
-    Raises:
-        OptionError: there is none of that name, or it is something else.
-    """
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as for `python -m`
-    if is_url(name):
-        raise OptionError(
-            f"{without_secrets(name)} is a URL, not a JOB; want MODULE:JOB, as in jobs:camvid for `camvid` in jobs.py, "
-            "or the name of a TOML file: its output may be a URL"
-        )
-    if name.endswith(".toml"):
-        return _job_of_file(pathlib.Path(name))
-    if not all(name.partition(":")):
-        raise OptionError(
-            f"{name!r} names no job; want MODULE:JOB, as in jobs:camvid for `camvid` in jobs.py, or the name of a "
-            "TOML file"
-        )
-    found = _find_object(name, "want a Materializer, or a function that returns one")
-    if callable(found) and not isinstance(found, Materializer) and (needed := _needed_arguments(found)):
-        raise OptionError(
-            f"{name} needs arguments ({', '.join(needed)}), and a JOB is called without any; give them defaults, or "
-            "name a function that calls it"
-        )
-    job = found() if callable(found) and not isinstance(found, Materializer) else found
-    if not isinstance(job, Materializer):
-        raise OptionError(f"{name} gives {job!r}; want a Materializer, or a function that returns one")
-    return job
+def _export(options: Options, console: Console, folder: pathlib.Path | str) -> int:
+    return console.answer(OK, export(folder, **options))
 
 
-def _needed_arguments(function: Callable[..., Any]) -> list[str]:
-    """Return the names of the arguments without which a function cannot be called; [] where Python cannot tell."""
-    with contextlib.suppress(TypeError, ValueError):
-        taken = signatures.signature(function).parameters.values()
-        variable = (signatures.Parameter.VAR_POSITIONAL, signatures.Parameter.VAR_KEYWORD)
-        return [one.name for one in taken if one.default is one.empty and one.kind not in variable]
-    return []
+def _convert(options: Options, console: Console, place: pathlib.Path | str) -> int:
+    output = options.pop("output", None) or _beside(place, options)
+    report = convert(place, output, **{"progress": sys.stderr.isatty(), **options})
+    return _answer_run(report, console, str(output) if report.is_complete else None)
 
 
-def _find_object(name: str, wanted: str) -> Any:
-    """Return what "module:name" stands for, in a module that a program in this folder can import.
-
-    Raises:
-        OptionError: there is no such module, or nothing of that name in it.
-    """
-    module_name, _, attribute = name.partition(":")
-    if module_name.endswith(".py") or "/" in module_name or "\\" in module_name:
-        module = pathlib.PurePath(module_name).stem
-        raise OptionError(
-            f"{name!r} names a file; name the module, as in {module}:{attribute}, from the folder that it is in"
-        )
-    try:
-        found = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise OptionError(
-            f"there is no module {module_name!r} in {os.getcwd()} or among the installed packages; change to the "
-            "folder of the module, or install it"
-        ) from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise OptionError(f"{module_name} has no {attribute!r}; {wanted}")
-        found = getattr(found, part)
-    return found
+def _beside(place: pathlib.Path | str, options: Options) -> pathlib.Path:
+    """Return where the new directory goes if the command line does not say: beside a folder; of a URL, here."""
+    folder = place.resolve() if isinstance(place, pathlib.Path) else pathlib.Path(_name_of(place))
+    return folder.with_name("-".join([folder.name, *(options.get("format") or [f"{options.get('shards')}-shards"])]))
 
 
-_OPTIONS: dict[str, type] = {"shards": ShardOptions, "workers": WorkerOptions, "errors": ErrorPolicy}
-_NAMED = ("transform", "executor", "logger", "sidecars", "hooks")  # arguments that no file can hold, but name
+def _merge(options: Options, console: Console, *places: pathlib.Path | str) -> int:
+    output = options.pop("output", None)
+    if output is None:
+        raise OptionError("merge: --output is missing; name the new directory")
+    manifest = merge(places, output, **options)
+    return console.answer(OK, manifest, f"{output}: {len(manifest.shards)} shards, {manifest.num_records:,} records")
 
 
-def _job_of_file(path: pathlib.Path) -> Materializer:
-    """Return the job whose arguments a TOML file holds; paths in it are those of the current folder.
-
-    Raises:
-        OptionError: the file cannot be read, or its arguments are not those of a `Materializer`.
-    """
-    try:
-        given = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read ({error.strerror}); want a TOML file of arguments") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionError(f"{path} is no TOML ({error}); correct it there") from error
-    arguments = {}
-    for name, value in given.items():
-        _refuse_unknown(path, "", name, Materializer)
-        if name in _OPTIONS and isinstance(value, dict):
-            for option in value:
-                _refuse_unknown(path, f"{name}.", option, _OPTIONS[name])
-            value = _OPTIONS[name](**value)  # noqa: PLW2901 -- the same argument, as Python has it
-        arguments[name] = _named_objects(path, name, value) if name in _NAMED else value
-    return Materializer(**arguments)
-
-
-def _refuse_unknown(path: pathlib.Path, table: str, name: str, taker: Callable[..., Any]) -> None:
-    known = list(signatures.signature(taker).parameters)
-    if name not in known:
-        raise OptionError(f"{path}: {table}{name} is no argument of {taker.__name__}; it takes {', '.join(known)}")
-
-
-def _named_objects(path: pathlib.Path, argument: str, value: Any) -> Any:
-    """Return what MODULE:NAME stands for, also in a list; other text, such as "ray", as it is."""
-    if isinstance(value, list):
-        return [_named_objects(path, argument, inner) for inner in value]
-    if isinstance(value, str) and (argument != "executor" or ("://" not in value and ":" in value)):
-        wanted = f"{path} names it as its {argument}; name what is in the module"
-        return _find_object(value, wanted) if ":" in value else _refuse_word(path, argument, value)
-    return value
-
-
-def _refuse_word(path: pathlib.Path, argument: str, value: str) -> str:
-    if argument == "executor":
-        return value
-    raise OptionError(f"{path}: {argument} is {value!r}; want MODULE:NAME, as in jobs:augment for `augment` in jobs.py")
-
-
-# ---------------------------------------------------------------- serve
-#
-# `datamat serve`: a tf.data service, until a signal ends it.
-
-
-_ABOUT = """\
-Start a dispatcher and workers that prepare batches for `to_tf(service="grpc://HOST:PORT")`, print the address, and
-serve until Ctrl-C or SIGTERM. Consumers on other hosts need --host. There is no authentication: anyone who can reach
-the ports can make the workers read and write files, so use it only on a network that you trust."""
-
-
-def _add_serve(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--num-workers", type=int, default=1, metavar="N", help="processes that prepare batches (1)")
-    command.add_argument("--port", type=int, default=0, help="port of the dispatcher (any that is free)")
-    command.add_argument(
-        "--host", default="localhost", help="name under which consumers reach this machine (localhost)"
-    )
-    command.add_argument(
-        "--restarts",
-        type=int,
-        default=3,
-        metavar="N",
-        help="how often to restart when a worker dies; consumers then get an error instead of waiting (3)",
-    )
-
-
-def _serve(options: argparse.Namespace, console: Console) -> int:
+def _serve(options: Options, console: Console) -> int:
+    restarts = max(options.pop("restarts", 3), 0)
     with contextlib.suppress(KeyboardInterrupt, SystemExit), signals_raised():  # a request to end is a success
-        port = options.port
-        for restarts_left in range(max(options.restarts, 0), -1, -1):
-            with serving(options.num_workers, port=port, host=options.host) as service:
-                _, port = check_address(service.address)
-                if restarts_left == max(options.restarts, 0) or not console.as_json:
-                    console.answer(OK, service.address, {"address": service.address})  # while it serves
+        for restarts_left in range(restarts, -1, -1):
+            with serving(**options) as service:
+                options["port"] = check_address(service.address)[1]
+                if restarts_left == restarts or not console.as_json:
+                    console.answer(OK, {"address": service.address}, service.address)  # while it serves
                 try:
                     service.wait()
                 except ParallelError as error:
@@ -1190,142 +518,181 @@ def _serve(options: argparse.Namespace, console: Console) -> int:
 # ---------------------------------------------------------------- the table of commands
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One command.
+
+    Attributes:
+        name: the word of the command line.
+        does: what it does, in one line.
+        about: more, for its `--help`; "" where that is all.
+        target: what it is about: a key of `_TARGETS`.
+        options: names of its options, as in Python.
+        run: called with the options that were given, the console and each target; returns the exit code.
+        python: what does the same in Python, whose parameters its options are.
+        answers: what `--json` answers with: a class whose attributes its keys are, or the keys.
+    """
+
+    name: str
+    does: str
+    about: str = ""
+    target: str
+    options: tuple[str, ...] = ()
+    run: Callable[..., int]
+    python: tuple[Callable[..., Any], ...]
+    answers: str
+
+
+_HOW = ("workers", "executor", "errors", "include", "exclude")
+_STOPS = ("deadline", "max_disk")
+_REMOTE = ("storage_options", "cache_dir")
+
 COMMANDS = (
     Command(
         name="run",
         does="make what is missing in the output of a job",
-        about=_RUN_DOES,
-        add=_add_run,
+        about="""\
+Make what is missing in the output of a job. MODULE:JOB names a Materializer, a pair of it and a dict of run options, or
+a function without arguments that returns either; the module is imported as a program in this folder would import it.
+FILE.toml holds the arguments of a Materializer by name, and a table [run] with those of its run; shards, workers and
+errors may be tables with the arguments of ShardOptions, WorkerOptions and ErrorPolicy; transform, logger, sidecars and
+hooks are named as MODULE:NAME; so is executor, unless it is "ray" or an address. Options of the command line win. With
+--task-index and --num-tasks, or in a Slurm array job, several such processes make one output together, on a shared file
+system or in a bucket (S3, Google's or Azure's).""",
+        target="JOB",
+        options=(*_HOW, "task_index", "num_tasks", "existing", "retry_failed", *_STOPS, "progress"),
         run=_run,
         python=(Materializer.run,),
-        keys=_REPORT,
+        answers="RunReport",
     ),
     Command(
         name="plan",
         does="show which rows of a job go to which shard; nothing is written",
-        add=_add_job,
+        target="JOB",
         run=_plan,
         python=(Materializer.plan,),
-        keys=_PLAN,
+        answers="Plan",
     ),
     Command(
         name="estimate",
         does="process a few rows of a job, and estimate the time, disk space and memory of the run; nothing is written",
-        add=_add_estimate,
+        target="JOB",
+        options=("num_samples", "workers", "executor", "include", "exclude"),
         run=_estimate,
         python=(Materializer.estimate,),
-        keys=_ESTIMATE,
+        answers="Estimate",
     ),
     Command(
         name="finalize",
         does="write the manifest for what the tasks that share an output have made; make nothing else",
-        add=_add_finalize,
+        target="JOB",
+        options=("existing", "progress"),
         run=_finalize,
         python=(Materializer.finalize,),
-        keys=_REPORT,
+        answers="RunReport",
     ),
     Command(
         name="status",
         does="show how far a directory has got, while its run is alive or after it crashed",
         about="For a JOB, also show which shards `datamat run` would make, and why. With --watch and --json, each "
         "change is an object on a line of its own.",
-        add=_add_status,
+        target="DIR|URL|JOB",
+        options=("storage_options", "watch", "interval"),
         run=_status,
         python=(Materializer.status, read_status),
-        keys=_STATUS,
+        answers="Status",
     ),
     Command(
         name="verify",
         does="compare a finished directory with its manifest: every file and every record",
-        add=_add_verify,
+        target="DIR|URL|JOB",
+        options=("storage_options", "deep", "sample"),
         run=_verify,
         python=(Materializer.verify, verify),
-        keys=_VERIFIED,
+        answers="VerifyReport",
     ),
     Command(
         name="repair",
         does="rewrite damaged offsets and sidecars; of a JOB, also shards, index and manifest",
-        add=_add_repair,
+        target="DIR|JOB",
+        options=("workers", "executor", "errors", "progress"),
         run=_repair,
         python=(Materializer.repair,),
-        keys=_VERIFIED,
+        answers="VerifyReport",
     ),
     Command(
         name="describe",
         does="show what a TFRecord, Parquet, tar or ArrayRecord file or a directory holds, whoever wrote it",
-        add=_add_inspect,
-        run=_inspect,
+        target="FILE|URL",
+        options=("storage_options", "records"),
+        run=_describe,
         python=(describe,),
-        keys=_INSPECTION,
+        answers="Description",
     ),
     Command(
         name="preview",
-        does="draw samples of a finished directory into a PNG file",
-        add=_add_preview,
+        does="draw samples of a finished directory into a PNG file (default: DIR-preview.png, here)",
+        target="DIR|URL",
+        options=(*_REMOTE, "split", "count", "columns", "opacity", "output"),
         run=_preview,
-        python=(load, ShardedDataset.preview, Materializer),
-        keys=_PICTURE,
+        python=(load, ShardedDataset.preview),
+        answers="`output`",
     ),
     Command(
         name="view",
         does="show a finished directory in a browser: as one page, or from a server on this machine",
-        about="The page is one self-contained file; the server shows all samples, on 127.0.0.1 only, under a "
-        "random path. With --serve and --json, the object is printed as soon as the server is up.",
-        add=_add_view,
+        about="The page is one self-contained file (default: DIR.html, here); the server shows all samples, on "
+        "127.0.0.1 only, under a random path. With --serve and --json, the object is printed as soon as the server is "
+        "up.",
+        target="DIR|URL",
+        options=(*_REMOTE, "split", "count", "output", "serve", "port"),
         run=_view,
-        python=(view, viewing, Materializer),
-        keys=_VIEW,
-    ),
-    Command(
-        name="bench",
-        does="measure how fast a finished directory is read on this machine, beside reading just its files",
-        add=_add_bench,
-        run=_bench,
-        python=(measure_reading,),
-        keys=_BENCH,
+        python=(view, viewing),
+        answers="`output`, or with --serve `address`",
     ),
     Command(
         name="convert",
         does="rewrite a finished directory in another format or number of shards, without recomputing any sample",
-        add=_add_convert,
+        about="Rewrite a finished directory in another format or number of shards, without recomputing any sample. "
+        "Without --output, the new directory is DIR-FORMAT, or DIR-N-shards if the format is unchanged.",
+        target="DIR|URL",
+        options=(
+            *("format", "shards", "output", "storage_options", "source_options", "cache_dir", "scratch"),
+            *("workers", "executor", *_STOPS, "existing", "progress"),
+        ),
         run=_convert,
-        python=(convert, ShardOptions, WorkerOptions),
-        keys=_REPORT,
+        python=(convert,),
+        answers="RunReport",
     ),
     Command(
         name="merge",
         does="combine finished directories that were made separately into one, without rewriting any record",
-        add=_add_merge,
+        target="DIR ...",
+        options=("output", "name"),
         run=_merge,
         python=(merge,),
-        keys=_MERGED,
+        answers="Manifest",
     ),
     Command(
         name="export",
         does="write the files that other readers need beside the shards, if they are missing or wrong",
-        add=_add_directory,
+        target="DIR",
         run=_export,
         python=(export,),
-        keys=_EXPORT,
+        answers="ExportReport",
     ),
     Command(
         name="serve",
         does="start a tf.data service",
-        about=_ABOUT,
-        add=_add_serve,
+        about="""\
+Start a dispatcher and workers that prepare batches for `to_tf(service="grpc://HOST:PORT")`, print the address, and
+serve until Ctrl-C or SIGTERM. Consumers on other hosts need --host. There is no authentication: anyone who can reach
+the ports can make the workers read and write files, so use it only on a network that you trust.""",
+        target="",
+        options=("num_workers", "port", "host", "restarts"),
         run=_serve,
         python=(serving,),
-        keys={"address": "address for `to_tf(service=...)`; printed as soon as the service is up"},
-    ),
-    Command(
-        name="completion",
-        does="print a script that makes the shell complete commands and options",
-        about='Load it with eval "$(datamat completion bash)" in ~/.bashrc, eval "$(datamat completion zsh)" after '
-        "compinit in ~/.zshrc, or datamat completion fish | source in config.fish.",
-        add=_add_completion,
-        run=_complete,
-        python=(),
-        keys={"shell": "the shell", "script": "the script"},
+        answers="`address`, printed as soon as the service is up",
     ),
 )
 
@@ -1336,23 +703,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: words of the command line; None takes those of the process.
     """
-    options, unknown = build_parser().parse_known_args(arguments)
-    if unknown:  # with the usage of the command, where argparse would show that of all commands
-        _parsers()[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    parsed, unknown = build_parser().parse_known_args(arguments)
+    given = vars(parsed)
+    if unknown:
+        given["parser"].error(
+            f"unrecognized arguments: {' '.join(unknown)}"
+        )  # argparse shows the usage of all commands
     try:
-        with _console(options.command, as_json=options.json) as console:
-            return _ended(options, console)
+        with _console(given["called"].name, as_json=given["json"]) as console:
+            return _ended(given, console)
     except BrokenPipeError:  # as of `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes what is left
         return PIPE_CLOSED
 
 
-def _ended(options: argparse.Namespace, console: Console) -> int:
+def _ended(given: Mapping[str, Any], console: Console) -> int:
     """Run the command; show why it did not end well."""
-    if "directory" in options and isinstance(options.directory, pathlib.Path) and not options.directory.is_dir():
-        return console.fail(NOTHING_THERE, f"{options.directory} is not a directory; pass the output of a run")
+    command: Command = given["called"]
+    options = {name: given[name] for name in command.options if name in given}
     try:
-        code: int = options.run(options, console)
+        targets = [_find_target(text, command.target) for text in given["targets"]]
+        if "storage_options" in options and isinstance(targets[0], NamedJob):
+            raise OptionError("--storage-options go with a URL, and a JOB has its own; leave them out")
+        return command.run(options, console, *targets)
     except (OptionError, OutputError) as error:
         return console.fail(NOTHING_THERE, error)
     except BrokenPipeError:
@@ -1365,32 +738,40 @@ def _ended(options: argparse.Namespace, console: Console) -> int:
         if error.code != TERMINATED:
             raise
         return console.fail(TERMINATED, SystemExit("ended by SIGTERM; the same command continues from here"))
-    return code
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    about, _, codes = (__doc__ or "").partition("EXIT CODES\n")
+    summary, _, codes = (__doc__ or "").partition("EXIT CODES\n")
     parser = argparse.ArgumentParser(
         prog="datamat",
-        description=about,
+        description=summary,
         epilog=f"exit codes:\n{codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"datamat {__version__}")
+    shtab.add_argument_to(parser)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
-        about = command.about or f"{command.does[0].upper()}{command.does[1:]}."
-        sub = commands.add_parser(command.name, help=command.does, description=about)
-        command.add(sub)
+        more = command.about or f"{command.does[0].upper()}{command.does[1:]}."
+        sub = commands.add_parser(command.name, help=command.does, description=more)
+        sub.set_defaults(called=command, parser=sub, targets=())
+        if command.target:
+            metavar, _, several = command.target.partition(" ")
+            about: dict[str, Any] = {"metavar": metavar, "nargs": "+" if several else 1}
+            place = sub.add_argument("targets", help=_TARGETS[command.target], **about)
+            place.complete = shtab.FILE  # type: ignore[attr-defined]  # what shtab looks for
+        for name in command.options:
+            about = {**_OPTIONS[name], "help": f"{_OPTIONS[name]['help']}{_default(command, name)}"}
+            sub.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, **about)
         sub.add_argument("--json", action="store_true", help="answer with one JSON object, and print nothing else")
-        sub.set_defaults(run=command.run)
     return parser
 
 
-# ---------------------------------------------------------------- the command
-#
-# `python -m datamat.cli` runs the command where its script is not on the path.
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _default(command: Command, name: str) -> str:
+    """Return what the help of an option says of its default in Python, where that is a number or a word."""
+    for call in command.python:
+        default = getattr(inspect.signature(call).parameters.get(name), "default", None)
+        if default and isinstance(default, int | float | str) and "(default" not in str(_OPTIONS[name]["help"]):
+            return f" (default: {default})"
+    return ""

@@ -5,12 +5,8 @@ from __future__ import annotations
 import argparse
 import pathlib
 import re
-from typing import TYPE_CHECKING
 
 from datamat.cli import COMMANDS, Command, build_parser
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FOLDER = pathlib.Path(__file__).parent
 
@@ -73,16 +69,16 @@ def _section(command: Command, parser: argparse.ArgumentParser) -> str:
         _line(parser.description or ""),
         "",
     ]
-    if names := [f"`{_public_name(call)}`" for call in command.python]:
-        lines += [f"In Python: {', '.join(names)}.", ""]
+    names = ", ".join(f"`{call.__qualname__}`" for call in command.python)
+    lines += [f"In Python: {names}.", ""]
     lines += ["| argument | meaning |", "| --- | --- |"]
     for action in parser._actions:
         if "-h" not in action.option_strings:
             lines.append(f"| {_argument(action)} | {_line(action.help or '')} |")
-    lines += ["", "| key of `--json` | meaning |", "| --- | --- |"]
-    return "\n".join(
-        [*lines, *(f"| `{key}` | {meaning} |" for key, meaning in command.keys.items())]
+    keys = (
+        command.answers if "`" in command.answers else f"those of `{command.answers}`"
     )
+    return "\n".join([*lines, "", f"Keys of `--json`: {keys}."])
 
 
 def _argument(action: argparse.Action) -> str:
@@ -97,10 +93,6 @@ def _argument(action: argparse.Action) -> str:
             or action.dest.upper()
         )
     return "`" + ", ".join(f"{name}{value}" for name in names).replace("|", "\\|") + "`"
-
-
-def _public_name(call: Callable[..., object]) -> str:
-    return call.__qualname__
 
 
 def _line(text: str) -> str:

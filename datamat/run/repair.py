@@ -51,8 +51,8 @@ from datamat.directory.manifest import (
     put_aside,
     salvaged_shards,
 )
-from datamat.directory.sidecars.exporting import known_sidecars, sidecar_names
-from datamat.directory.verify import unreadable
+from datamat.directory.sidecars.exporting import export, known_sidecars, sidecar_names
+from datamat.directory.verify import VerifyReport, unreadable, verify
 from datamat.errors import CorruptDataError, OutputError, join_problems
 from datamat.formats import Offsets, get_format
 from datamat.plan.changes import find_changes
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 
     from datamat.directory.manifest import IndexInfo, ShardFiles, ShardInfo
     from datamat.directory.stores import ObjectStore
-    from datamat.directory.verify import VerifyReport
     from datamat.formats import ShardFormat
     from datamat.plan.job import Job, PlannedJob
     from datamat.plan.plan import PartSpec, ShardSpec
@@ -81,7 +80,7 @@ __all__ = [
     "prepare_repair",
     "prepare_stored_repair",
     "read_wanted",
-    "repair_offsets",
+    "repair_without_source",
     "set_aside",
 ]
 
@@ -108,7 +107,7 @@ def prepare_repair(planned: PlannedJob, report: VerifyReport) -> None:
         _check_unchanged(planned, infos)
     damaged -= _set_strangers_aside(planned, damaged)
     if manifest:
-        damaged -= repair_offsets(output, damaged)
+        damaged -= _repair_offsets(output, damaged)
     if damaged:  # the run reads the checksums of files that it must not touch
         hurt = {info.name for info in infos if {info.file, info.index_file} & damaged}
         entries = planned.job.work / "shards"
@@ -415,16 +414,32 @@ def _write_wanted(
     commit_json(entries / _WANTED, {"is_told": manifest is not None, "files": files})
 
 
-def repair_offsets(output: pathlib.Path, damaged: set[str]) -> set[str]:
-    """Rewrite those damaged files of a finished directory that hold the offsets of whole shards.
+def repair_without_source(output: pathlib.Path) -> tuple[list[str], VerifyReport]:
+    """Rewrite what is damaged in a finished directory and needs no source: offsets, and files for other readers.
 
     Args:
-        output: finished directory whose offsets are damaged.
-        damaged: paths in it, as `verify` reports them.
+        output: the directory.
 
     Returns:
-        The paths of the files that are whole now.
+        What was done, in lines, and what `verify` finds then.
+
+    Raises:
+        OutputError, CorruptDataError: as for `verify` and `export`.
     """
+    done: list[str] = []
+    report = verify(output)
+    if report.ok or MANIFEST_FILE in report.files:
+        return done, report
+    done += [f"{name}: rewritten from its shard" for name in sorted(_repair_offsets(output, set(report.files)))]
+    report = verify(output)
+    if not report.ok and set(report.files) <= sidecar_names(Manifest.read(output)) | known_sidecars(output):
+        done.append(str(export(output)))
+        report = verify(output)
+    return done, report
+
+
+def _repair_offsets(output: pathlib.Path, damaged: set[str]) -> set[str]:
+    """Rewrite damaged files that hold the offsets of whole shards; return their paths."""
     manifest = Manifest.read(output)
     repaired = set()
     for format_name, infos in manifest.by_format.items():

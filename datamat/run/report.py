@@ -484,16 +484,17 @@ class RunEvents:
 
 
 @contextlib.contextmanager
-def reporting(job: Job, hooks: Sequence[Hook], *, began: float) -> Iterator[RunEvents]:
+def reporting(job: Job, *, began: float) -> Iterator[RunEvents]:
     """Report a run from its start to its end, which is an error where the block raises one.
 
     Args:
-        job: the job; names output and ledger.
-        hooks: hooks of the user and the progress bar, in the order in which they are called.
+        job: the job, with its output, ledger and hooks.
         began: when the run began, by `time.perf_counter`.
     """
     ledger = Ledger(job.work / LEDGER_FILE)
-    events = RunEvents(LedgerHook(ledger), RunTally(began), [*hooks, RunLog(job.how.logger)], job.how.logger)
+    how, logger = job.how, job.how.logger
+    hooks: list[Hook] = [*how.hooks, *([ProgressBar(logger)] if how.progress else []), RunLog(logger)]
+    events = RunEvents(LedgerHook(ledger), RunTally(began), hooks, logger)
     try:
         events.emit(
             RunStarted(
@@ -503,11 +504,11 @@ def reporting(job: Job, hooks: Sequence[Hook], *, began: float) -> Iterator[RunE
                 formats=tuple(made.name for made in job.formats),
                 seed=job.seed,
                 copies=job.copies,
-                include=job.how.include,
-                exclude=job.how.exclude,
+                include=how.include,
+                exclude=how.exclude,
                 shards=job.shards,
-                workers=job.how.workers,
-                errors=job.how.errors,
+                workers=how.workers,
+                errors=how.errors,
             )
         )
         yield events

@@ -66,7 +66,6 @@ from datamat.run.repair import OtherBytesError, read_wanted
 from datamat.run.report import (
     PartDamaged,
     PlanMade,
-    ProgressBar,
     RunEnded,
     SampleRecovered,
     ShardFinished,
@@ -326,11 +325,10 @@ def _run_locked(
     began: float,
 ) -> RunReport:
     how = job.how
-    hooks = [*how.hooks, *([ProgressBar(how.logger)] if how.progress else [])]
     slices = adopt_slices(job.output, is_last=task is not None)
     finished = known_shards(job.output, job.work)
     refuse_other_dataset(job, finished)
-    with reporting(job, hooks, began=began) as events:
+    with reporting(job, began=began) as events:
         empty_folder(job.work / "rows")
         planned = job.planned_in(job.work / "rows")
         try:
@@ -439,9 +437,8 @@ class _Task:
         """Make what this task can take; then write the manifest, or see another do so."""
         is_new = not self._own.output.exists()
         work_folder(self._own.output)
-        hooks = [*self._own.how.hooks, *([ProgressBar()] if self._own.how.progress else [])]
         with disk_errors_explained(self._shared.output), locked(self._own.work / "lock"):
-            with reporting(self._own, hooks, began=self._began) as events:
+            with reporting(self._own, began=self._began) as events:
                 empty_folder(self._own.work / "rows")
                 planned = self._own.planned_in(self._own.work / "rows")
                 whole = dataclasses.replace(
@@ -551,11 +548,10 @@ class _BucketTask(_Task):
         bucket = TaskBucket(own.store)
         bucket.check()
         work_folder(own.output)
-        hooks = [*own.how.hooks, *([ProgressBar()] if self._own.how.progress else [])]
         with disk_errors_explained(own.output):
             with locked(own.work / "lock"), opened_output(own, is_shared=True) as remote:
                 assert remote is not None
-                with reporting(own, hooks, began=self._began) as events:
+                with reporting(own, began=self._began) as events:
                     report, claims, planned = self._share_made(tasks_of, events, remote, bucket)
             if claims is not None:
                 bucket.send_ledger(own.work)

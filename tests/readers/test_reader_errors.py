@@ -14,7 +14,6 @@ from small_rows import job
 import datamat
 from datamat import Manifest, Scalar, Tensor
 from datamat.errors import CorruptDataError, OptionError, OutputError
-from datamat.readers.speed import measure_reading
 
 
 @pytest.fixture
@@ -96,12 +95,10 @@ def without_x(sample, rng=None):
         (lambda data: data.map(without_x).filter(field("n") == 1)[0], "'n'"),
         (lambda data: data.filter(field("d") == 1)[0], "d/a"),
         (lambda data: data.filter(field("c") == 1)[0], "'c'"),
-        (lambda data: measure_reading(data.path, readers=["disk"]), "'disk'"),
-        (lambda data: measure_reading(data.path, num_workers=[]), "num_workers"),
     ],
-    ids=["pad", "pack", "bucket", "mapped", "dict", "complex", "reader", "workers"],
+    ids=["pad", "pack", "bucket", "mapped", "dict", "complex"],
 )
-def test_field_or_reader_that_cannot_be_used_is_named(mixed, read, named):
+def test_field_that_cannot_be_used_is_named(mixed, read, named):
     """It is not there, or not of a kind for this."""
     with pytest.raises(OptionError, match=named):
         read(mixed)

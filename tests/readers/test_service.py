@@ -166,7 +166,7 @@ def test_arguments_of_the_command_are_checked(arguments, capsys):
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_command_serves_until_it_is_asked_to_end(many_shards, ending):
     """It prints the address alone, ends with 0, and leaves no process; this holds with a consumer at work."""
-    with started("-m", "datamat.cli", "serve", "--num-workers", "2") as served:
+    with started("-m", "datamat", "serve", "--num-workers", "2") as served:
         address = served.stdout.readline().strip()
         servers = children_of(served.pid)
         keys = load(many_shards, "train").to_tf(1, service=address).as_numpy_iterator()
@@ -185,7 +185,7 @@ def test_command_serves_until_it_is_asked_to_end(many_shards, ending):
 @pytest.mark.long
 def test_dead_worker_is_reported_and_its_consumers_get_an_error(tf, many_shards):
     """They get no short epoch, nor wait for an hour: a service restarted at the same port does not know them."""
-    with started("-m", "datamat.cli", "serve", "--num-workers", "2", "--restarts", "1") as served:
+    with started("-m", "datamat", "serve", "--num-workers", "2", "--restarts", "1") as served:
         address = served.stdout.readline().strip()
         batches = iter(load(many_shards, "train").to_tf(1, service=address))
         next(batches)
@@ -204,7 +204,7 @@ def test_dead_worker_is_reported_and_its_consumers_get_an_error(tf, many_shards)
 @pytest.mark.long
 def test_servers_end_with_the_process_that_started_them():
     """This holds where that process was killed and could send them nothing."""
-    with started("-m", "datamat.cli", "serve") as served:
+    with started("-m", "datamat", "serve") as served:
         assert check_address(served.stdout.readline().strip())[0] == "localhost"
         ends = [os.pidfd_open(pid) for pid in children_of(served.pid)]
 

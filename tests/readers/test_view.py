@@ -384,14 +384,14 @@ def test_command_writes_the_page(output, tmp_path, monkeypatch, capsys):
 
     assert said == "out <i>.html\n"
     assert len(Cards((tmp_path / "out <i>.html").read_text(encoding="utf-8")).cards) == 5
-    assert (facts["output"], facts["num_samples"], facts["address"]) == ("own.html", 5, None)
+    assert facts["output"] == "own.html"
     own = Cards((tmp_path / "own.html").read_text(encoding="utf-8")).cards
     assert {card["data-split"] for card in own} == {"val"}
 
 
 def test_command_serves_until_a_signal(output):
     """It prints the address once it answers; SIGTERM is a success."""
-    command = [sys.executable, "-m", "datamat.cli", "view", str(output), "--serve"]
+    command = [sys.executable, "-m", "datamat", "view", str(output), "--serve"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             url = process.stdout.readline().strip()

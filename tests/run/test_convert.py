@@ -152,7 +152,7 @@ def uneven(tmp_path_factory):
 
 def test_conversion_that_stops_early_resumes_and_reports_by_exit_code(mixed, tmp_path, capsys):
     """It exits with 1 and prints on standard error what is left; the same command without a limit exits with 0."""
-    command = ["convert", str(mixed), "--format", "parquet", "--output", str(tmp_path / "out"), "--num-workers", "1"]
+    command = ["convert", str(mixed), "--format", "parquet", "--output", str(tmp_path / "out"), "--workers", "1"]
 
     assert main([*command, "--deadline", "0.001s"]) == 1
     assert "stopped by its deadline" in capsys.readouterr().err
@@ -441,8 +441,8 @@ def test_command_writes_beside_the_directory(mixed, tmp_path, capsys):
     source = shutil.copytree(mixed, tmp_path / "source")
 
     codes = [
-        main(["convert", str(source), "--format", "tfrecord", "--format", "parquet", "--num-workers", "1"]),
-        main(["convert", str(source), "--num-shards", "1", "--output", str(tmp_path / "mine")]),
+        main(["convert", str(source), "--format", "tfrecord", "--format", "parquet", "--workers", "1"]),
+        main(["convert", str(source), "--shards", "1", "--output", str(tmp_path / "mine")]),
     ]
 
     folders = [tmp_path / name for name in ("source-tfrecord-parquet", "mine")]
@@ -455,10 +455,10 @@ def test_command_writes_beside_the_directory(mixed, tmp_path, capsys):
 def test_exit_code_of_the_command_says_what_went_wrong(mixed, tmp_path, capsys):
     """1 for damage; 2 where no finished directory is there or the options make no sense."""
     source = shutil.copytree(mixed, tmp_path / "source")
-    codes = [main(["convert", str(tmp_path / "nowhere"), "--num-shards", "1"])]
-    codes += [main(["convert", str(tmp_path), "--num-shards", "1"]), main(["convert", str(source)])]
+    codes = [main(["convert", str(tmp_path / "nowhere"), "--shards", "1"])]
+    codes += [main(["convert", str(tmp_path), "--shards", "1"]), main(["convert", str(source)])]
     next(source.glob("*train*.tfrecord")).unlink()
-    codes += [main(["convert", str(source), "--num-shards", "1"])]
+    codes += [main(["convert", str(source), "--shards", "1"])]
 
     assert codes == [2, 2, 2, 1]
     assert "give format= or shards=" in (found := capsys.readouterr().err)

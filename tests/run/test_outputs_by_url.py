@@ -35,7 +35,6 @@ from datamat.cli import main
 from datamat.codecs import encode_png
 from datamat.directory.verify import ShardCheck
 from datamat.events import RunEnded
-from datamat.readers.speed import measure_reading
 from datamat.testing import InlineExecutor
 
 __all__ = ["s3"]
@@ -476,15 +475,11 @@ def test_readers_take_urls(made, bucket, tmp_path):
     more = {"storage_options": bucket.options}
 
     page = view(bucket.url, count=5, cache_dir=tmp_path / "cache", **more)
-    speed = measure_reading(
-        bucket.url, readers=["numpy"], num_workers=[0], seconds=0.01, cache_dir=tmp_path / "c", **more
-    )
     shown, local = describe(bucket.url, **more), describe(made())
     file, local_file = describe(f"{bucket.url}/{SHARD}.tfrecord", **more), describe(made() / f"{SHARD}.tfrecord")
 
     assert page.num_samples == view(made(), count=5).num_samples
     assert "where the input came from" in page.html or f"{SHARD}.tfrecord" in page.html
-    assert [row.problem for row in speed.rows] == [""] * 2
     assert (shown.num_records, shown.fields, shown.path) == (local.num_records, local.fields, bucket.url)
     assert (file.num_records, file.records) == (local_file.num_records, local_file.records)
 
@@ -509,7 +504,6 @@ def test_commands_that_read_take_a_url(stored, capsys):
         ["describe"],
         ["preview", "--count", "2"],
         ["view", "--count", "2"],
-        ["bench", "--seconds", "0.01", "--reader", "numpy", "--num-workers", "0"],
     ]
 
     assert [main([*line, stored]) for line in lines] == [0] * len(lines)
@@ -526,7 +520,7 @@ def test_commands_that_read_take_a_url(stored, capsys):
         (["run", "URL"], "is a URL, not a JOB; want MODULE:JOB"),
         (["verify", "URL/nothing"], "holds no manifest.json; correct the URL, or finish its run"),
         (["convert", "URL/nothing", "--format", "parquet"], "holds no manifest.json; correct the URL"),
-        (["convert", "URL", "--num-shards", "3", "--output", "URL/inside"], "give another URL"),
+        (["convert", "URL", "--shards", "3", "--output", "URL/inside"], "give another URL"),
         (["describe", "URL/nothing"], "is no file, and no directory with a manifest.json; correct the URL"),
         (["preview", "URL/nothing"], "cannot be read: FileNotFoundError"),
         (["verify", "s3://nowhere/out"], "there is no such bucket: correct the URL"),

@@ -395,7 +395,7 @@ def test_signal_before_the_limit_is_the_deadline(jobs, wanted, output, tmp_path)
         ("my_jobs", "want MODULE:JOB"),
         ("no_such:job", "there is no module 'no_such'"),
         ("my_jobs:missing", "my_jobs has no 'missing'"),
-        ("my_jobs:number", "want a Materializer, or a function"),
+        ("my_jobs:number", "my_jobs:number gives 3; want a Materializer"),
         ("my_jobs:build_one", "needs arguments (seed)"),
         ("here/my_jobs.py:build", "as in my_jobs:build"),
     ],

@@ -117,7 +117,7 @@ def test_status_of_the_holding_process_keeps_its_lock(source, output):
     """Closing any descriptor of the lock file would release it: the process that asks may be the holder itself."""
     with locked(output / ".datamat" / "lock"):
         status = read_status(output)
-        command = [sys.executable, "-m", "datamat.cli", "status", output]
+        command = [sys.executable, "-m", "datamat", "status", output]
         asked = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert status.is_running and f"process {os.getpid()} on" in status.holder
