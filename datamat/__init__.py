@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def _lazy(module: str) -> bool:
     """Load the names that a package imports for type checkers on first use; return whether that works.
 
     The imports are read from the source of the package, so that each name is written once, in the form that a type
-    checker needs. Without source (a frozen program), the package imports them at once.
+    checker needs: one to a line, `from HOME import NAME as NAME`. Without source (a frozen program), the package
+    imports them at once.
     """
-    import ast
     import importlib
     import sys
     from typing import Any
@@ -31,9 +31,8 @@ def _lazy(module: str) -> bool:
         source = None
     if source is None:
         return False
-    blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
-    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
-    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
+    lines = (line.split() for line in source.splitlines() if line.startswith("    from "))
+    homes = {words[3]: words[1] for words in lines if words[4:] == ["as", words[3]]}
 
     def load_name(name: str) -> Any:
         if name not in homes:
@@ -43,23 +42,15 @@ def _lazy(module: str) -> bool:
 
     namespace["__all__"] = sorted(homes)
     namespace["__getattr__"] = load_name
-    namespace["__dir__"] = lambda: sorted({*namespace, *homes})
+    namespace["__dir__"] = lambda: sorted([*homes, *(name for name in namespace if name.startswith("__"))])
     return True
 
 
 if TYPE_CHECKING or not _lazy(__name__):
-    from datamat.directory.describe import ColumnProfile as ColumnProfile
-    from datamat.directory.describe import Description as Description
     from datamat.directory.describe import describe as describe
-    from datamat.directory.failures import Failure as Failure
     from datamat.directory.failures import failures as failures
-    from datamat.directory.keys import original_key as original_key
     from datamat.directory.manifest import Manifest as Manifest
-    from datamat.directory.provenance import Provenance as Provenance
     from datamat.directory.rows import IndexRow as IndexRow
-    from datamat.directory.sidecars import FromShard as FromShard
-    from datamat.directory.sidecars import Sidecar as Sidecar
-    from datamat.directory.sidecars.exporting import ExportReport as ExportReport
     from datamat.directory.sidecars.exporting import export as export
     from datamat.directory.verify import VerifyReport as VerifyReport
     from datamat.directory.verify import verify as verify
@@ -86,7 +77,6 @@ if TYPE_CHECKING or not _lazy(__name__):
     from datamat.features import Bytes as Bytes
     from datamat.features import ClassLabel as ClassLabel
     from datamat.features import Depth as Depth
-    from datamat.features import Feature as Feature
     from datamat.features import Features as Features
     from datamat.features import Image as Image
     from datamat.features import Json as Json
@@ -101,45 +91,27 @@ if TYPE_CHECKING or not _lazy(__name__):
     from datamat.features import Timestamp as Timestamp
     from datamat.features import Tokens as Tokens
     from datamat.features import Video as Video
-    from datamat.features import register_feature as register_feature
-    from datamat.formats import Offsets as Offsets
-    from datamat.formats import ShardAssembler as ShardAssembler
-    from datamat.formats import ShardFormat as ShardFormat
-    from datamat.formats import ShardReader as ShardReader
-    from datamat.formats import ShardWriter as ShardWriter
     from datamat.options import ErrorPolicy as ErrorPolicy
     from datamat.options import ShardOptions as ShardOptions
     from datamat.options import WorkerOptions as WorkerOptions
     from datamat.parallel import PathosExecutor as PathosExecutor
     from datamat.parallel import PathosPool as PathosPool
-    from datamat.parallel import PoolProgress as PoolProgress
-    from datamat.parallel import PoolStats as PoolStats
-    from datamat.parallel import WorkerStats as WorkerStats
     from datamat.parallel import compute_chunksize as compute_chunksize
     from datamat.parallel import get_logger as get_logger
     from datamat.parallel import physical_cores as physical_cores
     from datamat.parallel import register_standin as register_standin
-    from datamat.parallel import retire as retire
-    from datamat.plan.changes import ShardChange as ShardChange
-    from datamat.plan.plan import Plan as Plan
-    from datamat.readers.batches import Batches as Batches
     from datamat.readers.dataset import ShardedDataset as ShardedDataset
     from datamat.readers.dataset import concat as concat
     from datamat.readers.dataset import load as load
     from datamat.readers.dataset import mix as mix
-    from datamat.readers.tf.service import serving as serving
-    from datamat.readers.view import ViewPage as ViewPage
-    from datamat.readers.view import ViewServer as ViewServer
-    from datamat.readers.view import view as view
-    from datamat.readers.view import viewing as viewing
     from datamat.run.convert import convert as convert
-    from datamat.run.estimate import Estimate as Estimate
     from datamat.run.function import materialize as materialize
     from datamat.run.materializer import Materializer as Materializer
     from datamat.run.merge import merge as merge
     from datamat.run.report import RunReport as RunReport
     from datamat.run.status import Status as Status
-    from datamat.run.status import read_status as read_status
+    from datamat.run.status import status as status
+    from datamat.view import view as view
     from datamat.writers.base import DatasetWriter as DatasetWriter
     from datamat.writers.base import DataSource as DataSource
     from datamat.writers.dataset import ImportWriter as ImportWriter

@@ -67,7 +67,8 @@ from datamat.run.materializer import Materializer
 from datamat.run.merge import merge
 from datamat.run.repair import repair_without_source
 from datamat.run.slurm import as_slurm_says
-from datamat.run.status import State, Status, output_status, read_status
+from datamat.run.status import State, Status, output_status
+from datamat.run.status import status as read_status
 from datamat.run.watch import watch
 
 if TYPE_CHECKING:

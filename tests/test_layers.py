@@ -31,6 +31,7 @@ ROOMS = (
     "plan",
     "run",
     "events",
+    "view",
     "cli",
     "__main__",
     "testing",

@@ -16,19 +16,10 @@ import numpy as np
 import pytest
 from lines_format import AssembledLines, LinesAssembler, LinesFormat, LinesWriter
 
-from datamat import (
-    DatasetWriter,
-    DataSource,
-    Feature,
-    Features,
-    IndexRow,
-    Scalar,
-    Text,
-    register_standin,
-    testing,
-)
+from datamat import DatasetWriter, DataSource, Features, IndexRow, Scalar, Text, register_standin, testing
 from datamat.errors import CorruptDataError, SchemaError
 from datamat.events import LimitReached, PartDone, RunEnded, RunStarted, ShardFinished
+from datamat.features import Feature
 from datamat.formats import Offsets
 
 # ---------------------------------------------------------------- dataset writers

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from datamat.plan.job import Job, PlannedJob
 
 
-__all__ = ["Done", "State", "Status", "compared_status", "output_status", "read_status"]
+__all__ = ["Done", "State", "Status", "compared_status", "output_status", "status"]
 
 State = Literal["empty", "running", "unfinished", "complete", "damaged"]
 _LAST_EVENTS = 3
@@ -208,7 +208,7 @@ class Status:
         return lines or ["  up to date with source, writer and options"]
 
 
-def read_status(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Status:
+def status(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Status:
     """Return how far an output is, according to its files; source and writer are not compared.
 
     Args:
@@ -220,7 +220,7 @@ def read_status(path: str | os.PathLike[str], *, storage_options: Mapping[str, A
         MissingDependencyError: the package that reads such URLs is not installed.
 
     Example:
-        >>> print(read_status("out/camvid"))   # doctest: +SKIP
+        >>> print(status("out/camvid"))   # doctest: +SKIP
         out/camvid: complete: 3 shards, 256 records, 21.5 MB
           2026-11-21 07:30:00 UTC run_started on host, process 71
     """
@@ -231,7 +231,7 @@ def read_status(path: str | os.PathLike[str], *, storage_options: Mapping[str, A
 def folder_status(
     path: str | os.PathLike[str], planned: Sequence[PlannedShard] | None = None, *, store: ObjectStore | None = None
 ) -> Status:
-    """Return how far an output in a folder is, as `read_status` does.
+    """Return how far an output in a folder is, as `status` does.
 
     Args:
         path: the folder.
@@ -275,7 +275,7 @@ def folder_status(
 
 
 def output_status(job: Job, planned: Sequence[PlannedShard] | None = None) -> Status:
-    """Return how far the output of a job is, as `read_status` does; `planned` is as for `folder_status`."""
+    """Return how far the output of a job is, as `status` does; `planned` is as for `folder_status`."""
     if job.store is None or lock_holder(job.work / "lock"):  # whoever is at work here knows more than the store
         return folder_status(job.output, planned, store=job.store)
     return _StoredOutput(RemotePath(job.store.url, job.store.options)).status(planned)
@@ -351,16 +351,16 @@ class _StoredOutput:
         state: State = "running" if holder else "unfinished"
         if not holder and (is_damaged or not is_begun):
             state = "damaged" if is_damaged else "complete" if visible is not None else self._begun()
-        status = Status(str(self._root), state, holder, events=events, note=note or problem, tasks=tasks)
+        found = Status(str(self._root), state, holder, events=events, note=note or problem, tasks=tasks)
         if state == "empty":
-            return dataclasses.replace(status, note=self._others())
+            return dataclasses.replace(found, note=self._others())
         if state in {"complete", "damaged"}:
-            return dataclasses.replace(status, **self._counted(list(before.values())))
+            return dataclasses.replace(found, **self._counted(list(before.values())))
         if not before:  # withdrawn, while its shards are replaced
             before = self._withdrawn()
         return dataclasses.replace(
-            status,
-            note="; ".join(filter(None, [status.note, "" if holder else self._mark(events)])),
+            found,
+            note="; ".join(filter(None, [found.note, "" if holder else self._mark(events)])),
             **self._progress(before, made, growing, self._plan() or planned),
             growing=tuple(
                 (name, len(parts), sum(one.num_rows for one in parts), sum(one.num_bytes for one in parts))

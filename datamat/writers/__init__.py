@@ -1,1 +1,19 @@
 """Raw data in: the writers that datamat knows by name, each a short module meant to be copied, and how to write one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from datamat import _lazy
+
+if TYPE_CHECKING or not _lazy(__name__):
+    from datamat.directory.rows import IndexRow as IndexRow
+    from datamat.directory.rows import RowBlock as RowBlock
+    from datamat.writers.base import DatasetWriter as DatasetWriter
+    from datamat.writers.base import DataSource as DataSource
+    from datamat.writers.camvid import CamVidWriter as CamVidWriter
+    from datamat.writers.coco import CocoWriter as CocoWriter
+    from datamat.writers.dataset import ImportWriter as ImportWriter
+    from datamat.writers.image_folder import ImageFolderWriter as ImageFolderWriter
+    from datamat.writers.index import Index as Index
+    from datamat.writers.table import TableWriter as TableWriter

@@ -12,17 +12,10 @@ import shutil
 import pytest
 import small_pairs
 
-from datamat import (
-    FromShard,
-    Manifest,
-    OptionError,
-    OutputError,
-    OutputLockedError,
-    ShardOptions,
-    verify,
-)
+from datamat import Manifest, OptionError, OutputError, OutputLockedError, ShardOptions, verify
 from datamat.cli import main
 from datamat.directory.files import locked
+from datamat.directory.sidecars import FromShard
 from datamat.directory.sidecars.exporting import export, sidecar_names
 
 TABLES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.util
 import io
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,7 +16,6 @@ from datamat import (
     Bytes,
     ClassLabel,
     Depth,
-    Feature,
     Image,
     Json,
     Keypoints,
@@ -33,6 +32,9 @@ from datamat import (
     testing,
 )
 from datamat.codecs import encode_jpeg, encode_png
+
+if TYPE_CHECKING:
+    from datamat.features import Feature
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (8, 6, 3), np.uint8)
 ROTATED = np.array([[20, 20, 10, 6, 30], [60, 40, 8, 20, -100]], np.float32)

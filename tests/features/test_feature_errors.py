@@ -12,9 +12,9 @@ import xxhash
 from small_rows import job
 
 import datamat
-from datamat import Feature, Features, ListOf, Nullable, SampleError, Scalar, Tensor, register_feature
+from datamat import Features, ListOf, Nullable, SampleError, Scalar, Tensor
 from datamat.errors import CorruptDataError, InputError, MissingDependencyError, SchemaError
-from datamat.features import RaggedColumn
+from datamat.features import Feature, RaggedColumn, register_feature
 from datamat.features.statistics import Statistics
 
 

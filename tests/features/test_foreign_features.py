@@ -13,20 +13,9 @@ import pytest
 from round_trip import materialize
 
 import datamat
-from datamat import (
-    DatasetWriter,
-    Feature,
-    Features,
-    Image,
-    IndexRow,
-    Materializer,
-    Nullable,
-    Scalar,
-    WorkerOptions,
-    register_feature,
-)
+from datamat import DatasetWriter, Features, Image, IndexRow, Materializer, Nullable, Scalar, WorkerOptions
 from datamat.errors import MissingDependencyError, OptionError, SchemaError
-from datamat.features import schema
+from datamat.features import Feature, register_feature, schema
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "plugin_package"
 FORMATS = ["tfrecord", "webdataset", "parquet"]
@@ -335,7 +324,7 @@ def test_foreign_feature_of_fixed_shape_is_decoded_in_blocks(tmp_path):
 SCALED = """
 import dataclasses
 import numpy as np
-from datamat import Feature
+from datamat.features import Feature
 
 SCALE = 10
 

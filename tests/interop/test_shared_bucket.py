@@ -17,12 +17,8 @@ import pytest
 import sliced_job
 from sliced_job import NUM_SHARDS, content, make_source, start_task
 
-from datamat import (
-    IncompleteRunError,
-    OutputError,
-    OutputLockedError,
-    read_status,
-)
+from datamat import IncompleteRunError, OutputError, OutputLockedError
+from datamat import status as read_status
 from datamat.directory.ledger import read_ledger
 from datamat.directory.stores import ObjectStore
 

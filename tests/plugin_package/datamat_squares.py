@@ -5,8 +5,9 @@ import zlib
 
 import numpy as np
 
-from datamat import DatasetWriter, Feature, Features, IndexRow, Scalar
+from datamat import DatasetWriter, Features, IndexRow, Scalar
 from datamat.errors import InputError, SchemaError
+from datamat.features import Feature
 
 
 class SquaresWriter(DatasetWriter):

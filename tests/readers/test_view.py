@@ -31,11 +31,11 @@ from datamat import (
     load,
     materialize,
     view,
-    viewing,
 )
 from datamat.cli import main
 from datamat.codecs import decode_image
 from datamat.testing import InlineExecutor
+from datamat.view import viewing
 
 ATTACK = "</p></script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 KINDS = ("cat", 'a "dog" <b>', "개")

@@ -31,9 +31,9 @@ from datamat import (
     WorkerOptions,
     load,
     materialize,
-    original_key,
     verify,
 )
+from datamat.directory.keys import original_key
 from datamat.directory.ledger import read_ledger
 from datamat.testing import InlineExecutor
 from datamat.writers.function import keys_of

@@ -27,9 +27,11 @@ from datamat import (
     export,
     load,
     merge,
-    read_status,
     verify,
     view,
+)
+from datamat import (
+    status as read_status,
 )
 from datamat.cli import main
 from datamat.codecs import encode_png

@@ -25,9 +25,8 @@ from datamat import (
     Text,
     load,
     materialize,
-    register_feature,
 )
-from datamat.features import RaggedColumn
+from datamat.features import RaggedColumn, register_feature
 from datamat.testing import InlineExecutor
 
 FORMATS = ["tfrecord", pytest.param("tfrecord.gz", marks=pytest.mark.long), "webdataset", "parquet", "arrayrecord"]

@@ -1,1 +1,10 @@
 """Reads shards as a `tf.data.Dataset`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from datamat import _lazy
+
+if TYPE_CHECKING or not _lazy(__name__):
+    from datamat.readers.tf.service import serving as serving

@@ -1,0 +1,26 @@
+"""Shows a finished directory in a browser; `datamat.view` is this module and the function that it is named after.
+
+>>> import datamat
+>>> datamat.view("out/camvid")                   # doctest: +SKIP
+>>> from datamat.view import ViewPage, viewing   # what it returns, and the same as a context manager
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+from datamat.readers.view import ViewPage, ViewServer, view, viewing
+
+__all__ = ["ViewPage", "ViewServer", "view", "viewing"]
+
+
+class _Verb(types.ModuleType):
+    """A module that can be called: whoever imports it sets `datamat.view`, which is a verb, to the module."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return view(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Verb
