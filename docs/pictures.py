@@ -33,16 +33,12 @@ from datamat import (
     materialize,
     view,
 )
+from datamat.view import ViewPage  # noqa: TC002 -- a script, whose annotations are read
 
 DOCS = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent / "examples"))
 
-from typing import TYPE_CHECKING
-
 from street import BICYCLIST, CAR, PEDESTRIAN, SIGN, draw_pair, make_street_set  # noqa: E402 -- of the examples
-
-if TYPE_CHECKING:
-    from datamat.view import ViewPage
 
 CLASSES = (
     "하늘",

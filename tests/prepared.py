@@ -27,6 +27,11 @@ class Prepared:
     def __getattr__(self, name):
         return getattr(self.materializer, name)
 
+    @property
+    def pair(self):
+        """What a module gives the command line."""
+        return self.materializer, self.options
+
     def run(self, **options):
         return self.materializer.run(**{**self.options, **options})
 

@@ -1737,7 +1737,7 @@ def register_feature(feature_type: _FeatureType) -> _FeatureType:
     """
     if not (isinstance(feature_type, type) and issubclass(feature_type, Feature)):
         raise SchemaError(
-            f"register_feature: {feature_type!r} is not a subclass of datamat.Feature; pass a class that is"
+            f"register_feature: {feature_type!r} is not a subclass of datamat.features.Feature; pass a class that is"
         )
     name = feature_type.type_name
     known = _BUILT_IN.get(name) or _registered.get(name)
@@ -1784,7 +1784,7 @@ def _feature_from_json(name: str, declaration: Mapping[str, Any]) -> Feature | d
         raise MissingDependencyError(
             f"field {name!r} has the feature type {kind!r} of the module {module!r}, which is not known here; install "
             f"the package that brings it (its entry points name it under {_ENTRY_POINTS!r}), or call "
-            "datamat.register_feature with the class first"
+            "datamat.features.register_feature with the class first"
         )
     if found is None:
         raise SchemaError(
@@ -1824,7 +1824,7 @@ def _check_foreign(name: str, feature: Feature) -> None:
     found = [part for part, is_wrong in wrong.items() if is_wrong]
     if found:
         raise SchemaError(
-            f"{where}: {join_names(found)} does not follow the documentation of datamat.Feature; correct it there"
+            f"{where}: {join_names(found)} does not follow the documentation of Feature; correct it there"
         )
     declaration = feature.to_json()
     try:

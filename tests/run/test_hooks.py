@@ -360,4 +360,4 @@ def test_repair_and_materialize_take_hooks(source, tmp_path):
 def test_hooks_that_are_no_list_of_callables_are_refused(source, tmp_path, hooks):
     """The error says what is wanted."""
     with pytest.raises(OptionError, match=r"hooks (is|holds) .*; want"):
-        Prepared(small_pairs.Pairs(), source, tmp_path / "out", hooks=hooks)
+        Prepared(small_pairs.Pairs(), source, tmp_path / "out", hooks=hooks).run()

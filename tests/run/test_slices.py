@@ -334,7 +334,7 @@ def jobs(source, output, tmp_path, monkeypatch):
     made = f"sliced_job.job({str(source)!r}, {str(output)!r}, executor=InlineExecutor())"
     (here / "my_jobs.py").write_text(
         "import sliced_job\nfrom datamat.testing import InlineExecutor\n\n\n"
-        f"def build():\n    return {made}\n\n\n"
+        f"def build():\n    return {made}.pair\n\n\n"
         "ready = build()\nnumber = 3\n\n\n"
         "def build_one(seed, *more, name='one', **options):\n    return build()\n"
     )
