@@ -14,7 +14,7 @@
     datamat convert DIR --format parquet --shards 16    rewrite it in another format or number of shards
     datamat merge A B --output C  combine finished directories into one, without rewriting any record
     datamat describe FILE         show what any TFRecord, Parquet, tar or ArrayRecord file holds
-    datamat serve --num-workers 4 prepare batches in separate processes, for to_tf(service=...)
+    datamat serve --num-workers 4 prepare batches in separate processes, for to_tf(tf=TfOptions(service=...))
 
 A directory that is only read (status, verify, describe, preview, view, convert) may be a URL, as in s3://bucket/out.
 Every command takes --json: standard output is then one JSON object.
@@ -686,8 +686,8 @@ system or in a bucket (S3, Google's or Azure's).""",
         name="serve",
         does="start a tf.data service",
         about="""\
-Start a dispatcher and workers that prepare batches for `to_tf(service="grpc://HOST:PORT")`, print the address, and
-serve until Ctrl-C or SIGTERM. Consumers on other hosts need --host. There is no authentication: anyone who can reach
+Start a dispatcher and workers that prepare batches for `to_tf(tf=TfOptions(service="grpc://HOST:PORT"))`, print the
+address, and serve until Ctrl-C or SIGTERM. Consumers on other hosts need --host. There is no authentication: anyone who can reach
 the ports can make the workers read and write files, so use it only on a network that you trust.""",
         target="",
         options=("num_workers", "port", "host", "restarts"),

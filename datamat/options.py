@@ -565,11 +565,14 @@ def _where_option_is(name: str) -> str | None:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def takes(*options: inspect.Parameter) -> Callable[[_Function], _Function]:
+def takes(
+    *options: inspect.Parameter, elsewhere: Callable[[str], str | None] = _where_option_is
+) -> Callable[[_Function], _Function]:
     """Have a function show the options that it takes by `**options`, and say of others where they belong.
 
     Args:
         options: parameters to show in its signature, in place of `**options`.
+        elsewhere: returns how to write an option of a name that the function does not take, or None.
 
     Raises:
         OptionError: on a call with an option that belongs elsewhere.
@@ -586,7 +589,7 @@ def takes(*options: inspect.Parameter) -> Callable[[_Function], _Function]:
         def checked(*args: Any, **given: Any) -> Any:
             for name in given.keys() - accepted:
                 called = function.__qualname__.removesuffix(".__init__")
-                if where := _where_option_is(name):
+                if where := elsewhere(name):
                     raise OptionError(f"{called} has no option {name!r}; write {where}")
                 raise TypeError(f"{called}() got an unexpected keyword argument {name!r}")
             return function(*args, **given)

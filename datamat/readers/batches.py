@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "BatchOptions",
     "Batches",
     "Client",
+    "Cut",
     "EpochOrder",
     "Mixed",
     "Mixture",
@@ -748,8 +748,8 @@ _SAMPLES_PER_THREAD = 4  # in progress or ready, times `prefetch`, where samples
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
-class BatchOptions:
-    """The checked arguments of `to_numpy` and `to_torch`, which document them.
+class Cut:
+    """How records are cut into batches; `BatchOptions` describes the arguments.
 
     Raises:
         OptionError: a number is out of range.
@@ -1006,7 +1006,7 @@ class Batches:
         self,
         order: EpochOrder,
         maker: BatchMaker,
-        options: BatchOptions,
+        options: Cut,
         *,
         client: Client,
         skipped: Skipped,

@@ -12,7 +12,7 @@ import pathlib
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, final, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
 import numpy as np
 import xxhash
@@ -25,11 +25,12 @@ from datamat.errors import OptionError
 from datamat.features import Statistics
 from datamat.features.statistics import summarized_in_words
 from datamat.formats import get_format
+from datamat.options import takes
 from datamat.parallel.affinity import physical_cores
 from datamat.readers import preview as drawing
 from datamat.readers.batches import (
     Batches,
-    BatchOptions,
+    Cut,
     Mixed,
     Mixture,
     Numpy,
@@ -45,6 +46,7 @@ from datamat.readers.batches import (
 )
 from datamat.readers.cache import RecordCache, ShardStore, byte_limit
 from datamat.readers.loader import BatchJob, BatchMaker, ragged_names
+from datamat.readers.options import BATCH_PARAMETERS, BatchKeywords, BatchOptions, TfOptions, where_option_is
 from datamat.readers.records import KeyIndex, LoadedDirectory, RecordFiles, SampleReader, SkippedRecords
 from datamat.readers.remote import LoadedUrl, ahead
 from datamat.readers.sequences import Budget, Form, Planner, one_budget
@@ -86,9 +88,10 @@ _SAID_ELSEWHERE = {
     "shuffle": "its readers shuffle, anew in each epoch: to_torch(32, shuffle=True, seed=1)",
     "batch": "its readers batch: to_torch(32), to_numpy(32), to_tf(32)",
     "padded_batch": "its readers pad: to_tf(32, pad={'tokens': 0})",
-    "repeat": "each iteration of to_torch(...) or to_numpy(...) is the next epoch; to_tf(repeat=True) has no end",
+    "repeat": "each iteration of to_torch(...) or to_numpy(...) is the next epoch; to_tf(tf=TfOptions(repeat=True)) "
+    "has no end",
     "prefetch": "its readers make batches ahead: to_torch(32, prefetch=4)",
-    "cache": "load(..., cache=BYTES) keeps records in memory, to_tf(cache=True) what is decoded",
+    "cache": "load(..., cache=BYTES) keeps records in memory, to_tf(tf=TfOptions(cache=True)) what is decoded",
     "skip": "a slice leaves the first records out: data[100:]",
     "train_test_split": "slices divide it: data[:-100] and data[-100:]; splits={'train': .9, 'test': .1} of a run does "
     "so by keys, once for all",
@@ -394,29 +397,9 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             raise OptionError("columns after map: the function of map gets the stored fields; call columns first")
         return self._with_records(self._records.changed(lambda part: part.with_fields(names)))
 
-    def to_tf(  # noqa: PLR0913 -- what users may choose; all but the first by name
-        self,
-        batch_size: int | None = None,
-        *,
-        shuffle: bool | int = False,
-        seed: int = 0,
-        transform: Any = None,
-        untouched: Collection[str] = (),
-        static_transform: Callable[[Any], Any] | None = None,
-        cache: bool | str | os.PathLike[str] = False,
-        snapshot: str | os.PathLike[str] | None = None,
-        service: str | None = None,
-        job: str | None = None,
-        repeat: bool = False,
-        drop_remainder: bool = False,
-        deterministic: bool = True,
-        rank: int | None = None,
-        world_size: int | None = None,
-        pad: Mapping[str, float] | None = None,
-        bucket: Mapping[str, int] | None = None,
-        pack: Mapping[str, int] | None = None,
-        collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
-        as_supervised: Sequence[str] | None = None,
+    @takes(*BATCH_PARAMETERS, elsewhere=where_option_is)
+    def to_tf(
+        self, batch_size: int | None = None, *, tf: TfOptions | None = None, **options: Unpack[BatchKeywords]
     ) -> Any:
         """Return a `tf.data.Dataset` of dicts by feature name: decoded, batched and prefetched.
 
@@ -427,43 +410,14 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
         Args:
             batch_size: records per batch; None yields single samples.
-            shuffle: True shuffles the shards, and the records within a window of 1,024; a number sets the window.
-            seed: base seed of the shuffling and of the random numbers of `transform`, as in `to_numpy`.
-            transform: transform of single samples, applied in each epoch. A pipeline of a library, or a callable
-                `(sample, rng) -> sample`, is called by Python with arrays, as for `Materializer` and `to_numpy`; its
-                random numbers depend on (seed, key, epoch) alone. A callable `(sample) -> sample` is traced by
-                TensorFlow and gets tensors: after `tf.random.set_seed`, `tf.random.uniform` and its kin draw the same
-                numbers in every epoch; a `tf.random.Generator` created outside the function continues its sequence.
-            untouched: fields that geometric transforms leave alone on purpose, as for `Materializer`.
-            static_transform: callable `(sample) -> sample` of tensors, applied before the cache: its result must be the
-                same in each epoch, and is kept.
-            cache: True caches decoded samples in memory, and in each checkpoint; a path caches them on disk, for the
-                life of this dataset.
-            snapshot: folder where decoded samples, with `static_transform` applied, stay for later programs with the
-                same records and the same code. The first epoch that is read to its end writes it; an interrupted one
-                leaves nothing to resume from. Old snapshots are yours to delete.
-            service: address `grpc://HOST:PORT` of a tf.data service (`datamat serve`) whose workers do all of this.
-                Consumers of one job share each epoch: each record goes to one of them. The order is never the same.
-            job: name of the service's job; None derives one that all consumers share who read these records with the
-                same options and transforms. A job delivers each epoch once, so a new run needs a new name. The options
-                of its first consumer apply to all.
-            repeat: whether the dataset repeats forever.
-            drop_remainder: whether to drop a last batch that is not full.
-            deterministic: whether every unshuffled epoch has the same order; False is slightly faster.
-            rank: share of each step that is read here, from 0 to world_size - 1. With this and the next five, batches
-                are those of `to_numpy` with the same arguments and seed: Python reads them, shuffles as `to_numpy`
-                does, and calls any `transform` with arrays.
-            world_size: number of programs that train together, each with a rank of its own; all get the same number of
-                batches. The checkpoint of any of them resumes all, also if there are more or fewer by then: one that
-                goes on alone has rank=0 and world_size=1. None lets TensorFlow read.
-            pad: fields whose values differ in their first dimension, as in `to_numpy`.
-            bucket: a field and the most tokens of a batch, as in `to_numpy`.
-            pack: fields and the tokens of a row, as in `to_numpy`; `segment_ids` and `positions` tell the records of a
-                row apart, and every other field becomes a ragged tensor (rows, records, ...).
-            collate_fn: function of a list of samples (of arrays) that returns the batch: arrays, numbers or text, or
-                dicts and tuples of these, in the form and of the dtypes of the first batch; sizes may vary.
-            as_supervised: fields to deliver as a tuple instead of a dict, as in `("image", "mask")`: what Keras's `fit`
-                takes as inputs, targets and, where there is a third, weights.
+            tf: cache, snapshot, service and more that only TensorFlow has; see `TfOptions`.
+            options: how records become batches; `BatchOptions` describes each. With ranks and with any of `pad`,
+                `bucket`, `pack` and `collate_fn`, batches are those of `to_numpy` with the same arguments and seed:
+                Python reads them, and calls any `transform` with arrays. Otherwise a `transform` that is a callable
+                `(sample) -> sample` is traced by TensorFlow and gets tensors: after `tf.random.set_seed`,
+                `tf.random.uniform` and its kin draw the same numbers in every epoch; a `tf.random.Generator` created
+                outside the function continues its sequence. The checkpoint of any rank resumes all, also if there are
+                more or fewer by then: one that goes on alone has rank=0 and world_size=1.
 
         Returns:
             images uint8 (height, width, channels), masks uint8 (height, width), labels int64, boxes float32 (n, 4),
@@ -482,33 +436,34 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             FingerprintError: with `snapshot`, something that `static_transform` holds cannot be compared between
                 programs, such as a function traced by `tf.function`.
         """
-        check_seed(seed)
-        form = Form(pad, bucket, pack, collate_fn)
-        ranks = _ranks(rank, world_size)
+        given, of_tf = BatchOptions(batch_size=batch_size, **options), tf or TfOptions()
+        form = dataclasses.replace(given.form, as_supervised=None)
+        ranks = _ranks(given.rank, given.world_size)
         is_planned = form.makes_batches or ranks is not None
+        transform = given.transform
         if transform is not None and (tf_reader.wants_arrays(transform) or is_planned):
-            transform = self._sample_transform(transform, seed, untouched)
+            transform = self._sample_transform(transform, given.seed, given.untouched)
         elif transform is not None:
             FunctionStage(transform)  # raises where it cannot be called
-        is_changed = self._records.is_mapped or transform is not None or static_transform is not None
+        is_changed = self._records.is_mapped or transform is not None or of_tf.static_transform is not None
         has_others = is_changed or form.makes_batches
-        options = tf_reader.ReadOptions(
+        read = tf_reader.ReadOptions(
             batch_size,
-            shuffle,
-            seed,
+            given.shuffle,
+            given.seed,
             transform,
-            static_transform,
-            cache,
-            snapshot,
-            service,
-            job,
-            repeat,
-            drop_remainder,
-            deterministic,
-            supervised_fields(as_supervised, None if has_others else self.features),
+            of_tf.static_transform,
+            of_tf.cache,
+            of_tf.snapshot,
+            of_tf.service,
+            of_tf.job,
+            of_tf.repeat,
+            given.drop_last,
+            of_tf.deterministic,
+            supervised_fields(given.as_supervised, None if has_others else self.features),
         )
-        tf_reader.check_form(form, options, world_size)
-        once_shuffled = False if options.keeps_samples else shuffle
+        tf_reader.check_form(form, read, given.world_size)
+        once_shuffled = False if read.keeps_samples else given.shuffle
         own_transform = transform if is_planned else None
 
         def own() -> ShardedDataset:
@@ -517,13 +472,13 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             return apart
 
         def open_batches(size: int | None, drop_last: bool) -> Batches:
-            cut = BatchOptions(size, drop_last, *(ranks or (0, 1)))
-            return own()._batches(cut, once_shuffled, seed, own_transform, Numpy(), form)
+            cut = dataclasses.replace(given, batch_size=size, drop_last=drop_last).cut(0, 1)
+            return own()._batches(cut, once_shuffled, given.seed, own_transform, Numpy(), form)
 
         @functools.cache
         def some_samples(count: int) -> list[dict[str, Any]]:
             places = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))
-            return list(own().select(places)._batches(BatchOptions(), False, seed, own_transform, Numpy(), Form()))
+            return list(own().select(places)._batches(Cut(), False, given.seed, own_transform, Numpy(), Form()))
 
         parts = self._records.parts
         shards = [info for part in parts for info in part.shards]
@@ -547,31 +502,13 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             some_samples,
         )
         # A snapshot outlives its shards.
-        if source.is_native and snapshot is None:
+        if source.is_native and of_tf.snapshot is None:
             for part in parts:
                 part.reader.records.check_files()
-        return tf_reader.make_dataset(source, options)
+        return tf_reader.make_dataset(source, read)
 
-    def to_numpy(  # noqa: PLR0913 -- what users may choose; all but the first by name
-        self,
-        batch_size: int | None = None,
-        *,
-        shuffle: bool | int = False,
-        seed: int = 0,
-        transform: Any = None,
-        untouched: Collection[str] = (),
-        drop_last: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-        num_workers: int = 0,
-        num_threads: int | None = None,
-        prefetch: int = 2,
-        pad: Mapping[str, float] | None = None,
-        bucket: Mapping[str, int] | None = None,
-        pack: Mapping[str, int] | None = None,
-        collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
-        as_supervised: Sequence[str] | None = None,
-    ) -> Batches:
+    @takes(*BATCH_PARAMETERS, elsewhere=where_option_is)
+    def to_numpy(self, batch_size: int | None = None, **options: Unpack[BatchKeywords]) -> Batches:
         """Return an iterable of batches of numpy arrays, decoded by threads straight into the memory of the batch.
 
         Each `iter` runs through the next epoch, in a new order if shuffled. `state_dict` and `load_state_dict` resume
@@ -579,37 +516,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
         Args:
             batch_size: maximum number of records in a batch; None yields single samples.
-            shuffle: True shuffles all records. A number shuffles that many at a time, from blocks of neighbours in
-                random order, so that files are read in long runs: for spinning disks and slow file systems. True reads
-                Parquet that way, too, four row groups at a time, and gzip TFRecord, 2 MiB of small records at a time. A
-                number holds there as well; of Parquet, readers keep that many records in memory, twice.
-            seed: base seed of the shuffling and of the random numbers of `transform`.
-            transform: transform of single samples, as for `Materializer`: an albumentations pipeline, or a callable
-                `(sample) -> sample` or `(sample, rng) -> sample`. The random numbers of `rng` and of a pipeline depend
-                on (seed, key, epoch) alone; with `num_workers`, so do the global generators of `random`,
-                `numpy.random`, torch and TensorFlow.
-            untouched: fields that geometric transforms leave alone on purpose, as for `Materializer`.
-            drop_last: whether to drop the records that do not fill a batch on every rank. Otherwise these are divided
-                evenly, and every record comes exactly once (`Schedule` describes the one exception).
-            rank: share of each step that is read here, from 0 to world_size - 1.
-            world_size: number of ranks; all of them get the same number of batches.
-            num_workers: worker processes that decode and transform, for transforms that hold the GIL; 0 decodes in
-                threads of this process.
-            num_threads: decoding threads; None takes one per physical core, and a single one for small values that
-                are not compressed: there, others would only make it wait.
-            prefetch: number of batches made ahead of their use.
-            pad: fields whose values differ in their first dimension, each with what fills up the shorter ones: the
-                field becomes one array (n, longest, ...), and NAME_length int64 (n,) has the lengths.
-            bucket: a field and the most tokens of a batch, as in `{"tokens": 4096}`: batches hold records of about the
-                same length, as many as fit once all are padded to the longest, and `batch_size` at most.
-            pack: fields and the tokens of a row, as in `{"tokens": 2048}`: each row of a batch holds several records,
-                one after another. A batch has `batch_size` rows (n, tokens, ...) of these fields, filled up with what
-                `pad` says or 0; `segment_ids`, int32 (n, tokens), number the records of a row from 1, and are 0 where
-                there is none; `positions`, int32 (n, tokens), number the tokens of a record from 0. Every other field
-                is a list of lists, one for each row.
-            collate_fn: function that makes a batch of a list of samples, called in the thread that reads batches; None
-                collates as described below.
-            as_supervised: fields to deliver as a tuple instead of a dict, as in `("image", "mask")`.
+            options: how records become batches; `BatchOptions` describes each.
 
         Returns:
             Batches by feature name: images uint8 (n, height, width, channels) and masks uint8 (n, height, width), or
@@ -624,41 +531,18 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             ...     batch["image"].shape, batch["key"][:2]
             ((32, 360, 480, 3), ['0001TP_006690#2', '0016E5_01530#0'])
         """
-        options = BatchOptions(batch_size, drop_last, rank, world_size, num_workers, num_threads, prefetch)
-        form = Form(pad, bucket, pack, collate_fn, as_supervised)
-        return self._batches(options, shuffle, seed, self._sample_transform(transform, seed, untouched), Numpy(), form)
+        return self._loaded(BatchOptions(batch_size=batch_size, **options), Numpy(), (0, 1))
 
-    def to_torch(  # noqa: PLR0913, D417 -- what users may choose; `to_numpy` documents most
-        self,
-        batch_size: int | None = None,
-        *,
-        num_workers: int = 0,
-        shuffle: bool | int = False,
-        seed: int = 0,
-        transform: Any = None,
-        untouched: Collection[str] = (),
-        drop_last: bool = False,
-        rank: int | None = None,
-        world_size: int | None = None,
-        num_threads: int | None = None,
-        prefetch: int = 2,
-        pad: Mapping[str, float] | None = None,
-        bucket: Mapping[str, int] | None = None,
-        pack: Mapping[str, int] | None = None,
-        collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
-        as_supervised: Sequence[str] | None = None,
-    ) -> Batches:
+    @takes(*BATCH_PARAMETERS, elsewhere=where_option_is)
+    def to_torch(self, batch_size: int | None = None, **options: Unpack[BatchKeywords]) -> Batches:
         """Return an iterable of batches of tensors: `to_numpy` for PyTorch, on the same memory.
 
         The result is a complete loader: it needs no `DataLoader`. It is also an `IterableDataset` for one, with
         `batch_size=None`, whose workers then share the batches. The `ShardedDataset` itself is a map-style dataset.
 
         Args:
-            rank: share of each step that is read here; None takes the rank in the `torch.distributed` process group, if
-                there is one.
-            world_size: number of ranks; None takes the size of that process group.
-
-        All other arguments are those of `to_numpy`.
+            batch_size: maximum number of records in a batch; None yields single samples.
+            options: how records become batches; `BatchOptions` describes each.
 
         Returns:
             Batches like those of `to_numpy`, with tensors instead of arrays.
@@ -672,18 +556,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             >>> images = next(iter(loader))["image"].permute(0, 3, 1, 2)   # doctest: +SKIP
         """
         register_iterable(Batches)
-        found_rank, found_size = default_rank()
-        options = BatchOptions(
-            batch_size,
-            drop_last,
-            found_rank if rank is None else rank,
-            found_size if world_size is None else world_size,
-            num_workers,
-            num_threads,
-            prefetch,
-        )
-        form = Form(pad, bucket, pack, collate_fn, as_supervised)
-        return self._batches(options, shuffle, seed, self._sample_transform(transform, seed, untouched), Torch(), form)
+        return self._loaded(BatchOptions(batch_size=batch_size, **options), Torch(), default_rank())
 
     def preview(self, count: int = 8, *, columns: int = 4, opacity: float = 0.5) -> Picture:
         """Return a picture of samples: images with their masks drawn over them, keys, labels, texts, and the classes.
@@ -826,9 +699,13 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         names = field_names(untouched)
         return None if transform is None else SampleTransform(transform, self.features, seed, names)
 
+    def _loaded(self, options: BatchOptions, client: Client, default: tuple[int, int]) -> Batches:
+        transform = self._sample_transform(options.transform, options.seed, options.untouched)
+        return self._batches(options.cut(*default), options.shuffle, options.seed, transform, client, options.form)
+
     def _batches(
         self,
-        options: BatchOptions,
+        options: Cut,
         shuffle: bool | int,
         seed: int,
         transform: SampleTransform | None,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from datamat.features import Features
-    from datamat.readers.batches import BatchOptions, EpochOrder
+    from datamat.readers.batches import Cut, EpochOrder
 
 
 __all__ = ["Budget", "Form", "Packing", "Padding", "Planner", "one_budget"]
@@ -454,7 +454,7 @@ class Form:
             return (Packing(*packed_fields(self.pack, None), dict(self.pad or {})),)
         return () if self.pad is None else (Padding(dict(self.pad)),)
 
-    def check(self, options: BatchOptions, features: Features | None, *, may_add: bool) -> None:
+    def check(self, options: Cut, features: Features | None, *, may_add: bool) -> None:
         """Raise `OptionError` where arguments contradict each other, or name no field of the features.
 
         Args:

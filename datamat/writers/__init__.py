@@ -16,4 +16,5 @@ if TYPE_CHECKING or not _lazy(__name__):
     from datamat.writers.dataset import ImportWriter as ImportWriter
     from datamat.writers.image_folder import ImageFolderWriter as ImageFolderWriter
     from datamat.writers.index import Index as Index
+    from datamat.writers.pedestrian import PedestrianWriter as PedestrianWriter
     from datamat.writers.table import TableWriter as TableWriter

@@ -16,6 +16,7 @@ import datamat
 from datamat import DatasetWriter, Features, Image, IndexRow, Materializer, Nullable, Scalar, WorkerOptions
 from datamat.errors import MissingDependencyError, OptionError, SchemaError
 from datamat.features import Feature, register_feature, schema
+from datamat.readers.tf import TfOptions
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "plugin_package"
 FORMATS = ["tfrecord", "webdataset", "parquet"]
@@ -318,7 +319,7 @@ def test_foreign_feature_of_fixed_shape_is_decoded_in_blocks(tmp_path):
 
     np.testing.assert_array_equal(batch["disparity"].numpy(), maps[batch["number"].numpy()])
     with pytest.raises(OptionError, match=r"field 'disparity'.*write decode_tf in Disparity"):
-        dataset.to_tf(service="grpc://localhost:1")
+        dataset.to_tf(tf=TfOptions(service="grpc://localhost:1"))
 
 
 SCALED = """

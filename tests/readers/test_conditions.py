@@ -14,6 +14,7 @@ from prepared import Prepared
 
 from datamat import DatasetWriter, Features, IndexRow, ShardOptions, Tensor, WorkerOptions, load
 from datamat.readers.loader import keep_freed_pages
+from datamat.readers.tf import TfOptions
 from datamat.testing import InlineExecutor
 
 pytestmark = pytest.mark.timeout(180)  # a busy machine imports TensorFlow slowly
@@ -143,8 +144,7 @@ def test_fifth_static_transforms_are_cached_and_dynamic_ones_drawn_again(tf, tmp
     calls = {"static": [], "dynamic": []}
     dataset = data.to_tf(
         4,
-        cache=True,
-        static_transform=functools.partial(_calling, tf, calls["static"].append),
+        tf=TfOptions(cache=True, static_transform=functools.partial(_calling, tf, calls["static"].append)),
         transform=lambda sample: {**_calling(tf, calls["dynamic"].append, sample), "draw": generator.uniform(())},
     )
 

@@ -18,6 +18,7 @@ import pytest
 from datamat import OptionError, ShardOptions, load
 from datamat.cli import main
 from datamat.errors import ParallelError
+from datamat.readers.tf import TfOptions
 from datamat.readers.tf.service import check_address, serving
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("tf")]  # each server imports TensorFlow
@@ -68,8 +69,8 @@ def test_values_are_those_without_a_service(tf, many_shards, address):
     data = load(many_shards, "val")
     halved = lambda sample: {**sample, "image": sample["image"] // 2}  # noqa: E731
 
-    found = list(data.to_tf(service=address, job="values", transform=halved).as_numpy_iterator())
-    endless = data.to_tf(service=address, job="endless", repeat=True)
+    found = list(data.to_tf(tf=TfOptions(service=address, job="values"), transform=halved).as_numpy_iterator())
+    endless = data.to_tf(tf=TfOptions(service=address, job="endless", repeat=True))
 
     assert sorted(sample["key"].decode() for sample in found) == sorted(data.keys())
     for sample in found:
@@ -82,7 +83,7 @@ def test_values_are_those_without_a_service(tf, many_shards, address):
 def test_two_consumers_share_each_epoch_without_duplicates(many_shards, address):
     """Together they get every record once in each of two epochs."""
     data = load(many_shards, "train")
-    one, other = (data.to_tf(1, shuffle=True, seed=1, service=address, job="both") for _ in range(2))
+    one, other = (data.to_tf(1, shuffle=True, seed=1, tf=TfOptions(service=address, job="both")) for _ in range(2))
 
     for _ in range(2):
         walks = [iter(one), iter(other)]
@@ -97,7 +98,7 @@ def test_damaged_shard_is_an_error_that_names_it(tf, pairs, copied, address):
     data = load(copied, "train")
     content = bytearray(pathlib.Path(data.files[0]).read_bytes())
     content[200] ^= 1
-    flipped, cut = (data.to_tf(service=address, job=job) for job in ("flipped", "cut"))
+    flipped, cut = (data.to_tf(tf=TfOptions(service=address, job=job)) for job in ("flipped", "cut"))
 
     for dataset, damage in ((flipped, bytes(content)), (cut, b"")):
         pathlib.Path(data.files[0]).write_bytes(damage)
@@ -113,13 +114,15 @@ def test_epoch_that_is_over_is_an_error(tf, many_shards, address):
     """
     data = load(many_shards, "val")
     for job in ({"job": "over"}, {}):
-        assert sorted(keys_of(data.to_tf(2, service=address, **job))) == sorted(data.keys())
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"got nothing of an epoch of job .*to_tf\(job="):
-            keys_of(load(many_shards, "val").to_tf(2, service=address, **job))
+        assert sorted(keys_of(data.to_tf(2, tf=TfOptions(service=address, **job)))) == sorted(data.keys())
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"got nothing of an epoch of job .*TfOptions\(job="):
+            keys_of(load(many_shards, "val").to_tf(2, tf=TfOptions(service=address, **job)))
 
-    assert len(keys_of(data.to_tf(2, service=address, job="over-2"))) == len(data)
-    assert len(keys_of(data.to_tf(4, service=address))) == len(data)
-    assert len(keys_of(data.to_tf(2, service=address, transform=lambda sample: {"key": sample["key"]}))) == len(data)
+    assert len(keys_of(data.to_tf(2, tf=TfOptions(service=address, job="over-2")))) == len(data)
+    assert len(keys_of(data.to_tf(4, tf=TfOptions(service=address)))) == len(data)
+    assert len(
+        keys_of(data.to_tf(2, tf=TfOptions(service=address), transform=lambda sample: {"key": sample["key"]}))
+    ) == len(data)
 
 
 def test_what_workers_cannot_do_is_refused(tf, pairs, formats, address):
@@ -134,12 +137,12 @@ def test_what_workers_cannot_do_is_refused(tf, pairs, formats, address):
         (lambda sample: inner(sample["image"]), "python", "a transform calls Python"),
         (lambda sample: generator.uniform(()), None, "draw the same numbers again"),
         # What it holds is not the same in another process: then the consumers must say what they share.
-        (tf.function(lambda sample: sample), None, r"no name for the job: .*to_tf\(job='run-1'\)"),
+        (tf.function(lambda sample: sample), None, r"no name for the job: .*TfOptions\(job='run-1'\)"),
     ):
         with pytest.raises(OptionError, match=message):
-            load(pairs).to_tf(service=address, job=job, transform=transform)
+            load(pairs).to_tf(tf=TfOptions(service=address, job=job), transform=transform)
     with pytest.raises(OptionError, match="datamat convert DIR --format tfrecord"):
-        load(formats, format="webdataset").to_tf(service="grpc://localhost:5000")
+        load(formats, format="webdataset").to_tf(tf=TfOptions(service="grpc://localhost:5000"))
 
 
 def test_nobody_at_the_address_is_an_error(pairs):
@@ -148,7 +151,7 @@ def test_nobody_at_the_address_is_an_error(pairs):
         port = taken.getsockname()[1]
 
     with pytest.raises(OptionError, match=rf"no service answers at grpc://localhost:{port} .*datamat serve"):
-        load(pairs).to_tf(service=f"grpc://localhost:{port}")
+        load(pairs).to_tf(tf=TfOptions(service=f"grpc://localhost:{port}"))
 
 
 # ---------------------------------------------------------------- the command
@@ -169,7 +172,7 @@ def test_command_serves_until_it_is_asked_to_end(many_shards, ending):
     with started("-m", "datamat", "serve", "--num-workers", "2") as served:
         address = served.stdout.readline().strip()
         servers = children_of(served.pid)
-        keys = load(many_shards, "train").to_tf(1, service=address).as_numpy_iterator()
+        keys = load(many_shards, "train").to_tf(1, tf=TfOptions(service=address)).as_numpy_iterator()
         next(keys)
 
         served.send_signal(ending)
@@ -187,7 +190,7 @@ def test_dead_worker_is_reported_and_its_consumers_get_an_error(tf, many_shards)
     """They get no short epoch, nor wait for an hour: a service restarted at the same port does not know them."""
     with started("-m", "datamat", "serve", "--num-workers", "2", "--restarts", "1") as served:
         address = served.stdout.readline().strip()
-        batches = iter(load(many_shards, "train").to_tf(1, service=address))
+        batches = iter(load(many_shards, "train").to_tf(1, tf=TfOptions(service=address)))
         next(batches)
 
         os.kill(children_of(served.pid)[2], signal.SIGKILL)

@@ -40,6 +40,7 @@ from datamat import (
     materialize,
     mix,
 )
+from datamat.readers.tf import TfOptions
 from datamat.testing import InlineExecutor
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("tf")]  # a busy machine imports TensorFlow slowly
@@ -139,8 +140,8 @@ def test_rows_decoded_in_blocks_equal_those_decoded_alone(table):
     narrow = data.columns("caption")
     shuffled = keys_of(narrow.to_tf(7, shuffle=True, seed=1))
     assert sorted(shuffled) == sorted(data.keys()) and shuffled != data.keys()
-    assert keys_of(narrow.to_tf(200, repeat=True).take(3))[:600] == [*data.keys(), *data.keys()]
-    assert len(keys_of(narrow.to_tf(7, drop_remainder=True))) == 294
+    assert keys_of(narrow.to_tf(200, tf=TfOptions(repeat=True)).take(3))[:600] == [*data.keys(), *data.keys()]
+    assert len(keys_of(narrow.to_tf(7, drop_last=True))) == 294
 
 
 def lists_of(number):
@@ -186,8 +187,8 @@ def rows_of(value):
     [
         ("tfrecord", {}),
         pytest.param("tfrecord", {"shuffle": 5}, marks=pytest.mark.long),
-        pytest.param("tfrecord.gz", {"drop_remainder": True}, marks=pytest.mark.long),
-        pytest.param("parquet", {"repeat": True}, marks=pytest.mark.long),
+        pytest.param("tfrecord.gz", {"drop_last": True}, marks=pytest.mark.long),
+        pytest.param("parquet", {"tf": TfOptions(repeat=True)}, marks=pytest.mark.long),
     ],
 )
 def test_lists_decoded_in_blocks_are_those_of_single_samples(lists, name, options):
@@ -204,7 +205,7 @@ def test_lists_decoded_in_blocks_are_those_of_single_samples(lists, name, option
         columns = {field: rows_of(batch[field]) for field in data.features if field != "key"}
         for row, key in enumerate(batch["key"].numpy()):
             found[key.decode()] = {field: column[row] for field, column in columns.items()}
-    assert sorted(found) == (sorted(data.keys()) if "drop_remainder" not in options else sorted(data.keys()[:35]))
+    assert sorted(found) == (sorted(data.keys()) if "drop_last" not in options else sorted(data.keys()[:35]))
     for key, values in found.items():
         expected = data[key]
         for field, value in values.items():
@@ -299,7 +300,7 @@ def test_directory_behind_a_url_is_read(pairs, tmp_path):
         found = list(data.to_tf().as_numpy_iterator())
 
         with pytest.raises(OptionError, match=f"{web.url}/.* behind a URL; copy"):
-            data.to_tf(4, service="grpc://127.0.0.1:1")
+            data.to_tf(4, tf=TfOptions(service="grpc://127.0.0.1:1"))
 
     for sample, wanted in zip(found, load(pairs, "val"), strict=True):
         assert sample["key"].decode() == wanted["key"]
@@ -315,7 +316,7 @@ def test_order_is_that_of_the_positions(pairs):
     dataset = data.to_tf(batch_size=5)
 
     assert keys_of(dataset) == keys_of(dataset) == data.keys()
-    assert sorted(keys_of(data.to_tf(deterministic=False))) == sorted(data.keys())
+    assert sorted(keys_of(data.to_tf(tf=TfOptions(deterministic=False)))) == sorted(data.keys())
 
 
 def test_batches_are_as_requested_and_their_number_is_known(tf, pairs):
@@ -323,14 +324,15 @@ def test_batches_are_as_requested_and_their_number_is_known(tf, pairs):
     train, val = load(pairs, "train"), load(pairs, "val")
     for options, sizes in (
         ({"batch_size": 8}, [*[8] * 7, 4]),
-        ({"batch_size": 8, "drop_remainder": True}, [8] * 7),
-        ({"batch_size": 100, "drop_remainder": True}, []),
+        ({"batch_size": 8, "drop_last": True}, [8] * 7),
+        ({"batch_size": 100, "drop_last": True}, []),
     ):
         dataset = train.to_tf(**options)
         assert [len(batch["key"]) for batch in dataset.as_numpy_iterator()] == sizes
         assert int(dataset.cardinality()) == len(sizes)
-    assert int(val.to_tf(shuffle=True, cache=True, transform=lambda sample: sample["key"]).cardinality()) == 4
-    endless = val.to_tf(repeat=True)
+    keys = val.to_tf(shuffle=True, tf=TfOptions(cache=True), transform=lambda sample: sample["key"])
+    assert int(keys.cardinality()) == 4
+    endless = val.to_tf(tf=TfOptions(repeat=True))
     assert int(endless.cardinality()) == tf.data.INFINITE_CARDINALITY
     assert keys_of(endless.take(10)) == [*val.keys(), *val.keys(), *val.keys()[:2]]
 
@@ -370,8 +372,8 @@ def test_models_train_on_it(tf, pairs):
     model.compile("adam", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     steps = len(train.to_numpy(10, rank=0, world_size=2))
 
-    whole = model.fit(train.to_tf(**options, cache=True), epochs=2, verbose=0, shuffle=False)
-    ranked = train.to_tf(**options, rank=0, world_size=2, repeat=True)
+    whole = model.fit(train.to_tf(**options, tf=TfOptions(cache=True)), epochs=2, verbose=0, shuffle=False)
+    ranked = train.to_tf(**options, rank=0, world_size=2, tf=TfOptions(repeat=True))
     part = model.fit(ranked, epochs=2, steps_per_epoch=steps, verbose=0, shuffle=False)
 
     assert steps == 3
@@ -385,22 +387,28 @@ def test_models_train_on_it(tf, pairs):
         ({"batch_size": 2.5}, "batch_size"),
         ({"shuffle": 0}, "shuffle"),
         ({"shuffle": "yes"}, "shuffle"),
-        ({"snapshot": ""}, "snapshot"),
-        ({"snapshot": True}, "snapshot"),
+        ({"tf": TfOptions(snapshot="")}, "snapshot"),
+        ({"tf": TfOptions(snapshot=True)}, "snapshot"),
         ({"rank": 1}, "rank is 1 and world_size is None"),
         ({"rank": 2, "world_size": 2}, "rank is 2 of world_size 2"),
-        ({"rank": 0, "world_size": 1, "cache": True}, "cache or snapshot together with world_size"),
-        ({"rank": 0, "world_size": 1, "static_transform": dict}, "static_transform together with world_size"),
-        ({"rank": 0, "world_size": 1, "deterministic": False}, "deterministic=False together with world_size"),
-        ({"rank": 0, "world_size": 1, "service": "grpc://localhost:1"}, "have no Python"),
-        ({"collate_fn": list, "service": "grpc://localhost:1"}, "have no Python"),
-        ({"service": "localhost:5000"}, "grpc://HOST:PORT"),
-        ({"service": "grpc://h:70000"}, "grpc://HOST:PORT"),
-        ({"service": 5}, "grpc://HOST:PORT"),
-        ({"service": "grpc://h:1", "cache": True}, "service together with cache"),
-        ({"service": "grpc://h:1", "snapshot": "folder"}, "service together with cache or snapshot"),
-        ({"service": "grpc://h:1", "job": ""}, "job is ''"),
-        ({"job": "night"}, "there is no service"),
+        ({"rank": 0, "world_size": 1, "tf": TfOptions(cache=True)}, "cache or snapshot together with world_size"),
+        (
+            {"rank": 0, "world_size": 1, "tf": TfOptions(static_transform=dict)},
+            "static_transform together with world_size",
+        ),
+        (
+            {"rank": 0, "world_size": 1, "tf": TfOptions(deterministic=False)},
+            "deterministic=False together with world_size",
+        ),
+        ({"rank": 0, "world_size": 1, "tf": TfOptions(service="grpc://localhost:1")}, "have no Python"),
+        ({"collate_fn": list, "tf": TfOptions(service="grpc://localhost:1")}, "have no Python"),
+        ({"tf": TfOptions(service="localhost:5000")}, "grpc://HOST:PORT"),
+        ({"tf": TfOptions(service="grpc://h:70000")}, "grpc://HOST:PORT"),
+        ({"tf": TfOptions(service=5)}, "grpc://HOST:PORT"),
+        ({"tf": TfOptions(service="grpc://h:1", cache=True)}, "service together with cache"),
+        ({"tf": TfOptions(service="grpc://h:1", snapshot="folder")}, "service together with cache or snapshot"),
+        ({"tf": TfOptions(service="grpc://h:1", job="")}, "job is ''"),
+        ({"tf": TfOptions(job="night")}, "there is no service"),
     ],
 )
 def test_options_are_checked(pairs, options, word):
@@ -441,7 +449,11 @@ def test_missing_tensorflow_is_named(pairs, monkeypatch):
 
 @pytest.mark.parametrize(
     ("format_name", "options"),
-    [("tfrecord", {}), ("tfrecord", {"cache": True}), ("tfrecord.gz", {"batch_size": 8, "shuffle": True})],
+    [
+        ("tfrecord", {}),
+        ("tfrecord", {"tf": TfOptions(cache=True)}),
+        ("tfrecord.gz", {"batch_size": 8, "shuffle": True}),
+    ],
 )
 def test_damaged_record_is_an_error_that_names_it(tf, formats, tmp_path, format_name, options):
     """The error gives file, record and key, which TensorFlow's own error lacks."""
@@ -469,7 +481,7 @@ def test_damaged_record_is_skipped_and_counted(copied):
     assert keys_of(data.to_tf(batch_size=8)) == data.keys()[1:]
     assert data.num_skipped == 1
     with pytest.raises(OptionError, match="a service cannot skip damaged records"):
-        data.to_tf(service="grpc://localhost:5000")
+        data.to_tf(tf=TfOptions(service="grpc://localhost:5000"))
 
 
 def test_shard_of_another_length_is_refused(pairs, tmp_path):
@@ -529,7 +541,7 @@ def test_cache_holds_samples_but_no_random_draws(tf, copied, tmp_path, where):
     cache = True if where == "memory" else str(tmp_path / "cache")
     transform = lambda sample: {**sample, "draw": generator.uniform(())}  # noqa: E731
 
-    dataset = data.to_tf(shuffle=True, cache=cache, transform=transform)
+    dataset = data.to_tf(shuffle=True, tf=TfOptions(cache=cache), transform=transform)
     first = list(dataset.as_numpy_iterator())
     for path in data.files:
         os.truncate(path, 0)
@@ -545,7 +557,7 @@ def test_snapshot_serves_later_programs_without_the_shards(pairs, copied, tmp_pa
     """It holds decoded samples with the static transform applied; order and dynamic transform are as without it."""
     data = load(copied, "train")
     halved = lambda sample: {**sample, "image": sample["image"] // 2}  # noqa: E731
-    options = {"snapshot": tmp_path / "kept", "static_transform": halved}
+    options = {"tf": TfOptions(snapshot=tmp_path / "kept", static_transform=halved)}
     first = list(data.to_tf(**options).as_numpy_iterator())
     for path in data.files:
         os.truncate(path, 0)
@@ -564,17 +576,17 @@ def test_snapshot_of_something_else_is_not_used(pairs, make_pairs_output, tmp_pa
 
     for number in (2, 3):
         divided = lambda sample, number=number: {**sample, "image": sample["image"] // number}  # noqa: E731
-        found = list(data.to_tf(snapshot=kept, static_transform=divided).as_numpy_iterator())
+        found = list(data.to_tf(tf=TfOptions(snapshot=kept, static_transform=divided)).as_numpy_iterator())
         assert np.array_equal(found[3]["image"], data[3]["image"] // number)
-    assert sorted(keys_of(data.to_tf(snapshot=kept, shuffle=1))) == sorted(data.keys())
-    assert keys_of(data.to_tf(snapshot=kept)) == data.keys()
+    assert sorted(keys_of(data.to_tf(tf=TfOptions(snapshot=kept), shuffle=1))) == sorted(data.keys())
+    assert keys_of(data.to_tf(tf=TfOptions(snapshot=kept))) == data.keys()
     assert len(list(kept.iterdir())) == 4
 
     # TensorFlow finds a snapshot by the names of the files, which stay when records change.
     output = shutil.copytree(pairs, tmp_path / "out")
-    (before,) = load(output, "train").to_tf(snapshot=kept, batch_size=60).as_numpy_iterator()
+    (before,) = load(output, "train").to_tf(tf=TfOptions(snapshot=kept), batch_size=60).as_numpy_iterator()
     make_pairs_output(output, seed=2)
-    (after,) = load(output, "train").to_tf(snapshot=kept, batch_size=60).as_numpy_iterator()
+    (after,) = load(output, "train").to_tf(tf=TfOptions(snapshot=kept), batch_size=60).as_numpy_iterator()
     assert np.array_equal(after["image"][7], load(output, "train")[7]["image"])
     assert not np.array_equal(after["image"], before["image"])
 
@@ -584,7 +596,7 @@ def test_snapshot_holds_samples_over_256_kib(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, 1 << 19, np.uint8)
     features = {"array": Tensor((1 << 19,), "uint8", "raw")}
     data = load(stored(lambda number: {"array": noise}, 2, tmp_path / "out", features=features))
-    dataset = data.to_tf(snapshot=tmp_path / "kept")
+    dataset = data.to_tf(tf=TfOptions(snapshot=tmp_path / "kept"))
 
     epochs = [[sample["array"] for sample in dataset.as_numpy_iterator()] for _ in range(2)]
 
@@ -596,9 +608,9 @@ def test_snapshot_holds_samples_over_256_kib(tmp_path):
 def test_incomplete_snapshot_is_written_again(pairs, tmp_path):
     """TensorFlow does not resume it; all records still come."""
     data = load(pairs, "val")
-    half = data.to_tf(snapshot=tmp_path / "kept").as_numpy_iterator()
+    half = data.to_tf(tf=TfOptions(snapshot=tmp_path / "kept")).as_numpy_iterator()
     next(half)
     del half
 
     for _ in range(2):
-        assert keys_of(data.to_tf(snapshot=tmp_path / "kept")) == data.keys()
+        assert keys_of(data.to_tf(tf=TfOptions(snapshot=tmp_path / "kept"))) == data.keys()

@@ -15,6 +15,7 @@ from numbered_rows import batched, nested_rows, written
 from tf_reader import WAYS, digest, digests, left
 
 from datamat import Materializer, OptionError, concat, load, mix
+from datamat.readers.tf import TfOptions
 from datamat.testing import InlineExecutor
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("tf")]
@@ -186,7 +187,7 @@ def test_steps_that_follow_are_resumed_too(rows, tmp_path, steps):
 
     def made(rank, world):
         if steps == "repeat":
-            return data.to_tf(3, shuffle=True, rank=rank, world_size=world, repeat=True)
+            return data.to_tf(3, shuffle=True, rank=rank, world_size=world, tf=TfOptions(repeat=True))
         found = data.to_tf(3, shuffle=True, rank=rank, world_size=world).repeat(4)
         return found.map(lambda batch: {"number": batch["number"]}, num_parallel_calls=3).prefetch(4)
 
@@ -245,7 +246,7 @@ FORMS = {
 
 def of(data, kind, *, drop=False, **options):
     """Return the batches of one reader."""
-    return getattr(data, f"to_{kind}")(**options, **{"drop_remainder" if kind == "tf" else "drop_last": drop})
+    return getattr(data, f"to_{kind}")(**options, drop_last=drop)
 
 
 IN_EACH_COMMIT = {(True, "pad", "tfrecord"), (False, "bucket padded", "parquet"), (20, "pack full", "parquet")}
@@ -322,7 +323,7 @@ def test_tuples_and_repeated_epochs(rows):
     wanted = data.to_numpy(3, **options)
     three = [plain(batch) for batch in itertools.chain(wanted, wanted, wanted)]
 
-    assert [plain(batch) for batch in data.to_tf(3, **options, repeat=True).take(len(three))] == three
+    assert [plain(batch) for batch in data.to_tf(3, **options, tf=TfOptions(repeat=True)).take(len(three))] == three
     assert [plain(batch) for batch in data.to_tf(3, **options).repeat(3)] == three
 
 
@@ -405,8 +406,8 @@ def test_size_that_differs_later_is_named(tf, rows, call):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"static_transform": dict}, "static_transform together with pad"),
-        ({"cache": True}, "cache or snapshot together with pad"),
+        ({"tf": TfOptions(static_transform=dict)}, "static_transform together with pad"),
+        ({"tf": TfOptions(cache=True)}, "cache or snapshot together with pad"),
         ({"batch_size": None}, "pad is for batches"),
         ({"collate_fn": list}, "collate_fn together with pad"),
         ({"pad": None, "collate_fn": lambda samples: [s["tokens"] for s in samples]}, "'batch' as a list of values"),
@@ -527,7 +528,7 @@ SAVED = {
     "map": ("tfrecord", lambda data: data.map(cropped), {"batch_size": 4}),
     "samples": ("parquet", lambda data: data.map(cropped), {"shuffle": False}),
     "transform": ("tfrecord", lambda data: data, {"batch_size": 4, "transform": cropped}),
-    "cache": ("parquet", lambda data: data, {"batch_size": 4, "transform": cropped, "cache": True}),
+    "cache": ("parquet", lambda data: data, {"batch_size": 4, "transform": cropped, "tf": TfOptions(cache=True)}),
 }
 
 
@@ -564,7 +565,7 @@ def test_checkpoints_resume_what_python_reads(rows, tmp_path, format_name, view,
 
 def test_pipelines_that_cannot_be_saved_say_why(tf, pairs, tmp_path):
     """With the remedy; the iterator continues, and TensorFlow refuses those of steps that follow."""
-    data = load(pairs, "val").to_tf(2, snapshot=tmp_path / "snapshot")
+    data = load(pairs, "val").to_tf(2, tf=TfOptions(snapshot=tmp_path / "snapshot"))
     number = len(list(data))
     iterator, later = iter(data), iter(data.repeat(2))
     next(iterator)

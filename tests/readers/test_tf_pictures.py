@@ -17,7 +17,7 @@ from prepared import Prepared
 from shard_offsets import first_byte
 
 from datamat import DatasetWriter, Features, Image, IndexRow, ShardOptions, Text, load
-from datamat.readers.tf import decode
+from datamat.readers.tf import TfOptions, decode
 from datamat.testing import InlineExecutor
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("tf")]  # a busy machine imports TensorFlow slowly
@@ -72,11 +72,11 @@ def output(tmp_path_factory):
     ("name", "options"),
     [
         ("tfrecord", {"batch_size": 7}),
-        ("tfrecord", {"batch_size": 7, "shuffle": True, "deterministic": False}),
+        ("tfrecord", {"batch_size": 7, "shuffle": True, "tf": TfOptions(deterministic=False)}),
         ("tfrecord.gz", {"batch_size": 200}),
         ("parquet", {"batch_size": 7, "transform": lambda sample: sample}),
-        ("webdataset", {"batch_size": 7, "cache": True}),
-        pytest.param("tfrecord", {"batch_size": 7, "cache": True}, marks=pytest.mark.long),
+        ("webdataset", {"batch_size": 7, "tf": TfOptions(cache=True)}),
+        pytest.param("tfrecord", {"batch_size": 7, "tf": TfOptions(cache=True)}, marks=pytest.mark.long),
         pytest.param("tfrecord.gz", {"batch_size": 7, "transform": lambda sample: sample}, marks=pytest.mark.long),
         pytest.param("parquet", {"batch_size": 7, "shuffle": True}, marks=pytest.mark.long),
     ],
@@ -101,9 +101,9 @@ def test_pictures_are_the_numpy_readers(output, name, options):
     ("name", "options", "sizes"),
     [
         ("tfrecord", {}, [13, 13, 4]),
-        ("parquet", {"drop_remainder": True}, [13, 13]),
-        ("parquet", {"repeat": True}, [13] * 5),
-        ("tfrecord", {"repeat": True, "transform": lambda sample: sample}, [13] * 5),
+        ("parquet", {"drop_last": True}, [13, 13]),
+        ("parquet", {"tf": TfOptions(repeat=True)}, [13] * 5),
+        ("tfrecord", {"transform": lambda sample: sample, "tf": TfOptions(repeat=True)}, [13] * 5),
     ],
 )
 def test_batches_are_cut_alike_for_all_formats(output, name, options, sizes):
@@ -117,7 +117,7 @@ def test_batches_are_cut_alike_for_all_formats(output, name, options, sizes):
     assert [len(batch["key"]) for batch in batches] == sizes
     assert keys == [*data.keys(), *data.keys(), *data.keys()][: len(keys)]
     assert int(dataset.cardinality()) == (-1 if "repeat" in options else len(sizes))
-    assert {spec.shape[0] for spec in dataset.element_spec.values()} == {13 if "drop_remainder" in options else None}
+    assert {spec.shape[0] for spec in dataset.element_spec.values()} == {13 if "drop_last" in options else None}
 
 
 def test_formats_have_the_same_types_and_a_seed_decides_the_order(output):

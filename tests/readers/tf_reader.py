@@ -15,6 +15,7 @@ import sys
 import numpy as np
 
 from datamat import load
+from datamat.readers.tf import TfOptions
 
 EPOCHS = 3
 
@@ -33,11 +34,11 @@ WAYS = {
     "end of an epoch": ("pairs", {"batch_size": 4, "shuffle": True}, 15),
     "samples": ("pairs", {"shuffle": 7}, 70),
     "samples in order": ("pairs", {}, 70),
-    "repeated": ("pairs", {"batch_size": 7, "shuffle": 7, "repeat": True}, 12),
-    "repeated in order": ("pairs", {"batch_size": 7, "repeat": True}, 12),
-    "transformed": ("pairs", {"batch_size": 4, "shuffle": 7, "transform": halve, "drop_remainder": True}, 19),
-    "cached": ("pairs", {"batch_size": 4, "shuffle": 7, "cache": True, "static_transform": halve}, 19),
-    "cached in part": ("pairs", {"batch_size": 4, "shuffle": 7, "cache": True}, 3),
+    "repeated": ("pairs", {"batch_size": 7, "shuffle": 7, "tf": TfOptions(repeat=True)}, 12),
+    "repeated in order": ("pairs", {"batch_size": 7, "tf": TfOptions(repeat=True)}, 12),
+    "transformed": ("pairs", {"batch_size": 4, "shuffle": 7, "transform": halve, "drop_last": True}, 19),
+    "cached": ("pairs", {"batch_size": 4, "shuffle": 7, "tf": TfOptions(cache=True, static_transform=halve)}, 19),
+    "cached in part": ("pairs", {"batch_size": 4, "shuffle": 7, "tf": TfOptions(cache=True)}, 3),
     "tuples": ("pairs", {"batch_size": 4, "shuffle": 7, "as_supervised": ("image", "mask")}, 19),
     "rows": ("rows", {"batch_size": 4, "shuffle": True}, 40),
     "rows in order": ("rows", {"batch_size": 4}, 40),

@@ -23,6 +23,7 @@ from datamat import (
     Text,
     load,
 )
+from datamat.readers.tf import TfOptions
 from datamat.testing import InlineExecutor
 from datamat.transforms.seeding import sample_rng
 
@@ -272,7 +273,7 @@ def test_tf_data_passes_arrays_to_functions_with_a_generator(photos, transform):
     pytest.importorskip("tensorflow")
     arrays = photos.to_numpy(2, transform=transform, seed=5)
 
-    for options in ({}, {"cache": True}):
+    for options in ({}, {"tf": TfOptions(cache=True)}):
         dataset = photos.to_tf(2, transform=transform, seed=5, **options)
         for _ in range(2):
             for batch, expected in zip(dataset.as_numpy_iterator(), arrays, strict=True):
@@ -292,7 +293,7 @@ def test_tf_data_caches_samples_that_a_transform_writes_to(photos):
         sample["image"] ^= np.uint8(255)
         return sample
 
-    dataset = photos.to_tf(2, transform=invert, cache=True)
+    dataset = photos.to_tf(2, transform=invert, tf=TfOptions(cache=True))
     list(dataset), list(dataset)
 
     assert all(np.array_equal(image, photos[key]["image"]) for key, images in given.items() for image in images)
@@ -313,7 +314,7 @@ def test_tf_data_takes_a_pipeline_that_crops(photos):
         assert batch["image"].dtype == np.float32
         assert np.array_equal(batch["image"], expected["image"])
         assert np.array_equal(batch["mask"], expected["mask"])
-    endless = photos.to_tf(NUM_ROWS, transform=crop, untouched=("vector",), repeat=True)
+    endless = photos.to_tf(NUM_ROWS, transform=crop, untouched=("vector",), tf=TfOptions(repeat=True))
     assert len(list(endless.take(3))) == 3
 
 
@@ -340,4 +341,4 @@ def test_tf_data_names_the_sample_that_a_transform_fails_for(photos):
 def test_static_transform_is_a_function_of_the_sample_alone(photos):
     """Its result is kept for all epochs."""
     with pytest.raises(OptionError, match=r"static_transform is traced by TensorFlow .*as transform"):
-        photos.to_tf(static_transform=noise)
+        photos.to_tf(tf=TfOptions(static_transform=noise))

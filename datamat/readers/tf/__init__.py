@@ -7,4 +7,5 @@ from typing import TYPE_CHECKING
 from datamat import _lazy
 
 if TYPE_CHECKING or not _lazy(__name__):
+    from datamat.readers.options import TfOptions as TfOptions
     from datamat.readers.tf.service import serving as serving

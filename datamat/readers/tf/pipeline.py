@@ -1291,7 +1291,7 @@ def _job_name(source: TfSource, options: ReadOptions) -> str:
         return f"datamat-{fingerprint(wanted, where='transform')}"
     except FingerprintError as error:
         raise OptionError(
-            f"no name for the job: {error}; or name it yourself, the same for all consumers: to_tf(job='run-1')"
+            f"no name for the job: {error}; or name it yourself, the same for all consumers: TfOptions(job='run-1')"
         ) from error
 
 

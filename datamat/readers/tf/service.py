@@ -2,7 +2,7 @@
 
     serve ──spawns──> dispatcher   hands out the names of files, one by one: each to one worker, in each epoch of a job
           ──spawns──> worker ...   reads, decodes, shuffles, transforms and batches what is in its files
-    consumer: to_tf(service=...) ── describes the pipeline to the dispatcher, takes batches of every worker
+    consumer: TfOptions(service=...) ── describes the pipeline to the dispatcher, takes batches of every worker
 
 Consumers that name the same job share each epoch: no two of them get the same record. A job delivers each epoch once; a
 second training run on the same service must name another job.
@@ -135,7 +135,7 @@ def _refusing_empty_epochs(tf: Any, dataset: Any, what: str) -> Any:
     def end(_: Any) -> Any:
         message = (
             f"this consumer got nothing of an epoch of {what}: the epoch was over before it connected, or the others "
-            "took all of it; give all consumers of a new run a job name of their own: to_tf(job='run-2')"
+            "took all of it; give all consumers of a new run a job name of their own: TfOptions(job='run-2')"
         )
         with tf.control_dependencies([tf.debugging.assert_positive(num_seen, message)]):
             return nothing
@@ -150,7 +150,7 @@ class Service:
     """A running service.
 
     Args:
-        address: address for `to_tf(service=...)`, `grpc://HOST:PORT`.
+        address: address for `TfOptions(service=...)`, `grpc://HOST:PORT`.
         servers: server processes by name: "dispatcher", "worker 0" and so on.
     """
 

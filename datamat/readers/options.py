@@ -1,0 +1,161 @@
+"""The options of batches, which `to_numpy`, `to_torch` and `to_tf` share; checked on creation."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from datamat.readers.batches import Cut, check_seed
+from datamat.readers.sequences import Form
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["BATCH_PARAMETERS", "BatchKeywords", "BatchOptions", "TfOptions", "where_option_is"]
+
+
+class BatchKeywords(TypedDict, total=False):
+    """The arguments by name of `to_numpy`, `to_torch` and `to_tf`; `BatchOptions` describes each."""
+
+    shuffle: bool | int
+    seed: int
+    transform: Any
+    untouched: Collection[str]
+    drop_last: bool
+    rank: int | None
+    world_size: int | None
+    num_workers: int
+    num_threads: int | None
+    prefetch: int
+    pad: Mapping[str, float] | None
+    bucket: Mapping[str, int] | None
+    pack: Mapping[str, int] | None
+    collate_fn: Callable[[list[dict[str, Any]]], Any] | None
+    as_supervised: Sequence[str] | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOptions:
+    """How records become batches: in which order, by whom, and in what form.
+
+    Args:
+        batch_size: maximum number of records in a batch; None yields single samples.
+        shuffle: True shuffles all records. A number shuffles that many at a time, from blocks of neighbours in random
+            order, so that files are read in long runs: for spinning disks and slow file systems. True reads Parquet
+            that way, too, four row groups at a time, and gzip TFRecord, 2 MiB of small records at a time. A number
+            holds there as well; of Parquet, readers keep that many records in memory, twice. Where TensorFlow reads, it
+            shuffles the shards, and the records within a window of 1,024, or of that number.
+        seed: base seed of the shuffling and of the random numbers of `transform`.
+        transform: transform of single samples, as for `Materializer`: an albumentations pipeline, or a callable
+            `(sample) -> sample` or `(sample, rng) -> sample`. The random numbers of `rng` and of a pipeline depend on
+            (seed, key, epoch) alone; with `num_workers`, so do the global generators of `random`, `numpy.random`, torch
+            and TensorFlow. `to_tf` has a callable `(sample) -> sample` traced by TensorFlow; see there.
+        untouched: fields that geometric transforms leave alone on purpose, as for `Materializer`.
+        drop_last: whether to drop the records that do not fill a batch on every rank. Otherwise these are divided
+            evenly, and every record comes exactly once (`Schedule` describes the one exception).
+        rank: share of each step that is read here, from 0 to world_size - 1. None: of `to_torch`, the rank in the
+            `torch.distributed` process group, if there is one; else all is read here.
+        world_size: number of ranks; all of them get the same number of batches. None is as for `rank`.
+        num_workers: worker processes that decode and transform, for transforms that hold the GIL; 0 decodes in threads
+            of this process. This and the next two are for what Python reads; TensorFlow has threads of its own.
+        num_threads: decoding threads; None takes one per physical core, and a single one for small values that are not
+            compressed: there, others would only make it wait.
+        prefetch: number of batches made ahead of their use.
+        pad: fields whose values differ in their first dimension, each with what fills up the shorter ones: the field
+            becomes one array (n, longest, ...), and NAME_length int64 (n,) has the lengths.
+        bucket: a field and the most tokens of a batch, as in `{"tokens": 4096}`: batches hold records of about the same
+            length, as many as fit once all are padded to the longest, and `batch_size` at most.
+        pack: fields and the tokens of a row, as in `{"tokens": 2048}`: each row of a batch holds several records, one
+            after another. A batch has `batch_size` rows (n, tokens, ...) of these fields, filled up with what `pad`
+            says or 0; `segment_ids`, int32 (n, tokens), number the records of a row from 1, and are 0 where there is
+            none; `positions`, int32 (n, tokens), number the tokens of a record from 0. Every other field is a list of
+            lists, one for each row; of `to_tf`, a ragged tensor (rows, records, ...).
+        collate_fn: function that makes a batch of a list of samples, called in the thread that reads batches; None
+            stacks them. For `to_tf` it returns arrays, numbers or text, or dicts and tuples of these, in the form and
+            of the dtypes of the first batch; sizes may vary.
+        as_supervised: fields to deliver as a tuple instead of a dict, as in `("image", "mask")`: what Keras's `fit`
+            takes as inputs, targets and, where there is a third, weights.
+
+    Raises:
+        OptionError: an argument is invalid.
+    """
+
+    batch_size: int | None = None
+    shuffle: bool | int = False
+    seed: int = 0
+    transform: Any = None
+    untouched: Collection[str] = ()
+    drop_last: bool = False
+    rank: int | None = None
+    world_size: int | None = None
+    num_workers: int = 0
+    num_threads: int | None = None
+    prefetch: int = 2
+    pad: Mapping[str, float] | None = None
+    bucket: Mapping[str, int] | None = None
+    pack: Mapping[str, int] | None = None
+    collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None
+    as_supervised: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+
+    def cut(self, rank: int, world_size: int) -> Cut:
+        """Return how records are cut into batches, on one of several ranks; those that were given count first."""
+        rank = rank if self.rank is None else self.rank
+        world_size = world_size if self.world_size is None else self.world_size
+        return Cut(self.batch_size, self.drop_last, rank, world_size, self.num_workers, self.num_threads, self.prefetch)
+
+    @property
+    def form(self) -> Form:
+        """What is made of samples beside stacking them."""
+        return Form(self.pad, self.bucket, self.pack, self.collate_fn, self.as_supervised)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TfOptions:
+    """What only `to_tf` can do, as in `train.to_tf(32, tf=TfOptions(cache=True))`.
+
+    Args:
+        cache: True caches decoded samples in memory, and in each checkpoint; a path caches them on disk, for the life
+            of this dataset.
+        snapshot: folder where decoded samples, with `static_transform` applied, stay for later programs with the same
+            records and the same code. The first epoch that is read to its end writes it; an interrupted one leaves
+            nothing to resume from. Old snapshots are yours to delete.
+        service: address `grpc://HOST:PORT` of a tf.data service (`datamat serve`) whose workers do all of this.
+            Consumers of one job share each epoch: each record goes to one of them. The order is never the same.
+        job: name of the service's job; None derives one that all consumers share who read these records with the same
+            options and transforms. A job delivers each epoch once, so a new run needs a new name. The options of its
+            first consumer apply to all.
+        static_transform: callable `(sample) -> sample` of tensors, applied before the cache: its result must be the
+            same in each epoch, and is kept.
+        repeat: whether the dataset repeats forever.
+        deterministic: whether every unshuffled epoch has the same order; False is slightly faster.
+    """
+
+    cache: bool | str | os.PathLike[str] = False
+    snapshot: str | os.PathLike[str] | None = None
+    service: str | None = None
+    job: str | None = None
+    static_transform: Callable[[Any], Any] | None = None
+    repeat: bool = False
+    deterministic: bool = True
+
+
+def _shown(name: str) -> inspect.Parameter:
+    default = BatchOptions.__dataclass_fields__[name].default
+    annotation = BatchKeywords.__annotations__[name].__forward_arg__
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+BATCH_PARAMETERS = tuple(map(_shown, BatchKeywords.__annotations__))
+"""The parameters of batches, for the signatures of what takes them by `**options`."""
+
+
+def where_option_is(name: str) -> str | None:
+    """Return how to write an option of batches of that name, if there is one elsewhere, or by another name."""
+    if name in TfOptions.__dataclass_fields__:
+        return f"to_tf(..., tf=TfOptions({name}=...))"
+    return "drop_last=..." if name == "drop_remainder" else None
