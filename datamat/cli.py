@@ -687,8 +687,8 @@ system or in a bucket (S3, Google's or Azure's).""",
         does="start a tf.data service",
         about="""\
 Start a dispatcher and workers that prepare batches for `to_tf(tf=TfOptions(service="grpc://HOST:PORT"))`, print the
-address, and serve until Ctrl-C or SIGTERM. Consumers on other hosts need --host. There is no authentication: anyone who can reach
-the ports can make the workers read and write files, so use it only on a network that you trust.""",
+address, and serve until Ctrl-C or SIGTERM. Consumers on other hosts need --host. There is no authentication: anyone who
+can reach the ports can make the workers read and write files, so use it only on a network that you trust.""",
         target="",
         options=("num_workers", "port", "host", "restarts"),
         run=_serve,

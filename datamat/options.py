@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar
 
 from datamat.errors import OptionError
@@ -32,6 +32,8 @@ __all__ = [
     "WorkerOptions",
     "parse_bytes",
     "parse_duration",
+    "refuse_others",
+    "refusing_others",
     "seconds_until",
     "takes",
 ]
@@ -485,13 +487,18 @@ class RunOptions:
             raise OptionError(f"logger is {self.logger!r}; want a logger, as in logger=logging.getLogger('datamat')")
 
     @classmethod
-    def of(cls, given: RunKeywords) -> Self:
+    def of(cls, given: RunKeywords, called: str = "run") -> Self:
         """Return the options that the arguments of a call stand for; `RunKeywords` has their types.
+
+        Args:
+            given: the arguments by name.
+            called: what the user has called.
 
         Example:
             >>> RunOptions.of({"workers": 2, "errors": "skip", "max_disk": "20GB"}).max_disk
             20000000000
         """
+        refuse_others(called, given, RunKeywords.__annotations__)
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         for name, made in _MADE_OF.items():
             if name in options:
@@ -565,36 +572,48 @@ def _where_option_is(name: str) -> str | None:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def takes(
-    *options: inspect.Parameter, elsewhere: Callable[[str], str | None] = _where_option_is
-) -> Callable[[_Function], _Function]:
-    """Have a function show the options that it takes by `**options`, and say of others where they belong.
+def refuse_others(
+    called: str, given: Iterable[str], known: Collection[str], elsewhere: Callable[[str], str | None] = _where_option_is
+) -> None:
+    """Raise where options are given that a function does not have, and say where they belong.
 
     Args:
-        options: parameters to show in its signature, in place of `**options`.
-        elsewhere: returns how to write an option of a name that the function does not take, or None.
+        called: what the user has called.
+        given: names of the options.
+        known: names of those that it has.
+        elsewhere: returns how to write an option of a name that it does not have, or None.
 
     Raises:
-        OptionError: on a call with an option that belongs elsewhere.
+        OptionError: an option belongs elsewhere.
+        TypeError: there is no such option, as Python says it.
     """
+    for name in [name for name in given if name not in known]:
+        if where := elsewhere(name):
+            raise OptionError(f"{called} has no option {name!r}; write {where}")
+        raise TypeError(f"{called}() got an unexpected keyword argument {name!r}")
+
+
+def takes(*options: inspect.Parameter) -> Callable[[_Function], _Function]:
+    """Have a function show in its signature the options that it takes by `**options`."""
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)
         own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
         names = {one.name for one in own}
         shown = [*own, *(one for one in options if one.name not in names)]
-        accepted = {one.name for one in shown}
-
-        @functools.wraps(function)
-        def checked(*args: Any, **given: Any) -> Any:
-            for name in given.keys() - accepted:
-                called = function.__qualname__.removesuffix(".__init__")
-                if where := elsewhere(name):
-                    raise OptionError(f"{called} has no option {name!r}; write {where}")
-                raise TypeError(f"{called}() got an unexpected keyword argument {name!r}")
-            return function(*args, **given)
-
-        checked.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
-        return checked  # type: ignore[return-value]
+        function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+        return function
 
     return decorate
+
+
+def refusing_others(function: _Function) -> _Function:
+    """Have a function with named options say of others where they belong."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def checked(*args: Any, **given: Any) -> Any:
+        refuse_others(function.__qualname__.removesuffix(".__init__"), given, known)
+        return function(*args, **given)
+
+    return checked  # type: ignore[return-value]

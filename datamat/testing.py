@@ -40,7 +40,7 @@ import re
 import unittest
 import warnings
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -73,7 +73,7 @@ from datamat.features import (
 )
 from datamat.features.schema import register_feature
 from datamat.formats import Offsets, get_format
-from datamat.options import ShardOptions, WorkerOptions
+from datamat.options import WorkerOptions
 from datamat.parallel import PathosExecutor
 from datamat.parallel.standins import registrations
 from datamat.readers.dataset import load
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     from datamat.directory.sidecars import Sidecar
     from datamat.features import Feature
     from datamat.formats import ShardFormat, ShardWriter
-    from datamat.options import Hook
+    from datamat.options import Hook, RunKeywords
     from datamat.run.report import RunReport
     from datamat.writers.base import Sample
 
@@ -190,7 +190,7 @@ class DatasetWriterConformance:
         source = self._source(tmp_path)
         job = self._job(source, tmp_path / "out")
 
-        report = job.run(progress=False)
+        report = job.run(executor=InlineExecutor(), progress=False)
 
         dataset = load(tmp_path / "out")
         _compare(report.num_rows, job.plan().num_rows, "rows that were read")
@@ -202,15 +202,15 @@ class DatasetWriterConformance:
         """Two runs write the same bytes, with one worker and with two; the random draws of copies included."""
         source = self._source(tmp_path)
 
-        self._job(source, tmp_path / "one", workers=WorkerOptions(num_workers=1)).run(progress=False)
-        self._job(source, tmp_path / "two", workers=WorkerOptions(num_workers=2)).run(progress=False)
+        self._job(source, tmp_path / "one").run(workers=1, progress=False)
+        self._job(source, tmp_path / "two").run(workers=2, progress=False)
 
         _compare(_digests(tmp_path / "two"), _digests(tmp_path / "one"), "files of two workers beside those of one")
 
     def test_records_do_not_depend_on_other_rows(self, tmp_path: pathlib.Path) -> None:
         """A row that is read alone, by a new writer, gives the record that it gives in a run."""
         source = self._source(tmp_path)
-        self._job(source, tmp_path / "out").run(progress=False)
+        self._job(source, tmp_path / "out").run(executor=InlineExecutor(), progress=False)
         dataset = load(tmp_path / "out")
 
         for sample in [*dataset][:: -max(len(dataset) // 6, 1)]:
@@ -220,9 +220,9 @@ class DatasetWriterConformance:
     def test_second_run_has_nothing_to_do(self, tmp_path: pathlib.Path) -> None:
         """A new writer has the fingerprint of the first: nothing in it depends on the time, place or process."""
         source = self._source(tmp_path)
-        self._job(source, tmp_path / "out").run(progress=False)
+        self._job(source, tmp_path / "out").run(executor=InlineExecutor(), progress=False)
 
-        report = self._job(source, tmp_path / "out").run(progress=False)
+        report = self._job(source, tmp_path / "out").run(executor=InlineExecutor(), progress=False)
 
         assert report.did_nothing, f"second run: found that it wrote {report}, expected that it had nothing to do"
 
@@ -231,9 +231,9 @@ class DatasetWriterConformance:
         source = self._source(tmp_path)
         by_rows = self._job(source, tmp_path / "rows", copies=1)  # where there are copies, nobody asks for blocks
         by_rows.writer.read_block = _no_block  # type: ignore[method-assign]  # on the instance alone
-        by_rows.run(progress=False)
+        by_rows.run(executor=InlineExecutor(), progress=False)
 
-        self._job(source, tmp_path / "blocks", copies=1).run(progress=False)
+        self._job(source, tmp_path / "blocks", copies=1).run(executor=InlineExecutor(), progress=False)
 
         rows, blocks = ([_plain(sample) for sample in load(tmp_path / name)] for name in ("rows", "blocks"))
         _compare(blocks, rows, "samples from read_block beside those from read")
@@ -243,11 +243,8 @@ class DatasetWriterConformance:
         folder.mkdir()
         return self.make_source(folder)
 
-    def _job(self, source: Any, output: pathlib.Path, copies: int = 2, **options: Any) -> Materializer:
-        shards = ShardOptions(num_shards=2)
-        if "workers" not in options:
-            options["executor"] = InlineExecutor()
-        return Materializer(self.make_writer(), source, output, shards=shards, copies=copies, **options)
+    def _job(self, source: Any, output: pathlib.Path, copies: int = 2) -> Materializer:
+        return Materializer(self.make_writer(), source, output, shards=2, copies=copies)
 
 
 def _bound(writer: DatasetWriter, source: Any) -> DatasetWriter:
@@ -407,17 +404,17 @@ class ExecutorConformance:
 
     def test_run_has_the_same_bytes(self, tmp_path: pathlib.Path) -> None:
         """Every file of a run is what one worker of datamat's own writes."""
-        _job(tmp_path / "own", workers=WorkerOptions(num_workers=1)).run(progress=False)
+        _run(tmp_path / "own", workers=WorkerOptions(num_workers=1))
 
         with self.make_executor() as executor:
-            _job(tmp_path / "out", executor=executor).run(progress=False)
+            _run(tmp_path / "out", executor=executor)
 
         _compare(_digests(tmp_path / "out"), _digests(tmp_path / "own"), "files beside those of datamat's own worker")
 
     def test_row_that_fails_fails_alone(self, tmp_path: pathlib.Path) -> None:
         """A skipped row is counted, and all others are stored."""
         with self.make_executor() as executor:
-            report = _job(tmp_path / "out", bad=17, executor=executor, errors="skip").run(progress=False)
+            report = _run(tmp_path / "out", bad=17, executor=executor, errors="skip")
 
         _compare(report.num_failed, 1, "failed rows")
         numbers = sorted(int(sample["number"]) for sample in load(tmp_path / "out"))
@@ -427,8 +424,8 @@ class ExecutorConformance:
         """An error in a worker reaches the caller as what it is, and the executor still serves the next run."""
         with self.make_executor() as executor:
             with _raises(SampleError, "0017.*number 17 is bad", "run with a bad row"):
-                _job(tmp_path / "out", bad=17, executor=executor).run(progress=False)
-            report = _job(tmp_path / "out", executor=executor).run(progress=False)
+                _run(tmp_path / "out", bad=17, executor=executor)
+            report = _run(tmp_path / "out", executor=executor)
 
         assert report.is_complete, f"second run: found {report}, expected that it is complete"
 
@@ -485,9 +482,9 @@ class ExecutorConformance:
             executor.submit(abs, -1)
 
 
-def _job(output: pathlib.Path, bad: int | None = None, **options: Any) -> Materializer:
+def _run(output: pathlib.Path, bad: int | None = None, **options: Unpack[RunKeywords]) -> RunReport:
     # One version: a row that fails is no other dataset.
-    return Materializer(_Numbers(bad), 40, output, shards=ShardOptions(num_shards=4), version="1", **options)
+    return Materializer(_Numbers(bad), 40, output, shards=4, version="1").run(**{"progress": False, **options})
 
 
 # ---------------------------------------------------------------- stand-ins
@@ -1350,9 +1347,9 @@ class HookConformance:
 
     def test_run_has_the_same_bytes(self, tmp_path: pathlib.Path) -> None:
         """Every file of a run is what it is without the hook."""
-        _job(tmp_path / "without").run(progress=False)
+        _run(tmp_path / "without")
 
-        _job(tmp_path / "with", hooks=[self.make_hook()]).run(progress=False)
+        _run(tmp_path / "with", hooks=[self.make_hook()])
 
         _compare(
             _digests(tmp_path / "with"), _digests(tmp_path / "without"), "files with the hook beside those without"
@@ -1362,8 +1359,8 @@ class HookConformance:
         """A run, and a second one that has nothing to do, with one hook."""
         heard = _Overheard(self.make_hook())
 
-        _job(tmp_path / "out", hooks=[heard]).run(progress=False)
-        report = _job(tmp_path / "out", hooks=[heard]).run(progress=False)
+        _run(tmp_path / "out", hooks=[heard])
+        report = _run(tmp_path / "out", hooks=[heard])
 
         _compare(heard.errors, [], "errors of the hook")
         assert report.did_nothing, f"second run: found that it wrote {report}, expected that it had nothing to do"
@@ -1373,9 +1370,9 @@ class HookConformance:
         """A run that skips a row, and one that ends with its error."""
         heard = _Overheard(self.make_hook())
 
-        _job(tmp_path / "skipped", bad=17, errors="skip", hooks=[heard]).run(progress=False)
+        _run(tmp_path / "skipped", bad=17, errors="skip", hooks=[heard])
         with _raises(SampleError, "0017.*number 17 is bad", "run with a bad row"):
-            _job(tmp_path / "raised", bad=17, hooks=[heard]).run(progress=False)
+            _run(tmp_path / "raised", bad=17, hooks=[heard])
 
         _compare(heard.errors, [], "errors of the hook")
 
@@ -1383,8 +1380,8 @@ class HookConformance:
         """A run that reaches its deadline before any work, and the one that finishes it."""
         heard = _Overheard(self.make_hook())
 
-        stopped = _job(tmp_path / "out", hooks=[heard]).run(deadline=1e-9, progress=False)
-        finished = _job(tmp_path / "out", hooks=[heard]).run(progress=False)
+        stopped = _run(tmp_path / "out", hooks=[heard], deadline=1e-9)
+        finished = _run(tmp_path / "out", hooks=[heard])
 
         _compare((stopped.stopped, finished.is_complete), ("deadline", True), "end of the stopped run and of the next")
         _compare(heard.errors, [], "errors of the hook")

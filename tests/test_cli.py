@@ -401,7 +401,7 @@ def test_failed_rows_are_tried_again_on_request(pair, capfd):
 def test_pair_of_a_job_and_something_else_is_refused(jobs, capfd, options, message):
     """What belongs to the dataset is an argument of the Materializer."""
     with (jobs / "cli_jobs.py").open("a") as module:
-        module.write(f"\npair = build(), {options}\n")
+        module.write(f"\npair = build()[0], {options}\n")
 
     assert main(["run", "cli_jobs:pair"]) == 2
     assert message in capfd.readouterr().err

@@ -46,7 +46,7 @@ from datamat.readers.batches import (
 )
 from datamat.readers.cache import RecordCache, ShardStore, byte_limit
 from datamat.readers.loader import BatchJob, BatchMaker, ragged_names
-from datamat.readers.options import BATCH_PARAMETERS, BatchKeywords, BatchOptions, TfOptions, where_option_is
+from datamat.readers.options import BATCH_PARAMETERS, BatchKeywords, BatchOptions, TfOptions
 from datamat.readers.records import KeyIndex, LoadedDirectory, RecordFiles, SampleReader, SkippedRecords
 from datamat.readers.remote import LoadedUrl, ahead
 from datamat.readers.sequences import Budget, Form, Planner, one_budget
@@ -397,7 +397,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             raise OptionError("columns after map: the function of map gets the stored fields; call columns first")
         return self._with_records(self._records.changed(lambda part: part.with_fields(names)))
 
-    @takes(*BATCH_PARAMETERS, elsewhere=where_option_is)
+    @takes(*BATCH_PARAMETERS)
     def to_tf(
         self, batch_size: int | None = None, *, tf: TfOptions | None = None, **options: Unpack[BatchKeywords]
     ) -> Any:
@@ -436,7 +436,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             FingerprintError: with `snapshot`, something that `static_transform` holds cannot be compared between
                 programs, such as a function traced by `tf.function`.
         """
-        given, of_tf = BatchOptions(batch_size=batch_size, **options), tf or TfOptions()
+        given, of_tf = BatchOptions.of("to_tf", batch_size, options), tf or TfOptions()
         form = dataclasses.replace(given.form, as_supervised=None)
         ranks = _ranks(given.rank, given.world_size)
         is_planned = form.makes_batches or ranks is not None
@@ -507,7 +507,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
                 part.reader.records.check_files()
         return tf_reader.make_dataset(source, read)
 
-    @takes(*BATCH_PARAMETERS, elsewhere=where_option_is)
+    @takes(*BATCH_PARAMETERS)
     def to_numpy(self, batch_size: int | None = None, **options: Unpack[BatchKeywords]) -> Batches:
         """Return an iterable of batches of numpy arrays, decoded by threads straight into the memory of the batch.
 
@@ -531,9 +531,9 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             ...     batch["image"].shape, batch["key"][:2]
             ((32, 360, 480, 3), ['0001TP_006690#2', '0016E5_01530#0'])
         """
-        return self._loaded(BatchOptions(batch_size=batch_size, **options), Numpy(), (0, 1))
+        return self._loaded(BatchOptions.of("to_numpy", batch_size, options), Numpy(), (0, 1))
 
-    @takes(*BATCH_PARAMETERS, elsewhere=where_option_is)
+    @takes(*BATCH_PARAMETERS)
     def to_torch(self, batch_size: int | None = None, **options: Unpack[BatchKeywords]) -> Batches:
         """Return an iterable of batches of tensors: `to_numpy` for PyTorch, on the same memory.
 
@@ -556,7 +556,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             >>> images = next(iter(loader))["image"].permute(0, 3, 1, 2)   # doctest: +SKIP
         """
         register_iterable(Batches)
-        return self._loaded(BatchOptions(batch_size=batch_size, **options), Torch(), default_rank())
+        return self._loaded(BatchOptions.of("to_torch", batch_size, options), Torch(), default_rank())
 
     def preview(self, count: int = 8, *, columns: int = 4, opacity: float = 0.5) -> Picture:
         """Return a picture of samples: images with their masks drawn over them, keys, labels, texts, and the classes.

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, Self, TypedDict
 
+from datamat.options import refuse_others
 from datamat.readers.batches import Cut, check_seed
 from datamat.readers.sequences import Form
 
-if TYPE_CHECKING:
-    import os
-
-__all__ = ["BATCH_PARAMETERS", "BatchKeywords", "BatchOptions", "TfOptions", "where_option_is"]
+__all__ = ["BATCH_PARAMETERS", "BatchKeywords", "BatchOptions", "TfOptions"]
 
 
 class BatchKeywords(TypedDict, total=False):
@@ -102,6 +101,18 @@ class BatchOptions:
     def __post_init__(self) -> None:
         check_seed(self.seed)
 
+    @classmethod
+    def of(cls, called: str, batch_size: int | None, given: BatchKeywords) -> Self:
+        """Return the options that the arguments of a call stand for.
+
+        Args:
+            called: what the user has called.
+            batch_size: its first argument.
+            given: the others.
+        """
+        refuse_others(called, given, BatchKeywords.__annotations__, _where_option_is)
+        return cls(batch_size=batch_size, **given)
+
     def cut(self, rank: int, world_size: int) -> Cut:
         """Return how records are cut into batches, on one of several ranks; those that were given count first."""
         rank = rank if self.rank is None else self.rank
@@ -154,7 +165,7 @@ BATCH_PARAMETERS = tuple(map(_shown, BatchKeywords.__annotations__))
 """The parameters of batches, for the signatures of what takes them by `**options`."""
 
 
-def where_option_is(name: str) -> str | None:
+def _where_option_is(name: str) -> str | None:
     """Return how to write an option of batches of that name, if there is one elsewhere, or by another name."""
     if name in TfOptions.__dataclass_fields__:
         return f"to_tf(..., tf=TfOptions({name}=...))"

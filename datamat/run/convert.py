@@ -292,7 +292,7 @@ def convert(
     Example:
         >>> convert("out/camvid", "out/camvid-parquet", format="parquet", shards=16)   # doctest: +SKIP
     """
-    how = RunOptions.of(run)
+    how = RunOptions.of(run, "convert")
     store, target = output_place(output, storage_options, how.scratch)
     if source_options is None and is_url(path) and (store is None or os.fspath(path).startswith(f"{store.scheme}:")):
         source_options = storage_options

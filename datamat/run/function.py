@@ -25,6 +25,7 @@ from datamat.options import (
     RunKeywords,
     RunOptions,
     WorkerOptions,
+    refuse_others,
     takes,
 )
 from datamat.parallel.engines import CallLost
@@ -390,6 +391,7 @@ def materialize(
         >>> squares = lambda items: {"square": np.square(items)}
         >>> materialize(lambda n: {"square": n * n}, range(10), "out/squares", block=squares)   # doctest: +SKIP
     """
+    refuse_others("materialize", both, RunDatasetKeywords.__annotations__)
     writer = function_writer(fn, inputs, name=name, features=features, key=key, files=files, block=block)
     of_run = RunKeywords.__annotations__
     run = cast("RunKeywords", {name: value for name, value in both.items() if name in of_run})

@@ -40,6 +40,7 @@ from datamat.options import (
     RunOptions,
     ShardOptions,
     WorkerOptions,
+    refusing_others,
     takes,
 )
 from datamat.parallel.byvalue import run_top_level_once
@@ -121,7 +122,7 @@ class Materializer:
         >>> Materializer("camvid", source="CamVid", output="out/camvid").run()   # doctest: +SKIP
     """
 
-    @takes()
+    @refusing_others
     def __init__(  # noqa: PLR0913 -- all that decides the bytes of a dataset, by name
         self,
         writer: DatasetWriter | type[DatasetWriter] | str | Any = None,
@@ -224,7 +225,7 @@ class Materializer:
         with self._job.planned() as planned:
             return planned.plan
 
-    @takes()
+    @refusing_others
     def estimate(
         self,
         num_samples: int = 32,
@@ -328,7 +329,7 @@ class Materializer:
         """
         return start(self._made(RunOptions.of(options)), self._traveller)
 
-    @takes()
+    @refusing_others
     def finalize(
         self,
         *,
@@ -397,7 +398,7 @@ class Materializer:
         with self._job.planned() as planned:
             return verify_sample(planned, sample, deep=deep)
 
-    @takes()
+    @refusing_others
     def repair(
         self,
         *,

@@ -23,7 +23,7 @@ from datamat import (
     failures,
     merge,
 )
-from datamat.run.status import read_status
+from datamat.run.status import status as read_status
 from datamat.testing import InlineExecutor
 
 __all__ = ["s3"]

@@ -28,7 +28,7 @@ from datamat import (
 from datamat.cli import main
 from datamat.directory.ledger import read_ledger
 from datamat.run import merge as merging
-from datamat.run.status import read_status
+from datamat.run.status import status as read_status
 from datamat.testing import InlineExecutor
 
 

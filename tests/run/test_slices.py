@@ -16,7 +16,7 @@ from datamat import IncompleteRunError, OptionError, OutputError, OutputLockedEr
 from datamat.cli import main
 from datamat.directory.files import locked
 from datamat.directory.ledger import read_ledger
-from datamat.run.status import read_status
+from datamat.run.status import status as read_status
 from datamat.testing import InlineExecutor
 
 LEASE_S = 0.6

@@ -14,7 +14,7 @@ import small_pairs
 from datamat import OutputLockedError, SampleError
 from datamat.directory.files import locked
 from datamat.plan.changes import NOT_MADE
-from datamat.run.status import read_status
+from datamat.run.status import status as read_status
 
 HELD = """
 import os, signal, sys, small_pairs

@@ -44,7 +44,7 @@ from datamat.formats import Offsets, get_format
 from datamat.formats.tfrecord import deflate_member, frame
 from datamat.formats.webdataset import member, parse_header
 from datamat.run.convert import convert
-from datamat.run.status import read_status
+from datamat.run.status import status as read_status
 from datamat.testing import InlineExecutor
 from datamat.writers.camvid import CamVidWriter
 

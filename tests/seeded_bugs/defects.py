@@ -486,7 +486,7 @@ DEFECTS = {
             "deaf-conversion",
             "the hooks that a conversion takes hear nothing",
             "datamat.run.convert:convert",
-            replace("RunOptions.of(run)", "dataclasses.replace(RunOptions.of(run), hooks=())"),
+            replace('RunOptions.of(run, "convert")', 'dataclasses.replace(RunOptions.of(run, "convert"), hooks=())'),
             "tests/run/test_convert.py::test_hooks_hear_a_conversion_and_sidecars_describe_it",
         ),
         Defect(
