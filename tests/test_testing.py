@@ -146,7 +146,7 @@ class Inline(testing.InlineExecutor):
 class ChangesTheSeed(Inline):
     def call(self, fn, /, *args, **kwargs):
         with contextlib.suppress(AttributeError):
-            object.__setattr__(fn.function.__self__.job.records, "seed", 7)
+            object.__setattr__(fn.function.__self__._job.records, "seed", 7)
         return super().call(fn, *args, **kwargs)
 
 

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import sliced_job
 from memory_s3 import s3
+from prepared import Prepared
 
 import datamat
 from datamat import (
@@ -16,7 +17,6 @@ from datamat import (
     IncompleteRunError,
     IndexRow,
     Manifest,
-    Materializer,
     OutputError,
     Scalar,
     ShardOptions,
@@ -77,7 +77,7 @@ def make(source, output, tmp_path):
     def make(bad=(), *, stops=(), errors="skip", machine="one", version="1", **options):
         if output == URL:
             options["scratch"] = tmp_path / machine
-        job = Materializer(
+        job = Prepared(
             Numbers(bad, stops), source, output, version=version, errors=errors, executor=InlineExecutor(),
             **{"shards": ShardOptions(num_shards=2), **options},
         )  # fmt: skip
@@ -219,7 +219,7 @@ def test_merged_sets_have_the_failures_of_all(source, tmp_path):
         folder.mkdir()
         for path in source.glob("*.txt"):
             (folder / f"{name}{path.name}").write_text(path.read_text())
-        job = Materializer(
+        job = Prepared(
             Numbers([f"{name}k03"]), folder, tmp_path / name, errors="skip", executor=InlineExecutor(),
             shards=ShardOptions(num_shards=2),
         )  # fmt: skip
