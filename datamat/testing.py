@@ -483,8 +483,9 @@ class ExecutorConformance:
 
 
 def _run(output: pathlib.Path, bad: int | None = None, **options: Unpack[RunKeywords]) -> RunReport:
+    options["progress"] = False
     # One version: a row that fails is no other dataset.
-    return Materializer(_Numbers(bad), 40, output, shards=4, version="1").run(progress=False, **options)
+    return Materializer(_Numbers(bad), 40, output, shards=4, version="1").run(**options)
 
 
 # ---------------------------------------------------------------- stand-ins

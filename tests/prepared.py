@@ -25,6 +25,8 @@ class Prepared:
         self.materializer = Materializer(*arguments, **both)
 
     def __getattr__(self, name):
+        if name == "materializer":  # of a copy that is being made
+            raise AttributeError(name)
         return getattr(self.materializer, name)
 
     @property

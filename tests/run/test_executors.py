@@ -220,7 +220,7 @@ class InterpreterPoolExecutor(concurrent.futures.ThreadPoolExecutor):
 def test_what_is_no_engine_is_refused(tmp_path, given):
     """A name, an address of nothing, a number, the class of an executor; and one whose workers cannot import numpy."""
     with pytest.raises(OptionError, match="executor is"):
-        engine_job.job(tmp_path, executor=given)
+        engine_job.job(tmp_path, executor=given).run(progress=False)
 
 
 def test_executor_that_is_shut_down_is_refused(tmp_path):

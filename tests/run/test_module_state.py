@@ -95,7 +95,7 @@ if __name__ == "__main__":
     if executor == "futures":
         context = multiprocessing.get_context(method)
         options = {"executor": concurrent.futures.ProcessPoolExecutor(2, mp_context=context)}
-    Materializer(Writer(), None, "out", **options).run(progress=False)
+    Materializer(Writer(), None, "out").run(progress=False, **options)
     print(sorted({tuple(sample["v"].tolist()) for sample in load("out")}))
 """
 

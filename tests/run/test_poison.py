@@ -293,4 +293,6 @@ def test_worker_that_dies_before_any_row_ends_the_run(place):
 def test_limits_of_workers_need_datamats_own(place, options):
     """Processes of another executor cannot be replaced."""
     with pytest.raises(OptionError, match="only datamat's own workers"):
-        small_pairs.job(place / "source", place / "out", executor=InlineExecutor(), workers=WorkerOptions(**options))
+        small_pairs.job(
+            place / "source", place / "out", executor=InlineExecutor(), workers=WorkerOptions(**options)
+        ).run()

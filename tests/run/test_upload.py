@@ -338,7 +338,7 @@ def test_what_a_url_cannot_do_is_refused(tmp_path):
         with pytest.raises(OutputError, match=r"memory://x/out holds no manifest.json; .* finish its run"):
             work()
     with pytest.raises(OptionError, match="scratch is given, but output"):
-        Prepared(table, output=tmp_path / "out", scratch=tmp_path)
+        Materializer(table, output=tmp_path / "out").run(scratch=tmp_path)
     with pytest.raises(OptionError, match="can be read, not written"):
         Materializer(table, output="https://host/out")
 
