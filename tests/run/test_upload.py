@@ -14,7 +14,6 @@ import re
 import pyarrow as pa
 import pytest
 from memory_s3 import MemoryS3, s3
-from prepared import Prepared
 
 from datamat import Materializer, OptionError, OutputError, OutputLockedError, ShardOptions, load, materialize
 from datamat.directory.files import digest_file
