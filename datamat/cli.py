@@ -227,72 +227,85 @@ def _place(given: str) -> pathlib.Path | str:
 _FLAG = {"action": "store_true"}
 _REPEATED = {"action": "append"}
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "cache_dir": {
-        "metavar": "FOLDER",
-        "help": "where fetched shards of a URL go, to be used again (a temporary folder, which is removed)",
-    },
-    "columns": {"type": int, "metavar": "N", "help": "samples in a row"},
-    "count": {"type": int, "metavar": "N", "help": "samples to show, spread over the split"},
-    "deadline": {"metavar": "T", "help": "stop cleanly within this time, as in 23h30m, with exit code 1"},
-    "deep": {**_FLAG, "help": "decode every record, pixels included"},
-    "errors": {"choices": ("raise", "skip", "quarantine"), "help": "what to do with a sample that fails"},
-    "exclude": {**_REPEATED, "metavar": "PATTERN", "help": "leave out shards whose names match; repeatable"},
-    "executor": {"metavar": "ENGINE", "help": "`ray`, or the address of a Ray cluster or a Dask scheduler"},
-    "existing": {
-        "choices": ("update", "replace", "refuse"),
-        "help": "update: rebuild what changed, stop if the source lacks finished rows; replace: the source alone "
-        "decides; refuse: stop before any finished shard is replaced",
-    },
+    # what is made, or shown
     "format": {**_REPEATED, "metavar": "F", "help": f"{', '.join(format_names())}; repeatable (default: unchanged)"},
-    "host": {"help": "name under which consumers reach this machine"},
-    "include": {**_REPEATED, "metavar": "PATTERN", "help": "make only shards whose names match; repeatable"},
-    "interval": {"type": float, "metavar": "S", "help": "seconds between checks (default: 2)"},
-    "max_disk": {"metavar": "SIZE", "help": "stop before the output grows larger, as in 20GB, with exit code 1"},
-    "name": {"help": "name of the new dataset (default: theirs, if they have the same)"},
-    "num_samples": {"type": int, "metavar": "N", "help": "rows to process"},
-    "num_tasks": {"type": int, "metavar": "N", "help": "number of tasks (default: Slurm's)"},
-    "num_workers": {"type": int, "metavar": "N", "help": "processes that prepare batches"},
-    "opacity": {"type": float, "metavar": "X", "help": "of the masks, 0 to 1"},
-    "output": {"metavar": "OUT", "type": _place, "help": "what is written"},
-    "port": {"type": int, "help": "port of the server (default: any that is free)"},
-    "progress": {
-        "action": argparse.BooleanOptionalAction,
-        "help": "show a progress bar (default: if standard error is a terminal)",
-    },
-    "records": {"type": int, "metavar": "N", "help": "how many records to show, from the first"},
-    "restarts": {
-        "type": int,
-        "metavar": "N",
-        "help": "how often to restart when a worker dies; consumers then get an error instead of waiting (default: 3)",
-    },
-    "retry_failed": {**_FLAG, "help": "also try again the rows that failed in earlier runs"},
-    "sample": {
-        "type": float,
-        "metavar": "X",
-        "help": "of a JOB: also make this fraction of the rows again, and compare",
-    },
-    "scratch": {"metavar": "FOLDER", "help": "where shards are made for an output that is a URL (default: TMPDIR)"},
-    "serve": {**_FLAG, "help": "serve all samples, and print the address; Ctrl-C ends it"},
     "shards": {
         "type": _number_or_text,
         "metavar": "N|SIZE",
         "help": "shards in each split, or the size of each, as in 256MB (default: unchanged)",
     },
-    "source_options": {
-        "type": _json_object,
-        "metavar": "JSON|FILE",
-        "help": "the same for DIR alone, if OUT is a URL in another store",
-    },
+    "output": {"metavar": "OUT", "type": _place, "help": "what is written"},
+    "name": {"help": "name of the new dataset (default: theirs, if they have the same)"},
     "split": {"metavar": "NAME", "help": "split to show (default: all)"},
+    "count": {"type": int, "metavar": "N", "help": "samples to show, spread over the split"},
+    "columns": {"type": int, "metavar": "N", "help": "samples in a row"},
+    "opacity": {"type": float, "metavar": "X", "help": "of the masks, 0 to 1"},
+    "records": {"type": int, "metavar": "N", "help": "how many records to show, from the first"},
+    "num_samples": {"type": int, "metavar": "N", "help": "rows to process"},
+    "deep": {**_FLAG, "help": "decode every record, pixels included"},
+    "sample": {
+        "type": float,
+        "metavar": "X",
+        "help": "of a JOB: also make this fraction of the rows again, and compare",
+    },
+    "failed": {**_FLAG, "help": "list the samples that were skipped or quarantined, and why"},
+    # how a run goes
+    "workers": {"type": int, "metavar": "N", "help": "worker processes (default: one per core)"},
+    "executor": {"metavar": "ENGINE", "help": "`ray`, or the address of a Ray cluster or a Dask scheduler"},
+    "errors": {
+        "choices": ("raise", "skip", "quarantine"),
+        "help": "what to do with a sample that fails (default: raise)",
+    },
+    "include": {**_REPEATED, "metavar": "PATTERN", "help": "make only shards whose names match; repeatable"},
+    "exclude": {**_REPEATED, "metavar": "PATTERN", "help": "leave out shards whose names match; repeatable"},
+    "task_index": {"type": int, "metavar": "I", "help": "number of this task, from 0 (default: Slurm's)"},
+    "num_tasks": {"type": int, "metavar": "N", "help": "number of tasks (default: Slurm's)"},
+    "existing": {
+        "choices": ("update", "replace", "refuse"),
+        "help": "update: rebuild what changed, stop if the source lacks finished rows; replace: the source alone "
+        "decides; refuse: stop before any finished shard is replaced",
+    },
+    "retry_failed": {**_FLAG, "help": "also try again the rows that failed in earlier runs"},
+    "deadline": {"metavar": "T", "help": "stop cleanly within this time, as in 23h30m, with exit code 1"},
+    "max_disk": {"metavar": "SIZE", "help": "stop before the output grows larger, as in 20GB, with exit code 1"},
+    "scratch": {
+        "metavar": "FOLDER",
+        "help": "where shards are made for an output that is a URL, and files of a source that is one wait (default: "
+        "in TMPDIR)",
+    },
+    # what is behind a URL
     "storage_options": {
         "type": _json_object,
         "metavar": "JSON|FILE",
         "help": "options for fsspec that go with a URL: a JSON object, or a file that holds one (default: from the "
         "environment); others on this machine can see a command line, so secrets belong into the environment or a file",
     },
-    "task_index": {"type": int, "metavar": "I", "help": "number of this task, from 0 (default: Slurm's)"},
+    "source_options": {
+        "type": _json_object,
+        "metavar": "JSON|FILE",
+        "help": "the same for DIR alone, if OUT is a URL in another store",
+    },
+    "cache_dir": {
+        "metavar": "FOLDER",
+        "help": "where fetched shards of a URL go, to be used again (default: a temporary folder, which is removed)",
+    },
+    # servers
+    "serve": {**_FLAG, "help": "serve all samples, and print the address; Ctrl-C ends it"},
+    "num_workers": {"type": int, "metavar": "N", "help": "processes that prepare batches"},
+    "host": {"help": "name under which consumers reach this machine"},
+    "port": {"type": int, "help": "port of the server (default: any that is free)"},
+    "restarts": {
+        "type": int,
+        "metavar": "N",
+        "help": "how often to restart when a worker dies; consumers then get an error instead of waiting (default: 3)",
+    },
+    # while it goes on
     "watch": {**_FLAG, "help": "show it until no process is at work, with the rate and the time that is left"},
-    "workers": {"type": int, "metavar": "N", "help": "worker processes (default: one per core)"},
+    "interval": {"type": float, "metavar": "S", "help": "seconds between checks (default: 2)"},
+    "progress": {
+        "action": argparse.BooleanOptionalAction,
+        "help": "show a progress bar (default: if standard error is a terminal)",
+    },
 }
 
 Target: TypeAlias = "NamedJob | pathlib.Path | str"
@@ -396,16 +409,20 @@ _STATES: dict[State, int] = {
 
 
 def _status(options: Options, console: Console, target: Target) -> int:
-    interval, is_watched = options.pop("interval", 2.0), options.pop("watch", False)
+    own = {name: options.pop(name) for name in ("failed", "watch", "interval") if name in options}
     if isinstance(target, NamedJob):
         look: Callable[[], Status] = functools.partial(target.call, "status")
         glance = functools.partial(output_status, target.materializer._job)
     else:
         look = glance = functools.partial(read_status, target, **options)
-    if not is_watched:
+    if "failed" in own:
+        found = glance()
+        text = "\n".join(f"{failure.shard}: {failure}" for failure in found.failures)
+        return console.answer(_STATES[found.state], found, text or f"{found.output}: no sample failed")
+    if "watch" not in own:
         return _answer_status(look(), console)
     code, shown = OK, ""
-    for status, pace in watch(glance, every_s=interval):
+    for status, pace in watch(glance, every_s=own.get("interval", 2.0)):
         if console.is_terminal or str(status) != shown:  # a log has each change once
             shown = str(status)
             code = _answer_status(status, console, "\n".join(filter(None, [shown, pace and f"  {pace}"])))
@@ -528,7 +545,7 @@ class Command:
         does: what it does, in one line.
         about: more, for its `--help`; "" where that is all.
         target: what it is about: a key of `_TARGETS`.
-        options: names of its options, as in Python.
+        own: names of the options that it has beside those of Python.
         run: called with the options that were given, the console and each target; returns the exit code.
         python: what does the same in Python, whose parameters its options are.
         answers: what `--json` answers with: a class whose attributes its keys are, or the keys.
@@ -538,15 +555,17 @@ class Command:
     does: str
     about: str = ""
     target: str
-    options: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
     run: Callable[..., int]
     python: tuple[Callable[..., Any], ...]
     answers: str
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Names of its options, in the order of the table."""
+        known = {name for call in self.python for name in inspect.signature(call).parameters}
+        return tuple(name for name in _OPTIONS if name in known or name in self.own)
 
-_HOW = ("workers", "executor", "errors", "include", "exclude")
-_STOPS = ("deadline", "max_disk")
-_REMOTE = ("storage_options", "cache_dir")
 
 COMMANDS = (
     Command(
@@ -561,7 +580,6 @@ hooks are named as MODULE:NAME; so is executor, unless it is "ray" or an address
 --task-index and --num-tasks, or in a Slurm array job, several such processes make one output together, on a shared file
 system or in a bucket (S3, Google's or Azure's).""",
         target="JOB",
-        options=(*_HOW, "task_index", "num_tasks", "existing", "retry_failed", *_STOPS, "progress"),
         run=_run,
         python=(Materializer.run,),
         answers="RunReport",
@@ -578,7 +596,6 @@ system or in a bucket (S3, Google's or Azure's).""",
         name="estimate",
         does="process a few rows of a job, and estimate the time, disk space and memory of the run; nothing is written",
         target="JOB",
-        options=("num_samples", "workers", "executor", "include", "exclude"),
         run=_estimate,
         python=(Materializer.estimate,),
         answers="Estimate",
@@ -587,7 +604,6 @@ system or in a bucket (S3, Google's or Azure's).""",
         name="finalize",
         does="write the manifest for what the tasks that share an output have made; make nothing else",
         target="JOB",
-        options=("existing", "progress"),
         run=_finalize,
         python=(Materializer.finalize,),
         answers="RunReport",
@@ -598,7 +614,7 @@ system or in a bucket (S3, Google's or Azure's).""",
         about="For a JOB, also show which shards `datamat run` would make, and why. With --watch and --json, each "
         "change is an object on a line of its own.",
         target="DIR|URL|JOB",
-        options=("storage_options", "watch", "interval"),
+        own=("failed", "watch", "interval"),
         run=_status,
         python=(Materializer.status, read_status),
         answers="Status",
@@ -607,7 +623,6 @@ system or in a bucket (S3, Google's or Azure's).""",
         name="verify",
         does="compare a finished directory with its manifest: every file and every record",
         target="DIR|URL|JOB",
-        options=("storage_options", "deep", "sample"),
         run=_verify,
         python=(Materializer.verify, verify),
         answers="VerifyReport",
@@ -616,7 +631,6 @@ system or in a bucket (S3, Google's or Azure's).""",
         name="repair",
         does="rewrite damaged offsets and sidecars; of a JOB, also shards, index and manifest",
         target="DIR|JOB",
-        options=("workers", "executor", "errors", "progress"),
         run=_repair,
         python=(Materializer.repair,),
         answers="VerifyReport",
@@ -625,7 +639,6 @@ system or in a bucket (S3, Google's or Azure's).""",
         name="describe",
         does="show what a TFRecord, Parquet, tar or ArrayRecord file or a directory holds, whoever wrote it",
         target="FILE|URL",
-        options=("storage_options", "records"),
         run=_describe,
         python=(describe,),
         answers="Description",
@@ -634,9 +647,9 @@ system or in a bucket (S3, Google's or Azure's).""",
         name="preview",
         does="draw samples of a finished directory into a PNG file (default: DIR-preview.png, here)",
         target="DIR|URL",
-        options=(*_REMOTE, "split", "count", "columns", "opacity", "output"),
+        own=("output", "split", "storage_options", "cache_dir"),
         run=_preview,
-        python=(load, ShardedDataset.preview),
+        python=(ShardedDataset.preview,),
         answers="`output`",
     ),
     Command(
@@ -646,7 +659,7 @@ system or in a bucket (S3, Google's or Azure's).""",
         "127.0.0.1 only, under a random path. With --serve and --json, the object is printed as soon as the server is "
         "up.",
         target="DIR|URL",
-        options=(*_REMOTE, "split", "count", "output", "serve", "port"),
+        own=("output", "serve"),
         run=_view,
         python=(view, viewing),
         answers="`output`, or with --serve `address`",
@@ -657,10 +670,6 @@ system or in a bucket (S3, Google's or Azure's).""",
         about="Rewrite a finished directory in another format or number of shards, without recomputing any sample. "
         "Without --output, the new directory is DIR-FORMAT, or DIR-N-shards if the format is unchanged.",
         target="DIR|URL",
-        options=(
-            *("format", "shards", "output", "storage_options", "source_options", "cache_dir", "scratch"),
-            *("workers", "executor", *_STOPS, "existing", "progress"),
-        ),
         run=_convert,
         python=(convert,),
         answers="RunReport",
@@ -669,7 +678,6 @@ system or in a bucket (S3, Google's or Azure's).""",
         name="merge",
         does="combine finished directories that were made separately into one, without rewriting any record",
         target="DIR ...",
-        options=("output", "name"),
         run=_merge,
         python=(merge,),
         answers="Manifest",
@@ -690,7 +698,7 @@ Start a dispatcher and workers that prepare batches for `to_tf(tf=TfOptions(serv
 address, and serve until Ctrl-C or SIGTERM. Consumers on other hosts need --host. There is no authentication: anyone who
 can reach the ports can make the workers read and write files, so use it only on a network that you trust.""",
         target="",
-        options=("num_workers", "port", "host", "restarts"),
+        own=("restarts",),
         run=_serve,
         python=(serving,),
         answers="`address`, printed as soon as the service is up",
