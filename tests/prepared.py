@@ -29,6 +29,9 @@ class Prepared:
             raise AttributeError(name)
         return getattr(self.materializer, name)
 
+    def __repr__(self):
+        return repr(self.materializer)
+
     @property
     def pair(self):
         """What a module gives the command line."""

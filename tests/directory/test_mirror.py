@@ -20,6 +20,7 @@ from prepared import Prepared
 from datamat import InputError, OptionError, SampleError, SourceError, Text, WorkerOptions, load
 from datamat.directory.mirror import FetchAhead, _Entry, mirrored
 from datamat.events import PlanMade
+from datamat.options import RunOptions
 from datamat.testing import InlineExecutor
 from datamat.writers.table import TableWriter
 
@@ -148,7 +149,7 @@ def test_placeholder_that_is_gone_is_a_matter_of_its_row(web, tmp_path):
     place = {"scratch": tmp_path / "scratch", "executor": InlineExecutor()}
     removes = Removes()
     job = Prepared("image_folder", url, tmp_path / "out", errors="skip", **place, hooks=[removes])
-    removes.path = f"{job._job.mirror.path}/cat/1.png"
+    removes.path = f"{job._made(RunOptions.of(job.options)).mirror.path}/cat/1.png"
 
     report = job.run(progress=False)
 

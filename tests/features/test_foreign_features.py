@@ -247,7 +247,7 @@ def test_names_are_given_once():
     for taken in (Other, Image):
         with pytest.raises(SchemaError, match="set type_name"):
             register_feature(taken)
-    with pytest.raises(SchemaError, match=r"not a subclass of datamat\.Feature"):
+    with pytest.raises(SchemaError, match=r"not a subclass of datamat\.features\.Feature"):
         register_feature(int)
 
 
