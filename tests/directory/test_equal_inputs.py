@@ -48,7 +48,7 @@ def made(tmp_path, caplog):
             for key, split, *names in rows
         ]
         with caplog.at_level(logging.WARNING):
-            Materializer(Sizes(listed), None, output, executor=InlineExecutor(), **options).run(progress=False)
+            Materializer(Sizes(listed), None, output).run(progress=False, executor=InlineExecutor(), **options)
         said = [record.getMessage() for record in caplog.records if "same input" in record.getMessage()]
         return said, describe(str(output))
 
