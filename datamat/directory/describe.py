@@ -15,6 +15,7 @@ import numpy as np
 
 from datamat import codecs
 from datamat.directory.display import Table, render_html, statistics_table
+from datamat.directory.equal_inputs import EqualInputs, equal_inputs
 from datamat.directory.files import open_regular, regular_path
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
 from datamat.directory.remote import FetchedFolder, RemotePath, location
@@ -60,6 +61,7 @@ _MOST_VALUES = 16  # distinct integers that are listed one by one; of more, only
 _MOST_SHOWN = 60
 _PICTURE_STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"BM")
 _ANY_SIZE = 1 << 62
+_MOST_INDEX_BYTES = 1 << 28  # of the index behind a URL, which is compared only if it has no more
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -401,6 +403,7 @@ class Description:
         problem: the first damage: record, byte and what is wrong; "" if there is none.
         statistics: of a finished directory, what is known about all values of each field, by split and field, as in
             `Manifest.statistics`.
+        equal_inputs: of a finished directory, rows whose input file is also that of a row in another split.
     """
 
     path: str
@@ -413,6 +416,7 @@ class Description:
     records: tuple[str, ...] = ()
     problem: str = ""
     statistics: Mapping[str, Mapping[str, Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
+    equal_inputs: EqualInputs = dataclasses.field(default_factory=EqualInputs)
 
     @property
     def ok(self) -> bool:
@@ -425,6 +429,8 @@ class Description:
         lines = [f"{self.path}: {self.format}, {self.num_bytes:,} bytes, {self.num_records:,} records{in_brackets}"]
         if self.problem:
             lines.append(f"DAMAGED: {self.problem}")
+        if self.equal_inputs:
+            lines.append(f"{self.equal_inputs}")
         lines += _table(self.fields)
         if self.fields and self.num_looked_into < self.num_records:
             lines.append(f"fields as in the first {self.num_looked_into:,} records")
@@ -445,6 +451,7 @@ class Description:
             ("bytes", f"{self.num_bytes:,}"),
             *((kind or "records", f"{count:,}") for kind, count in self.contents.items()),
             *([] if self.ok else [("DAMAGED", self.problem)]),
+            *([("equal inputs", str(self.equal_inputs))] if self.equal_inputs else []),
         ]
         rows = [
             [one.name, one.kind, one.num_records, " to ".join(map(str, one.lengths)), one.details]
@@ -496,6 +503,9 @@ def _describe_remote(place: RemotePath, records: int) -> Description:
     if fetched.fetch_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES):
         manifest = Manifest.parse((fetched.path / MANIFEST_FILE).read_bytes(), str(place / MANIFEST_FILE))
         first = _first_shard(manifest)
+        sizes = {info.file: info.num_bytes for info in manifest.index if info.kind == "index"}
+        if sum(sizes.values()) <= _MOST_INDEX_BYTES:
+            fetched.fetch_all(sizes)
         if not fetched.fetch_if_there(first.file, first.num_bytes):
             raise OutputError(f"{place / first.file} is missing; run the job again to rebuild it")
         found = _describe_directory(fetched.path, manifest, records)
@@ -532,6 +542,7 @@ def _describe_directory(folder: pathlib.Path, manifest: Manifest, records: int) 
         contents={split: sum(info.num_records for info in infos) for split, infos in manifest.splits.items()},
         problem=f"{first}: {shard.problem}" if shard.problem else "",
         statistics=manifest.statistics,
+        equal_inputs=equal_inputs(folder, manifest.splits),
     )
 
 

@@ -94,7 +94,7 @@ _BATCH_ROWS = 65_536
 def read_index(
     folder: pathlib.Path,
     name: str,
-    columns: Sequence[str] | None = None,
+    columns: Sequence[str] | Callable[[str], bool] | None = None,
     *,
     num_rows: int | None = None,
     info: IndexInfo | None = None,
@@ -104,7 +104,7 @@ def read_index(
     Args:
         folder: the directory; no link out of it is followed.
         name: path of the file below it.
-        columns: names of the columns to read; None reads all.
+        columns: names of the columns to read, or what tells by its name whether to read one; None reads all.
         num_rows: number of rows that the manifest says; None reads any number.
         info: entry of the file in the manifest; None takes any file.
 
@@ -125,7 +125,8 @@ def read_index(
         with open_regular(path) as file, parquet.ParquetFile(file) as opened:
             metadata, schema = opened.metadata, opened.schema_arrow
             budget = _budget(metadata, num_rows, os.fstat(file.fileno()).st_size)
-            wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+            names = list(filter(columns, schema.names)) if callable(columns) else columns
+            wanted = schema if names is None else pa.schema([schema.field(name) for name in names])
             texts = [field.name for field in schema if field.type in (pa.string(), pa.binary())]
             # pyarrow wants the names of dictionary columns when it opens a file, and the file has them: open it twice.
             with parquet.ParquetFile(file, metadata=metadata, read_dictionary=texts) as of_texts:

@@ -101,10 +101,10 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 def location(
     path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> pathlib.Path | RemotePath:
-    """Return the place that a user names: a path, in which `~` is the home folder, or a URL with its options.
+    """Return the place that a user names: an absolute path, or a URL with its options.
 
     Args:
-        path: path or URL; `file://` stands before a path.
+        path: path or URL; `file://` stands before a path. In a path, `~` is the home folder.
         storage_options: options for fsspec, which only a URL takes.
 
     Raises:
@@ -115,7 +115,7 @@ def location(
         return RemotePath(text, dict(storage_options or {}))
     if storage_options is not None:
         raise OptionError(f"storage_options are for URLs, and {text} is a path; leave them out")
-    return pathlib.Path(expand_home(text.removeprefix("file://")))
+    return pathlib.Path(os.path.abspath(expand_home(text.removeprefix("file://"))))
 
 
 _CONNECTIONS = 64  # eight shards and their offsets, the files of a row, thirty-two ahead of the rows, uploads, ...

@@ -101,6 +101,8 @@ class Examined:
         hashing: the first code of the user's that makes a set or hashes a value, or the first set in a module of the
             user's, in words; "" where there is none. What it gives may depend on the hash seed of the process.
         unseen: what code of the user's that makes samples looks up by what is known only when it runs, in words.
+        pieces: a few digits for each piece of code ("code.read"), value that code reads from a module ("global.GAIN")
+            and attribute ("attribute.scale"), without what has a name of its own: they say which of them changed.
     """
 
     digest: str
@@ -110,6 +112,7 @@ class Examined:
     memos: Collection[Home]
     hashing: str
     unseen: Sequence[str] = ()
+    pieces: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def examine(value: Any, *, where: str) -> Examined:
@@ -131,6 +134,7 @@ def examine(value: Any, *, where: str) -> Examined:
         graph.memos,
         graph.hashing(),
         graph.unseen(),
+        graph.pieces(),
     )
 
 
@@ -237,6 +241,30 @@ class _Graph:
                     value = value.value if isinstance(value, Reached) else value
                     found[home] = ModuleValue(self._path(number) + _step(node.parts, position), digest, value)
         return found
+
+    def pieces(self) -> dict[str, str]:
+        """Return a few digits for everything that has a name in the user's code, by what it is; call `digest` first."""
+        found: dict[str, list[bytes]] = {}
+        for node in self._nodes:
+            for position, name in _names_in(node).items():
+                link = node.links[position]
+                value = None if isinstance(link, bytes) else self._nodes[link].value
+                holder = "global" if isinstance(node.value, types.FunctionType) else "attribute"
+                kind = "code" if isinstance(value, _CODE) else holder
+                found.setdefault(f"{kind}.{name}", []).append(self._own(link, ()))
+        # Enough to name what changed, and too little to give away what it held.
+        return {name: _hash(b"piece", *sorted(set(digests))).hex()[:4] for name, digests in sorted(found.items())}
+
+    def _own(self, link: int | bytes, around: tuple[int, ...]) -> bytes:
+        """Return the digest of what a link leads to, without what has a name of its own."""
+        if isinstance(link, bytes) or link in around:
+            return link if isinstance(link, bytes) else b""
+        node = self._nodes[link]
+        if not isinstance(node.value, _CODE):
+            return node.digest
+        names = _names_in(node)
+        inner = [b"" if place in names else self._own(one, (*around, link)) for place, one in enumerate(node.links)]
+        return _combine(node.parts, inner)
 
     def hashing(self) -> str:
         """Return the first thing in the graph that may depend on the hash seed, in words; "" for none."""
@@ -399,6 +427,21 @@ def _hash(*pieces: bytes) -> bytes:
     for piece in pieces:
         digest.update(piece)
     return digest.digest()
+
+
+_CODE = (types.FunctionType, types.MethodType, type)
+
+
+def _names_in(node: _ObjectNode) -> dict[int, str]:
+    """Return the names that code, or an object of the user's, has for its parts, by their positions."""
+    if not isinstance(node.value, (*_CODE, Reached)):
+        return {}
+    steps = {place: _step(node.parts, place) for place in range(len(node.links))}
+    return {
+        place: step.removeprefix(" -> ").removeprefix(".").removesuffix(" of the class")
+        for place, step in steps.items()
+        if step.startswith((" -> ", ".")) and step != ".__self__"
+    }
 
 
 def _step(parts: Parts, position: int) -> str:

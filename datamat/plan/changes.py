@@ -494,7 +494,8 @@ class _Comparison:
         reasons = changed_digests(self._manifest.ingredients, self._digests, augmented=shard.augmented)
         if old_copies != shard.copies:
             reasons.append(f"copies changed ({old_copies} -> {shard.copies})")
-        if (shard.split in self._manifest.augmented) != shard.augmented and "transform changed" not in reasons:
+        is_named = any(reason.startswith("transform changed") for reason in reasons)
+        if (shard.split in self._manifest.augmented) != shard.augmented and not is_named:
             reasons.append("transform applies now" if shard.augmented else "transform no longer applies")
         return reasons
 

@@ -32,7 +32,7 @@ from datamat.directory.rows import (
 )
 from datamat.errors import OptionError, SourceError, join_problems
 from datamat.fingerprint import Examined, Reached, Switches, examine, fingerprint, versions_of
-from datamat.fingerprint.code import is_users_object, written_attributes
+from datamat.fingerprint.code import is_users_object
 from datamat.formats import ShardFormat, get_format
 from datamat.options import Remedies, RunOptions
 from datamat.parallel.engines import check_engine
@@ -64,7 +64,6 @@ __all__ = [
     "as_written",
     "changed_digests",
     "checked_version",
-    "method_digests",
     "resolve_formats",
 ]
 
@@ -77,8 +76,8 @@ __all__ = [
 #     copies                                     of the one split
 #
 # The fingerprint of a shard is made of these digests and of its rows, and of nothing else. So where it differs from the
-# one in the manifest, one of them does, and can be named. The manifest keeps them, and the digests of the writer's
-# methods and a few digits for each environment variable, which only serve to say which one changed.
+# one in the manifest, one of them does, and can be named. The manifest keeps them, and a few digits for each
+# method, global, attribute and environment variable, which only serve to say which one changed.
 #
 # Packages are those that decide bytes: what the code of writer and transform uses, what encodes the fields, what writes
 # the format. The parts of datamat are among them, by the number of their output format (`OUTPUT_VERSION`).
@@ -86,7 +85,6 @@ __all__ = [
 
 # What the manifest has of a shard and of a part, in each format: about 500 and 40 bytes at least.
 _SHARD_BYTES, _PART_BYTES = 500, 40
-_METHOD = "writer."
 _DRAWN = "drawn."
 _PACKAGE, _VARIABLE, _FILE, _SWITCH, _MEMO = "package.", "environment.", "file.", "switch.", "memo."
 
@@ -124,6 +122,8 @@ class JobDigests:
         places: where the code of writer and transform keeps memos.
         given: digests of what these hold in this process, by name, as far as they are filled.
         memos: those of them that count.
+        pieces: a few digits for each named piece of the writer ("writer.code.read") and the transform. They do not
+            count; they say which of them changed.
         hashing: code of the user's that makes sets or hashes values, in words; "" where none does. It does not count.
         unseen: what code of the user's looks up by what is known only when it runs, in words. It does not count.
     """
@@ -145,6 +145,7 @@ class JobDigests:
     hashing: str
     unseen: Sequence[str]
     memos: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    pieces: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
@@ -201,6 +202,11 @@ class JobDigests:
             given=digests_of_memos(places),
             hashing=code.hashing or drawing.hashing,
             unseen=(*code.unseen, *drawing.unseen),
+            pieces={
+                f"{prefix}.{name}": digits
+                for prefix, found in (("writer", code), ("transform", drawing))
+                for name, digits in found.pieces.items()
+            },
         )
 
     @property
@@ -234,6 +240,7 @@ class JobDigests:
             _VARIABLE: {name: digest[:4] for name, digest in self.environment.items()},
             _DRAWN + _VARIABLE: {name: digest[:4] for name, digest in self.drawn_environment.items()},
         }
+        digests |= self.pieces
         return digests | {f"{prefix}{name}": value for prefix, group in groups.items() for name, value in group.items()}
 
 
@@ -288,32 +295,20 @@ def _with_companions(packages: Mapping[str, str]) -> dict[str, str]:
     return {**versions_of(beside), **packages}
 
 
-def method_digests(writer: Any) -> dict[str, str]:
-    """Return the digest of each piece of a writer's code, as "writer.NAME".
-
-    These are the methods and constants of its class and of those that it is derived from, and functions that the
-    instance holds, as that of `materialize` does.
-    """
-    written: dict[str, Any] = {}
-    for base in reversed(type(writer).__mro__):
-        if issubclass(base, DatasetWriter) and base is not DatasetWriter:
-            written |= written_attributes(dict(vars(base)))
-    written |= {name: value for name, value in vars(writer).items() if callable(value) and name not in written}
-    return {f"{_METHOD}{name}": examine(part, where=f"writer.{name}").digest for name, part in written.items()}
-
-
 def changed_digests(old: Mapping[str, str], new: Mapping[str, str], *, augmented: bool) -> list[str]:
     """Return what changed between two manifests' ingredients, in words: what concerns one split.
 
     Args:
-        old: ingredients and method digests, as the manifest has them.
-        new: ingredients and method digests as they are now.
+        old: ingredients, as the manifest has them.
+        new: ingredients as they are now.
         augmented: whether the transform applies to the split.
 
     Example:
-        >>> old = {"writer": "a", "writer.read": "a", "writer.index": "a", "transform": "a", "seed": "0"}
-        >>> changed_digests(old, {**old, "writer": "b", "writer.read": "b"}, augmented=True)
+        >>> old = {"writer": "a", "writer.code.read": "a", "writer.global.GAIN": "a", "transform": "a", "seed": "0"}
+        >>> changed_digests(old, {**old, "writer": "b", "writer.code.read": "b"}, augmented=True)
         ['writer code changed (read)']
+        >>> changed_digests(old, {**old, "writer": "b", "writer.global.GAIN": "b"}, augmented=True)
+        ['global GAIN changed']
         >>> changed_digests(old, {**old, "transform": "b"}, augmented=False)
         []
         >>> changed_digests(old, {**old, "package.pyarrow": "20.0.0"}, augmented=False)
@@ -323,13 +318,14 @@ def changed_digests(old: Mapping[str, str], new: Mapping[str, str], *, augmented
     versions = {name: f"({old.get(name, 'none')} -> {new.get(name, 'none')})" for name in differing}
     changes = [f"version changed {versions['version']}"] if "version" in differing else []
     if "writer" in differing and "version" not in {*old, *new}:
-        methods = [name.removeprefix(_METHOD) for name in differing if name.startswith(_METHOD)]
-        if "features" in differing:
-            methods = [name for name in methods if name != "features"]
-        changes.append(f"writer code changed ({', '.join(methods)})" if methods else "writer's attributes changed")
+        pieces = [name for name in differing if name != "writer.attribute.features" or "features" not in differing]
+        code, values = _changed_pieces(pieces, "writer", old, new)
+        found = [f"writer code changed ({', '.join(code)})"] if code else []
+        changes += [*found, *(f"{name} changed" for name in values)] or ["writer's attributes changed"]
     changes += [f"{name} changed" for name in ("features", "format") if name in differing]
     if augmented and "transform" in differing and "version" not in differing:
-        changes.append("transform changed")
+        code, values = _changed_pieces(differing, "transform", old, new)
+        changes.append(f"transform changed ({', '.join([*code, *values])})" if code or values else "transform changed")
     if "seed" in differing:  # of every split: it decides the order of the rows, too
         changes.append(f"seed changed {versions['seed']}")
     changes += [f"file {name} changed" for name in _named(differing, _FILE, drawn=False)]
@@ -341,6 +337,17 @@ def changed_digests(old: Mapping[str, str], new: Mapping[str, str], *, augmented
     changes += [f"environment variable {name} changed" for name in _named(counting, _VARIABLE, drawn=augmented)]
     packages = _named(counting, _PACKAGE, drawn=augmented)
     return changes + [f"{_in_words(name)} changed {versions[key]}" for name, key in packages.items()]
+
+
+def _changed_pieces(
+    differing: Sequence[str], prefix: str, old: Mapping[str, str], new: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """Return which named pieces of the writer or the transform changed: code, and values."""
+    code = [name.removeprefix(f"{prefix}.code.") for name in differing if name.startswith(f"{prefix}.code.")]
+    values = [name for name in differing if name.startswith((f"{prefix}.global.", f"{prefix}.attribute."))]
+    # Other code reads other values: these are worth a word only where they were read before.
+    values = [name for name in values if not code or (name in old and name in new)]
+    return code, [name.removeprefix(f"{prefix}.").replace(".", " ", 1) for name in values]
 
 
 def _named(differing: Sequence[str], prefix: str, *, drawn: bool) -> dict[str, str]:
@@ -576,7 +583,7 @@ class Job:
                 "transform": None if self._transform is None else type(self._transform).__qualname__,
             },
             index=index,
-            ingredients=self.manifest_digests(digests),
+            ingredients=digests.to_json(),
             also=dict(others),
         )
         return self.records.describe(manifest)
@@ -628,10 +635,6 @@ class Job:
             reason = error.strerror if isinstance(error, OSError) else error
             raise SourceError(f"{self.writer_name}.files names {name!r}: {path}: {reason}; correct the path") from error
         return known[1]
-
-    def manifest_digests(self, digests: JobDigests) -> dict[str, str]:
-        """Return the digests that the manifest stores: of the ingredients, and of each method of the writer."""
-        return {**digests.to_json(), **({} if self.version is not None else method_digests(self.records.writer))}
 
     @property
     def name(self) -> str:
@@ -735,7 +738,7 @@ class PlannedJob:
     @functools.cached_property
     def manifest_digests(self) -> dict[str, str]:
         """The digests as the manifest has them."""
-        return self.job.manifest_digests(self.digests)
+        return self.digests.to_json()
 
     @functools.cached_property
     def pipeline(self) -> Pipeline:

@@ -982,7 +982,7 @@ def load(
         >>> train[0]["image"].shape, train["0001TP_006690#2"]["mask"].dtype   # doctest: +SKIP
         ((360, 480, 3), dtype('uint8'))
     """
-    cache_dir = cache_dir and expand_home(cache_dir)
+    cache_dir = cache_dir and os.path.abspath(expand_home(cache_dir))
     folder = _folder(path, storage_options, cache_dir)
     found, loaded = _loaded(folder)
     manifest = found.of_format(format or found.format)
@@ -1019,7 +1019,7 @@ def _folder(
         return RemotePath(os.fspath(path), dict(storage_options or {}))
     if storage_options is not None:
         raise OptionError(f"storage_options are for URLs, and {os.fspath(path)} is a path; leave them out")
-    return pathlib.Path(expand_home(path))
+    return pathlib.Path(os.path.abspath(expand_home(path)))
 
 
 def _loaded(folder: pathlib.Path | RemotePath) -> tuple[Manifest, LoadedDirectory | LoadedUrl]:

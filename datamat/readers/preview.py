@@ -283,7 +283,15 @@ class _Said(NamedTuple):
         """Return what is said of `count` outlines of a field: by a field in the same dict first, else beside it."""
         prefix = name.rpartition("/")[0]
         others = [other for other in features if other not in {name, "key"} and values.get(other) is not None]
-        others.sort(key=lambda other: (other.rpartition("/")[0] != prefix, not _is_of(other, name)))
+        others.sort(
+            key=lambda other: (
+                other.rpartition("/")[0] != prefix,
+                not any(
+                    word in other.rpartition("/")[2].lower() for word in _LABELS
+                ),  # before flags such as `is_crowd`
+                not _is_of(other, name),
+            )
+        )
         fields, classes, names, scores = list[str](), list[int](), list[str](), list[float]()
         for other in others:
             value, feature = values[other], features[other]

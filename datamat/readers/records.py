@@ -545,16 +545,21 @@ class LoadedDirectory:
         Raises:
             OutputError: another file has its name now, or none has.
         """
+        path = self._folder / info.file
         if self._stamp is not None and self._stamp == self._now():
             return
         try:
             is_same = info.is_whole(regular_path(self._folder, info.file))
+        except FileNotFoundError as error:
+            raise OutputError(
+                f"{path} is not there any more: since it was loaded, it was removed, or a folder was moved or renamed; "
+                "load the directory from where it is now"
+            ) from error
         except OSError:
             is_same = False
         if not is_same:
             raise OutputError(
-                f"{self._folder / info.file} is no longer the file that was loaded: a run has replaced it; load "
-                f"{self._folder} again"
+                f"{path} is no longer the file that was loaded: a run has replaced it; load {self._folder} again"
             )
 
     def _now(self) -> tuple[int, int, int, int] | None:

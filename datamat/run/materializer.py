@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import glob
 import inspect
 import logging
 import os
@@ -145,7 +146,7 @@ class Materializer:
         writer, source = writer_and_source(writer, source)
         if output is None:
             raise OptionError("output is missing; name the folder of the finished shards, as in output='out/mine'")
-        source = expand_home(source) if isinstance(source, (str, os.PathLike)) else source
+        source = _absolute(source) if isinstance(source, (str, os.PathLike)) else source
         store, folder = output_place(output, storage_options, None)
         if source_options is None and (store is None or str(source).startswith(f"{store.scheme}:")):
             source_options = storage_options
@@ -684,3 +685,13 @@ def output_place(
         store = ObjectStore(os.fspath(output).rstrip("/"), dict(options or {}))
         return store, scratch_folder(store, scratch)
     return None, pathlib.Path(os.path.abspath(expand_home(os.fspath(output).removeprefix("file://"))))
+
+
+def _absolute(source: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Return a source that another working folder leaves as it is; a text that names no file is the writer's matter."""
+    source = expand_home(source)
+    text = os.fspath(source)
+    if os.path.isabs(text) or is_url(text) or not (os.path.lexists(text) or glob.has_magic(text)):
+        return source
+    whole = os.path.abspath(text) if os.path.lexists(text) else os.path.join(glob.escape(os.getcwd()), text)
+    return pathlib.Path(whole) if isinstance(source, pathlib.PurePath) else whole

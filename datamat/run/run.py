@@ -11,6 +11,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from datamat.directory.equal_inputs import equal_inputs
 from datamat.directory.failures import failures_in
 from datamat.directory.files import (
     WORK,
@@ -1077,6 +1078,8 @@ class Run:
             before=self._old_splits(),
             wanted=self._wanted.index,
         )
+        if equal := equal_inputs(self._output, self._plan.splits):
+            self._logger.warning("%s: %s", self._job.place, equal)
         self._warn_of_ranks(infos)
         manifest = self._job.manifest(self._plan, self._planned.digests, finished, index)
         if self._wanted.manifest and self._wanted.is_met(manifest.all_files, manifest.index):

@@ -302,6 +302,16 @@ def test_boxes_are_drawn_at_their_places_in_the_colours_of_their_classes():
             assert (near == colours[name]).all(1).any(), f"{name}: no edge at {row}, {column}"
 
 
+@pytest.mark.parametrize("name", ["label", "kind_class", "Category"])
+def test_boxes_have_the_field_named_as_one_of_classes(name):
+    """And not a flag that comes first, is named after the boxes, and has names of classes, too."""
+    flags = {"box_crowd": (ListOf(ClassLabel(names=("one", "crowd"))), np.array([1, 0]))}
+
+    (panel,) = boxed(**flags, **{name: (KINDS, np.array([2, 0]))}).panels
+
+    assert [swatch.name for swatch in panel.legend[name]] == ["cat", "bird"] and "box_crowd" not in panel.legend
+
+
 @pytest.mark.parametrize(("kinds", "scores"), [([1, 0], [0.25, 0.5]), ([2, 0], [0.75, 0.5])])
 def test_class_and_score_of_a_box_are_written_at_its_corner(kinds, scores):
     """Another score, and another class, are other letters above the corner of that box, and not of the other one."""

@@ -16,7 +16,7 @@ from forged import relist
 from prepared import Prepared
 from shard_offsets import first_byte
 
-from datamat import DatasetWriter, Features, Image, IndexRow, ShardOptions, Text, load
+from datamat import DatasetWriter, Features, Image, IndexRow, OptionError, ShardOptions, Text, load, materialize
 from datamat.readers.tf import TfOptions, decode
 from datamat.testing import InlineExecutor
 
@@ -192,3 +192,20 @@ def test_memory_is_released_with_the_dataset(monkeypatch, output):
 
     assert gone() is None and not pool._blocks
     assert last["png"].any()
+
+
+def test_pictures_that_differ_in_size_are_refused_by_key(tmp_path):
+    """Before the first batch; one at a time, and as lists for numpy, they are there."""
+    made = materialize(
+        lambda n: {"image": np.zeros((8 + n, 8, 3), np.uint8)}, range(3), tmp_path / "out",
+        features={"image": Image()}, executor=InlineExecutor(), progress=False,
+    )  # fmt: skip
+    dataset = load(made.output)
+    keys = "|".join(dataset.keys())
+
+    with pytest.raises(OptionError, match=rf"'image' has .* in sample '({keys})' and .* in '({keys})'"):
+        dataset.to_tf(2)
+
+    assert {len(batch["image"][0]) for batch in dataset.to_tf(1)} == {8, 9, 10}
+    assert {len(sample["image"]) for sample in dataset.to_tf()} == {8, 9, 10}
+    assert isinstance(next(iter(dataset.to_numpy(3)))["image"], list)

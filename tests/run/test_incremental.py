@@ -189,7 +189,7 @@ def test_changed_job_rebuilds_what_it_concerns(tmp_path, monkeypatch, scale):
     train = {name for name in job.files() if name.startswith("numbers-train")}
     everything = set(job.files())
 
-    assert rebuilt(job, transform=Shift(2)) == (train, dict.fromkeys(train, "transform changed"))
+    assert rebuilt(job, transform=Shift(2)) == (train, dict.fromkeys(train, "transform changed (attribute amount)"))
     job.edit(WRITER.replace("the file holds digits", "digits are in the file\n"))
     assert rebuilt(job, transform=Shift(2)) == (set(), {})
     job.edit(WRITER.replace("+ 0", "+ 1"))
@@ -228,16 +228,67 @@ def test_changed_field_of_the_index_is_named(small):
     assert f"{shard}: writer code changed (index); row train-n000007 changed in the index" in reasons
 
 
-def test_attributes_of_the_writer_are_told_from_its_code(made):
-    """The code is the same, but the instance has another setting."""
-    writer = made.writer()
-    writer.size = 5
+NAMED = (
+    WRITER.replace("+ 0", "* GAIN + scaled(1) + self.step + self.sizes['a'] + LEVELS[0].value")
+    + """
+    step = 1
 
-    found = small_pairs.job(
-        made.source, made.output, writer, copies={"train": 2}, transform=Shift(1), shards=ShardOptions(num_shards=4)
-    ).status()
+    def __init__(self):
+        self.sizes = {"a": 1}
 
-    assert {reason for change in found.changes for reason in change.reasons} == {"writer's attributes changed"}
+class Level:
+    def __init__(self, value):
+        self.value = value
+
+GAIN, OFFSET = 2, 3
+LEVELS = [Level(1), Level(2)]
+
+def scaled(x):
+    return x * OFFSET
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reasons"),
+    [
+        ("GAIN, OFFSET = 2, 3", "GAIN, OFFSET = 4, 3", {"global GAIN changed"}),
+        ("GAIN, OFFSET = 2, 3", "GAIN, OFFSET = 4, 4", {"global GAIN changed", "global OFFSET changed"}),
+        ("Level(2)", "Level(3)", {"global LEVELS changed"}),
+        ('{"a": 1}', '{"a": 2}', {"writer code changed (__init__)", "attribute sizes changed"}),
+        ("step = 1", "step = 2", {"attribute step changed"}),
+        ("x * OFFSET", "x + OFFSET", {"writer code changed (scaled)"}),
+        ("* GAIN", "+ GAIN", {"writer code changed (read)"}),
+        ("* GAIN", "* 2", {"writer code changed (read)"}),
+    ],
+)
+def test_what_changed_has_its_name(tmp_path, monkeypatch, before, after, reasons):
+    """A global or an attribute, and not the methods that read it; a function, and not those that call it."""
+    job = Job(tmp_path, Scale(rows=4, shards=1), monkeypatch)
+    job.edit(NAMED)
+    job.make()
+    job.edit(NAMED.replace(before, after))
+
+    assert {reason for change in job.job().status().changes for reason in change.reasons} == reasons
+
+
+OFFSET = 1
+
+
+def shift(sample):
+    """Add a global."""
+    return {**sample, "number": sample["number"] + OFFSET}
+
+
+def test_global_of_a_transform_has_its_name(tmp_path, monkeypatch):
+    """It concerns the split that is drawn alone."""
+    job = Job(tmp_path, Scale(rows=4, shards=1), monkeypatch).make()
+    job.job(transform=shift).run(progress=False)
+    monkeypatch.setitem(globals(), "OFFSET", 2)
+
+    (change,) = job.job(transform=shift).status().changes
+
+    assert str(change) == "numbers-train-00000: transform changed (global OFFSET)"
 
 
 def test_shards_of_a_split_that_is_gone_are_named(small):

@@ -1490,6 +1490,10 @@ def _batched(tf: Any, samples: Any, source: TfSource, options: ReadOptions) -> A
     if options.batch_size is None:
         return samples
     names = _open_names(tf, samples.element_spec, source.features, ragged)
+    if options.transform is None and options.batch_size > 1:
+        _refuse_sizes_that_differ(
+            source, {*_open_names(tf, samples.element_spec, source.features, source.features)} - ragged
+        )
     if not names and not alike:
         return samples.batch(options.batch_size, drop_remainder=options.drop_remainder)
     nesting = source.features.nesting
@@ -1511,6 +1515,21 @@ def _batched(tf: Any, samples: Any, source: TfSource, options: ReadOptions) -> A
 
     rows = samples.map(_verbatim(tf, row))
     return rows.batch(options.batch_size, drop_remainder=options.drop_remainder).map(_verbatim(tf, merged))
+
+
+def _refuse_sizes_that_differ(source: TfSource, names: Collection[str]) -> None:
+    """Raise `OptionError` where pictures that a batch is to stack differ in size, as some samples show."""
+    seen: dict[str, tuple[tuple[int, ...], str]] = {}
+    for sample in source.some_samples(_LOOKED_AT) if names else ():
+        for name in sorted(names & sample.keys()):
+            shape, key = np.shape(sample[name]), str(sample.get("key", ""))
+            first, other = seen.setdefault(name, (shape, key))
+            if shape != first:
+                raise OptionError(
+                    f"field {name!r} has {first} in sample {other!r} and {shape} in {key!r}, and a batch of TensorFlow "
+                    "holds one size; resize or crop in transform=, or leave batch_size out, and batch with "
+                    "ragged_batch. to_numpy and to_torch give lists"
+                )
 
 
 def _of_one_size(tf: Any, name: str, parts: tuple[Any, Any], shape: Any) -> Any:
