@@ -31,7 +31,7 @@ from datamat.fingerprint.code import (
     reach,
     unseen_of,
 )
-from datamat.fingerprint.objects import hidden_in, parts_of
+from datamat.fingerprint.objects import held_here, hidden_in, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -100,7 +100,8 @@ class Examined:
             in the digest.
         hashing: the first code of the user's that makes a set or hashes a value, or the first set in a module of the
             user's, in words; "" where there is none. What it gives may depend on the hash seed of the process.
-        unseen: what code of the user's that makes samples looks up by what is known only when it runs, in words.
+        unseen: what code of the user's that makes samples looks up by what is known only when it runs, and what it has
+            in objects whose content stays in this process, in words.
     """
 
     digest: str
@@ -248,7 +249,7 @@ class _Graph:
         return ""
 
     def unseen(self) -> tuple[str, ...]:
-        """Return what code of the user's looks up by what is known only when it runs, in words.
+        """Return what `Examined` says.
 
         Of an object of which the whole class counts, only the code that makes samples: what `index` looks up is in the
         rows that it returns.
@@ -284,6 +285,8 @@ class _Graph:
             yield f"{value.__name__}() as {self._path(number)}"
         elif isinstance(value, Reached):
             yield from hidden_in(value)
+        elif how := held_here(value):
+            yield f"what {self._path(number)} holds {how} (workers lack it)"
 
     def _is_the_users(self, number: int) -> bool:
         """Return whether code of the user's may go through a set: no package holds it, and it is no constant of code.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import textwrap
 import pytest
 
 from datamat import Materializer, load
+from datamat.fingerprint import read_memos
 from datamat.testing import InlineExecutor
 
 # Each kind: what defines `get()`, which returns a dict of the size; and the name by which a change of it is told.
@@ -240,6 +242,34 @@ def test_memo_that_varies_with_the_rows_is_no_change(imported, tmp_path, monkeyp
 
     module.get()
     assert reasons(module, tmp_path) == []
+
+
+def fail(cache):
+    raise TypeError(cache)
+
+
+GC = gc.get_referents
+LAYOUTS = {
+    "results first": lambda cache: GC(cache)[::-1],
+    "no table": lambda cache: [part for part in GC(cache) if type(part) is not dict],
+    "further parts": lambda cache: [None, *GC(cache)],
+    "keys alone": lambda cache: [key for part in GC(cache) if type(part) is dict for key in part],
+    "none": lambda _: [],
+    "an error": fail,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["cache", "cache_by_name"])
+def test_cache_that_another_python_lays_out_differently_is_not_read(imported, monkeypatch, kind, layout):
+    """A cache of which nothing is known for sure is untold; one without results needs no reading."""
+    module = imported(kind)
+    place = ("memo_module", "get()" if kind == "cache" else "load()")
+    monkeypatch.setattr(gc, "get_referents", LAYOUTS[layout])
+
+    assert read_memos([place]) == ({}, [])
+    module.get()
+    assert read_memos([place]) == ({}, [place])
 
 
 PROGRAM = """
