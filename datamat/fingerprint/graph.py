@@ -9,6 +9,7 @@ nor on which equal parts are the same object.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pickle
 import time
@@ -47,6 +48,8 @@ _UNREADABLE = (
 )  # fmt: skip
 """Errors of `__getstate__` and `__reduce__` for objects without content."""
 _BY_VALUE = (Environment, Import)
+_SHORT = 16  # items of a tuple that costs less to digest again than to be remembered
+_MOST_VALUES = 1 << 20
 
 
 def fingerprint(value: Any, *, where: str) -> str:
@@ -136,12 +139,22 @@ def examine(value: Any, *, where: str) -> Examined:
 
 
 def content_of(value: Any) -> str | None:
-    """Return the digest of a value as 32 hex digits; None for one that has no content to fingerprint."""
+    """Return the digest of a value as 32 hex digits; None for one that has no content to fingerprint.
+
+    Raises:
+        OverflowError: the value is made of more than a million values, which would take seconds in each process.
+    """
     graph = _Graph("memo")
     try:
-        return graph.digest(graph.grow(value)).hex()
+        return graph.digest(graph.grow(value, most=_MOST_VALUES)).hex()
+    except _TooMany as error:
+        raise OverflowError(f"more than {_MOST_VALUES} values") from error
     except Exception:  # noqa: BLE001 -- the object's own methods may raise anything
         return None
+
+
+class _TooMany(Exception):  # noqa: N818 -- reads as what it is
+    """A value is made of more values than it may."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -165,14 +178,20 @@ class _Graph:
         self._numbers: dict[Any, int] = {}
         self.memos: set[Home] = set()
 
-    def grow(self, value: Any) -> int | bytes:
-        """Add a value and everything it is made of, and return its link."""
+    def grow(self, value: Any, *, most: float = math.inf) -> int | bytes:
+        """Add a value and everything it is made of, and return its link.
+
+        Raises:
+            _TooMany: it is made of more values than `most`.
+        """
         root = self._link(value, -1, 0)
         for number, node in enumerate(self._nodes):  # the list grows meanwhile
             try:
                 node.parts = parts_of(node.value)
             except _UNREADABLE as error:
                 raise self._refusal(number, error) from error
+            if (most := most - len(node.parts.children)) < 0:
+                raise _TooMany
             node.links = [self._link(child, number, position) for position, child in enumerate(node.parts.children)]
         self._set_memos_apart()
         return root
@@ -306,9 +325,9 @@ class _Graph:
         return True
 
     def _link(self, value: Any, parent: int, position: int) -> int | bytes:
-        atom = ATOMS.get(type(value))
-        if atom is not None:
-            return _hash(b"atom " + type(value).__name__.encode(), atom(value))
+        leaf = _leaf(value)
+        if leaf is not None:
+            return leaf
         key = value.key if isinstance(value, Reached) else value if isinstance(value, _BY_VALUE) else id(value)
         number = self._numbers.setdefault(key, len(self._nodes))
         if number == len(self._nodes):
@@ -350,6 +369,24 @@ class _Graph:
             steps.append(_step(self._nodes[node.parent].parts, node.position))
             number = node.parent
         return self._where + "".join(reversed(steps))
+
+
+_PREFIXES = {kind: b"%d:atom %b" % (5 + len(kind.__name__), kind.__name__.encode()) for kind in ATOMS}
+
+
+def _leaf(value: Any) -> bytes | None:
+    """Return the digest of a value that needs no node: one that holds no other values, or a short tuple of such.
+
+    A table of a million entries is made of these.
+    """
+    kind: Any = type(value)
+    if kind in ATOMS:
+        return xxhash.xxh3_128_digest(_PREFIXES[kind] + ATOMS[kind](value))
+    if kind is not tuple or len(value) > _SHORT or not ATOMS.keys() >= set(map(type, value)):
+        return None
+    parts = [xxhash.xxh3_128_digest(_PREFIXES[type(part)] + ATOMS[type(part)](part)) for part in value]
+    colour = _combine(Parts(b"tuple"), parts)
+    return _hash(colour, colour)
 
 
 def _of_main(home: Home) -> Home:

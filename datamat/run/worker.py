@@ -397,7 +397,7 @@ class _SharedByParts:
         if not self._memos or self._num_told == _MOST_TOLD:
             return {}
         self._num_told += 1
-        return digests_of_memos(self._memos, main_namespaces(self.source))
+        return digests_of_memos(self._memos, main_namespaces(self.source))[0]
 
     @contextlib.contextmanager
     def _opened_files(self, spec: PartSpec) -> Iterator[list[str]]:

@@ -244,6 +244,18 @@ def test_memo_that_varies_with_the_rows_is_no_change(imported, tmp_path, monkeyp
     assert reasons(module, tmp_path) == []
 
 
+def test_memo_that_is_too_large_to_compare_is_named(imported, tmp_path, caplog):
+    """A digest of a table of millions of entries would take seconds, in every process."""
+    module = imported("global")
+    module.get()["table"] = [0] * 2_000_000
+    job(module, tmp_path).run(progress=False)
+    (warning,) = caplog.messages
+    assert "memo_module.kept" in warning
+
+    module.get()["table"].append(1)
+    assert reasons(module, tmp_path) == []
+
+
 def fail(cache):
     raise TypeError(cache)
 
