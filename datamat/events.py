@@ -8,7 +8,7 @@ dataclass whose attributes describe what happened.
 >>> def count(event):
 ...     if isinstance(event, PartDone):
 ...         counts.append(event.num_records)
->>> Materializer("camvid", "CamVid", "out/camvid", hooks=[count]).run()   # doctest: +SKIP
+>>> Materializer("camvid", "CamVid", "out/camvid").run(hooks=[count])   # doctest: +SKIP
 
 What a hook may rely on:
 

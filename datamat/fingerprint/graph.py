@@ -9,6 +9,7 @@ nor on which equal parts are the same object.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pickle
 import time
@@ -31,7 +32,7 @@ from datamat.fingerprint.code import (
     reach,
     unseen_of,
 )
-from datamat.fingerprint.objects import hidden_in, parts_of
+from datamat.fingerprint.objects import held_here, hidden_in, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -47,6 +48,8 @@ _UNREADABLE = (
 )  # fmt: skip
 """Errors of `__getstate__` and `__reduce__` for objects without content."""
 _BY_VALUE = (Environment, Import)
+_SHORT = 16  # items of a tuple that costs less to digest again than to be remembered
+_MOST_VALUES = 1 << 20
 
 
 def fingerprint(value: Any, *, where: str) -> str:
@@ -100,9 +103,10 @@ class Examined:
             in the digest.
         hashing: the first code of the user's that makes a set or hashes a value, or the first set in a module of the
             user's, in words; "" where there is none. What it gives may depend on the hash seed of the process.
-        unseen: what code of the user's that makes samples looks up by what is known only when it runs, in words.
         pieces: a few digits for each piece of code ("code.read"), value that code reads from a module ("global.GAIN")
             and attribute ("attribute.scale"), without what has a name of its own: they say which of them changed.
+        unseen: what code of the user's that makes samples looks up by what is known only when it runs, and what it has
+            in objects whose content stays in this process, in words.
     """
 
     digest: str
@@ -139,12 +143,22 @@ def examine(value: Any, *, where: str) -> Examined:
 
 
 def content_of(value: Any) -> str | None:
-    """Return the digest of a value as 32 hex digits; None for one that has no content to fingerprint."""
+    """Return the digest of a value as 32 hex digits; None for one that has no content to fingerprint.
+
+    Raises:
+        OverflowError: the value is made of more than a million values, which would take seconds in each process.
+    """
     graph = _Graph("memo")
     try:
-        return graph.digest(graph.grow(value)).hex()
+        return graph.digest(graph.grow(value, most=_MOST_VALUES)).hex()
+    except _TooMany as error:
+        raise OverflowError(f"more than {_MOST_VALUES} values") from error
     except Exception:  # noqa: BLE001 -- the object's own methods may raise anything
         return None
+
+
+class _TooMany(Exception):  # noqa: N818 -- reads as what it is
+    """A value is made of more values than it may."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -168,14 +182,20 @@ class _Graph:
         self._numbers: dict[Any, int] = {}
         self.memos: set[Home] = set()
 
-    def grow(self, value: Any) -> int | bytes:
-        """Add a value and everything it is made of, and return its link."""
+    def grow(self, value: Any, *, most: float = math.inf) -> int | bytes:
+        """Add a value and everything it is made of, and return its link.
+
+        Raises:
+            _TooMany: it is made of more values than `most`.
+        """
         root = self._link(value, -1, 0)
         for number, node in enumerate(self._nodes):  # the list grows meanwhile
             try:
                 node.parts = parts_of(node.value)
             except _UNREADABLE as error:
                 raise self._refusal(number, error) from error
+            if (most := most - len(node.parts.children)) < 0:
+                raise _TooMany
             node.links = [self._link(child, number, position) for position, child in enumerate(node.parts.children)]
         self._set_memos_apart()
         return root
@@ -276,7 +296,7 @@ class _Graph:
         return ""
 
     def unseen(self) -> tuple[str, ...]:
-        """Return what code of the user's looks up by what is known only when it runs, in words.
+        """Return what `Examined` says.
 
         Of an object of which the whole class counts, only the code that makes samples: what `index` looks up is in the
         rows that it returns.
@@ -312,6 +332,8 @@ class _Graph:
             yield f"{value.__name__}() as {self._path(number)}"
         elif isinstance(value, Reached):
             yield from hidden_in(value)
+        elif how := held_here(value):
+            yield f"what {self._path(number)} holds {how} (workers lack it)"
 
     def _is_the_users(self, number: int) -> bool:
         """Return whether code of the user's may go through a set: no package holds it, and it is no constant of code.
@@ -331,9 +353,9 @@ class _Graph:
         return True
 
     def _link(self, value: Any, parent: int, position: int) -> int | bytes:
-        atom = ATOMS.get(type(value))
-        if atom is not None:
-            return _hash(b"atom " + type(value).__name__.encode(), atom(value))
+        leaf = _leaf(value)
+        if leaf is not None:
+            return leaf
         key = value.key if isinstance(value, Reached) else value if isinstance(value, _BY_VALUE) else id(value)
         number = self._numbers.setdefault(key, len(self._nodes))
         if number == len(self._nodes):
@@ -375,6 +397,24 @@ class _Graph:
             steps.append(_step(self._nodes[node.parent].parts, node.position))
             number = node.parent
         return self._where + "".join(reversed(steps))
+
+
+_PREFIXES = {kind: b"%d:atom %b" % (5 + len(kind.__name__), kind.__name__.encode()) for kind in ATOMS}
+
+
+def _leaf(value: Any) -> bytes | None:
+    """Return the digest of a value that needs no node: one that holds no other values, or a short tuple of such.
+
+    A table of a million entries is made of these.
+    """
+    kind: Any = type(value)
+    if kind in ATOMS:
+        return xxhash.xxh3_128_digest(_PREFIXES[kind] + ATOMS[kind](value))
+    if kind is not tuple or len(value) > _SHORT or not ATOMS.keys() >= set(map(type, value)):
+        return None
+    parts = [xxhash.xxh3_128_digest(_PREFIXES[type(part)] + ATOMS[type(part)](part)) for part in value]
+    colour = _combine(Parts(b"tuple"), parts)
+    return _hash(colour, colour)
 
 
 def _of_main(home: Home) -> Home:

@@ -74,9 +74,11 @@ def read_memos(places: Iterable[Home], main: Sequence[dict[str, Any]] = ()) -> t
         value = holder[name]
         if not place[1].endswith(_CALL):
             found[Memo(place)] = value
-        elif isinstance(value, LRU):
-            calls = _calls_of(value)
-            if len(calls) <= _MOST_CALLS and all(_is_sendable(value, memo) for memo, _ in calls):
+        elif isinstance(value, LRU) and (size := value.cache_info().currsize):
+            calls = _calls_of(value) if _are_told() else None
+            if calls is None or len(calls) != size:
+                untold.append(place)
+            elif size <= _MOST_CALLS and all(_is_sendable(value, memo) for memo, _ in calls):
                 found |= {dataclasses.replace(memo, home=place): result for memo, result in calls}
             elif not all(_is_plain(result) for _, result in calls):
                 untold.append(place)
@@ -158,6 +160,23 @@ def _holder(place: Home, main: Sequence[dict[str, Any]]) -> tuple[Mapping[str, A
 # The results that a `functools.lru_cache` keeps cannot be asked for, but the garbage collector is told of them: of a
 # bounded cache key, result and a type for each, and then its table; an unbounded one has them in that table. A result
 # is put there by a call, for which the cached function gets code that returns it.
+#
+# No documentation says so, and another Python may tell of them in another order. So two caches of known results are
+# read first; unless those are found, no cache is read, and all that hold results are untold.
+
+
+def _are_told() -> bool:
+    """Return whether the garbage collector of this Python is told of results as expected."""
+    for size in (2, None):
+        cache = functools.lru_cache(size)(lambda *_, **__: object())
+        known = {Memo(("", ""), (1,)): cache(1), Memo(("", ""), ("a", 2), (("b", 3),)): cache("a", 2, b=3)}
+        try:
+            found = dict(_calls_of(cache))
+        except Exception:  # noqa: BLE001 -- whatever is wrong there, it is another layout
+            return False
+        if found != known:
+            return False
+    return True
 
 
 def _calls_of(cache: Any) -> list[tuple[Memo, Any]]:
@@ -168,7 +187,9 @@ def _calls_of(cache: Any) -> list[tuple[Memo, Any]]:
         pairs = list(table.items())
     else:
         pairs = list(zip(held[1::3], held[2::3], strict=False))[: len(table)]
-    mark = next((part for part in held if type(part) is object), None)  # between arguments and keywords in a key
+    mark = next(
+        (part for part in reversed(held) if type(part) is object), None
+    )  # between arguments and keywords in a key
     return [(_call_of(key, mark), result) for key, result in pairs]
 
 

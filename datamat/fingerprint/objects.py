@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextvars
 import copyreg
 import dataclasses
 import enum
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
-__all__ = ["hidden_in", "parts_of"]
+__all__ = ["held_here", "hidden_in", "parts_of"]
 
 _LAST_IMAGE = frozenset(
     {
@@ -79,7 +80,8 @@ def parts_of(value: Any) -> Parts:
     return _instance(value)
 
 
-_CONTENT = frozenset([*ATOMS, list, tuple, dict, set, frozenset, np.ndarray])
+_PLAIN = frozenset([*ATOMS, list, tuple, dict, set, frozenset])
+_CONTENT = _PLAIN | {np.ndarray}
 
 
 def _sequence(value: Sequence[Any]) -> Parts:
@@ -314,6 +316,7 @@ _TABLE: dict[type, Callable[[Any], Parts]] = {
     types.MemberDescriptorType: _descriptor,
     types.CodeType: lambda value: Parts(b"", [CodeInPackage(value, "")], [""]),
     weakref.ref: lambda value: Parts(b"weakref", [value()], [""]),
+    contextvars.ContextVar: lambda value: Parts(b"context variable", [value.get(None)], [".get()"]),
     CodeInPackage: parts_of_code,
     Reached: _reached,
     type(os.environ): lambda _: Parts(b"os.environ"),  # code that reads it counts by what it reads
@@ -330,6 +333,19 @@ _LONERS: tuple[type, ...] = (
             weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
 )  # fmt: skip
 """Types of objects that never reach the output, or are set for each record."""
+
+_WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
+
+
+def held_here(value: Any) -> str:
+    """Return how an object holds what no other process gets, and no digest counts; "" if it holds no such thing."""
+    if isinstance(value, _WEAK) and len(value):
+        return "by weak references"
+    is_filled = isinstance(value, threading.local) and any(
+        type(held) not in _PLAIN or held for held in vars(value).values()
+    )
+    return "for one thread" if is_filled else ""
+
 
 _KINDS: dict[type, Callable[[Any], Parts]] = {
     type: parts_of_class,

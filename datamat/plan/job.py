@@ -177,6 +177,7 @@ class JobDigests:
         declared, others = _schema_of(features, version)
         drawing = _examined(as_drawn(transform), "transform", version)
         places = {*code.memos, *drawing.memos}
+        given, large = digests_of_memos(places)
         written = examine([[type(made), made.options()] for made in formats], where="format")
         encoders = _encoders(features, drawn=False).union(_ALWAYS, *(made.packages for made in formats))
         if pipeline is not None and pipeline.draws_in_read:
@@ -199,14 +200,18 @@ class JobDigests:
             if version is not None
             else Switches.of().counting({*code.packages, *others.packages, *drawing.packages}),
             places=places,
-            given=digests_of_memos(places),
+            given=given,
             hashing=code.hashing or drawing.hashing,
-            unseen=(*code.unseen, *drawing.unseen),
             pieces={
                 f"{prefix}.{name}": digits
                 for prefix, found in (("writer", code), ("transform", drawing))
                 for name, digits in found.pieces.items()
             },
+            unseen=(
+                *code.unseen,
+                *drawing.unseen,
+                *(f"what {name} holds (more than a million values)" for name in large),
+            ),
         )
 
     @property

@@ -30,16 +30,30 @@ _FILE = "memos.json"
 _VARIES = "varies"
 
 
-def digests_of_memos(places: Iterable[Home], main: Sequence[dict[str, Any]] = ()) -> dict[str, str]:
+def digests_of_memos(
+    places: Iterable[Home], main: Sequence[dict[str, Any]] = ()
+) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the digests of what memos hold in this process, by name, for those that are filled.
 
     Args:
         places: where memos are.
         main: as for `read_memos`.
+
+    Returns:
+        The digests, and the names of memos that hold too many values to be compared.
     """
     memos, _ = read_memos(places, main)
-    digests = {str(memo): content_of(value) for memo, value in memos.items() if is_filled(memo, value)}
-    return {name: digest for name, digest in digests.items() if digest is not None}
+    digests: dict[str, str] = {}
+    large: list[str] = []
+    for memo, value in memos.items():
+        if is_filled(memo, value):
+            try:
+                digest = content_of(value)
+            except OverflowError:
+                large.append(str(memo))
+            else:
+                digests |= {} if digest is None else {str(memo): digest}
+    return digests, tuple(large)
 
 
 def write_places(rows_folder: pathlib.Path, places: Iterable[Home]) -> None:

@@ -327,7 +327,8 @@ def estimate(job: Job, num_samples: int) -> Estimate:
     with job.planned() as planned, contextlib.ExitStack() as stack:
         samples = choose_rows(planned.chosen, num_samples)
         executor = stack.enter_context(open_executor(job.how.executor, job.how.workers, 1, job.how.logger))
-        call = executor.submit(measure_rows, PartWorker(job, planned.store.folder), samples)
+        # What holds the job is called, and no argument: an engine pickles arguments by its own rules.
+        call = executor.submit(functools.partial(measure_rows, PartWorker(job, planned.store.folder)), samples)
         measurement = result_of(call, executor, job.how.logger)
         start_s = time.perf_counter() - begun - measurement.elapsed_s
     found = Estimate.of(

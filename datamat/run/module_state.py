@@ -40,7 +40,6 @@ from datamat.parallel.pickling import PLAIN, PickledFunction, dumps_code, load_c
 from datamat.plan.job import as_drawn, as_written
 
 if TYPE_CHECKING:
-    import logging
     from collections.abc import Iterable, Mapping
 
     from datamat.fingerprint import ModuleValue
@@ -111,16 +110,17 @@ class ModuleState:
             unsent=unsent,
         )
 
-    def warn(self, logger: logging.Logger) -> None:
-        """Warn of memos that workers lack."""
-        if self.unsent:
-            more = f" and {len(self.unsent) - _MOST_NAMED} more" if len(self.unsent) > _MOST_NAMED else ""
-            logger.warning(
-                "%s%s: filled in this program, and cannot be sent to workers, which fill it anew; if records depend on "
-                "what the program has put there, pass that as an attribute of the writer, or use start_method='fork'",
-                ", ".join(self.unsent[:_MOST_NAMED]),
-                more,
-            )
+    @property
+    def remark(self) -> str:
+        """What the user should know of memos that workers lack; "" for none."""
+        if not self.unsent:
+            return ""
+        more = f" and {len(self.unsent) - _MOST_NAMED} more" if len(self.unsent) > _MOST_NAMED else ""
+        return (
+            f"{', '.join(self.unsent[:_MOST_NAMED])}{more}: filled in this program, and cannot be sent to workers, "
+            "which fill it anew; if records depend on what the program has put there, pass that as an attribute of the "
+            "writer, or use start_method='fork'"
+        )
 
     def settle(self, records: RecordSource) -> None:
         """In a worker, before its first part: set what modules have differently here.

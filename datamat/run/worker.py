@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 import traceback
+import uuid
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
@@ -189,6 +190,9 @@ def set_up_process() -> None:
     _write_proc("/proc/self/oom_score_adj", "500")
 
 
+_made_here: set[str] = set()  # tokens of part workers; a process that is forked from the caller has theirs
+
+
 class PartWorker:
     """Writes parts of a job: travels to the workers with its bound method, and keeps there what all parts share.
 
@@ -203,10 +207,13 @@ class PartWorker:
         self._near = job.neighbourhood()
         self._is_own_pool = job.how.executor is None
         self._has_travelled = False
+        self._token = uuid.uuid4().hex
+        self._remark = ""  # in a worker: of what it lacks
         self._digests: dict[str, str] | None = None  # once pickled, for workers of an engine: what decides the bytes
         self._module_state: ModuleState | None = None  # once pickled: of the user's modules, in the caller
         self._switches = Switches.of()  # of the caller's libraries
         self._shared: dict[int, _SharedByParts] = {}  # by process: a forked one starts with its own
+        _made_here.add(self._token)
 
     def __getstate__(self) -> dict[str, Any]:
         """Take along the state of the user's modules; leave behind what belongs to this process."""
@@ -214,8 +221,6 @@ class PartWorker:
             self._switches.set()  # a thread of an executor may pickle this
             self._module_state = ModuleState.of(self.job.records, is_own_pool=self._is_own_pool)
             self._digests = None if self._is_own_pool else self._decisive()
-            if self._module_state is not None:
-                self._module_state.warn(self.job.how.logger)
         return {**self.__dict__, "_has_travelled": True, "_shared": {}}
 
     def settle(self) -> None:
@@ -225,9 +230,9 @@ class PartWorker:
             FingerprintError: something differs that cannot be set.
         """
         self._switches.set()
-        if self._has_travelled and self._module_state is not None:
+        if self._has_travelled and self._module_state is not None and self._token not in _made_here:
             self._module_state.settle(self.job.records)
-            self._module_state = None
+            self._remark, self._module_state = self._module_state.remark, None
         if self._has_travelled and self._digests is not None:
             self._refuse_other_host(self._digests)
             self._digests = None
@@ -278,7 +283,8 @@ class PartWorker:
             # In one step, without a lock that a fork could find taken: threads that meet here get the same object.
             made = _SharedByParts(self.job, self.folder, opened, appends=self._is_own_pool)
             shared = self._shared.setdefault(os.getpid(), made)
-        return shared.write_part(spec, lost, reused, run)
+        receipt = shared.write_part(spec, lost, reused, run)
+        return dataclasses.replace(receipt, remarks=(*receipt.remarks, self._remark)) if self._remark else receipt
 
     def _arrive(self, run: str) -> None:
         """Settle, and in a worker of an engine look for the output; before anything is written.
@@ -392,7 +398,7 @@ class _SharedByParts:
         if not self._memos or self._num_told == _MOST_TOLD:
             return {}
         self._num_told += 1
-        return digests_of_memos(self._memos, main_namespaces(self.source))
+        return digests_of_memos(self._memos, main_namespaces(self.source))[0]
 
     @contextlib.contextmanager
     def _opened_files(self, spec: PartSpec) -> Iterator[list[str]]:

@@ -76,6 +76,8 @@ COUNTED = {
     "locals": "import helpers\ndef f():\n    g = helpers.f\n    return locals()['g']()",
     "a partial": "import functools, helpers\nf = functools.partial(map, helpers.f)",
     "an attrgetter": "import operator, helpers\nget = operator.attrgetter('f')\ndef f(): return get(helpers)()",
+    "what a context variable is set to": "import contextvars, helpers\nVAR = contextvars.ContextVar('v')\n"
+    "VAR.set(helpers.f)\ndef f(): return VAR.get()()",
     "a callable": "import helpers\nclass K:\n    def __call__(self): return helpers.f()\nf = K()",
     "the zone, by fromtimestamp": "import datetime\ndef f(n): return datetime.datetime.fromtimestamp(int(n) / 2)",
     "the zone, by localtime": "import time\ndef f(n): return time.strftime('%H', time.localtime(n))",
@@ -116,6 +118,10 @@ NAMED = {
     "subclasses": "class Base: pass\ndef f(): return [each().f() for each in Base.__subclasses__()]",
     "what __getstate__ leaves out": "class K:\n    def __init__(self): self.n, self.unused = 3, 4\n"
     "    def __getstate__(self): return {}\n    def f(self): return self.n\nf = K().f",
+    "what a thread has": "import threading\nHELD = {'a': threading.local()}\nHELD['a'].n = 3\n"
+    "def f(): return HELD['a'].n",
+    "what dies with its key": "import threading, weakref\nKEY = threading.Thread()\n"
+    "KEPT = weakref.WeakKeyDictionary({KEY: 3})\ndef f(): return sum(KEPT.values())",
     "what __reduce__ leaves out": "class K:\n    def __init__(self): self.n, self.m = [3], [4]\n"
     "    def __reduce__(self): return K, (self.m,)\n    def f(self): return self.n, self.m\nf = K().f",
 }
@@ -127,6 +133,9 @@ NEITHER = {
     "another's environ": "class K:\n    environ = {}\n    def f(self, a): return self.environ[a]\nf = K().f",
     "eval of an object": "def f(table): return table.eval('a + b')",
     "an eval of one's own": "def eval(text): return len(text)\ndef f(): return eval('a')",
+    "a thread-local without content": "import threading\nclass L(threading.local):\n"
+    "    def __init__(self): self.depth, self.stack = 0, []\nLOCAL = L()\ndef f(): return LOCAL.stack",
+    "a weak set without content": "import weakref\nKEPT = weakref.WeakSet()\ndef f(): return len(KEPT)",
     "the word alone": "def f(): return 'eval', 'environ', 'globals', 'timestamp'",
     "modules of a network": "def f(net): return list(net.modules()), net.import_module('os'), net.globals()",
     "a time with a zone": "import datetime as d\ndef f(n): return d.datetime.fromtimestamp(int(n), d.timezone.utc)",

@@ -96,7 +96,16 @@ def ray():
     ray.shutdown()
 
 
-ENGINES = {engine.__name__: engine for engine in (threads, processes, loky, dask, ray)}
+@contextlib.contextmanager
+def mpi():
+    """Processes that mpiexec has started."""
+    from mpi4py.futures import MPIPoolExecutor
+
+    with MPIPoolExecutor(initializer=disturb) as executor:
+        yield executor
+
+
+ENGINES = {engine.__name__: engine for engine in (threads, processes, loky, dask, ray, mpi)}
 
 
 if __name__ == "__main__":

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import random
 import shutil
+import threading
 
 import numpy as np
 import pytest
 import small_pairs
 
 from datamat import DatasetWriter, Features, IndexRow, OptionError, SampleError, Scalar, WorkerOptions
+from datamat.testing import InlineExecutor
 
 STAGES = {"read", "encode", "write", "other"}
 
@@ -96,6 +99,25 @@ def test_rows_that_go_in_blocks_are_measured_in_one(tmp_path):
 
     assert (estimate.num_samples, estimate.num_rows) == (256, 3000)
     assert estimate.stages.keys() == STAGES
+
+
+class Locked(Numbers):
+    """Holds what a plain pickle cannot send."""
+
+    def __init__(self):
+        self.lock = threading.RLock()
+
+
+class PicklingExecutor(InlineExecutor):
+    """Pickles arguments plainly, as a pool of the standard library does."""
+
+    def submit(self, fn, /, *args):
+        return super().submit(fn, *pickle.loads(pickle.dumps(args)))
+
+
+def test_estimate_of_a_writer_with_a_lock_on_an_executor(tmp_path):
+    """The writer travels as that of a run does."""
+    assert small_pairs.job(None, tmp_path / "out", Locked(), executor=PicklingExecutor()).estimate(4).num_samples == 256
 
 
 def test_estimate_leaves_the_caller_unchanged(source, tmp_path):

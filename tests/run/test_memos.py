@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from prepared import Prepared
 
 from datamat import load
+from datamat.fingerprint import read_memos
 from datamat.testing import InlineExecutor
 
 # Each kind: what defines `get()`, which returns a dict of the size; and the name by which a change of it is told.
@@ -241,6 +243,46 @@ def test_memo_that_varies_with_the_rows_is_no_change(imported, tmp_path, monkeyp
 
     module.get()
     assert reasons(module, tmp_path) == []
+
+
+def test_memo_that_is_too_large_to_compare_is_named(imported, tmp_path, caplog):
+    """A digest of a table of millions of entries would take seconds, in every process."""
+    module = imported("global")
+    module.get()["table"] = [0] * 2_000_000
+    job(module, tmp_path).run(progress=False)
+    (warning,) = caplog.messages
+    assert "memo_module.kept" in warning
+
+    module.get()["table"].append(1)
+    assert reasons(module, tmp_path) == []
+
+
+def fail(cache):
+    raise TypeError(cache)
+
+
+GC = gc.get_referents
+LAYOUTS = {
+    "results first": lambda cache: GC(cache)[::-1],
+    "no table": lambda cache: [part for part in GC(cache) if type(part) is not dict],
+    "further parts": lambda cache: [None, *GC(cache)],
+    "keys alone": lambda cache: [key for part in GC(cache) if type(part) is dict for key in part],
+    "none": lambda _: [],
+    "an error": fail,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["cache", "cache_by_name"])
+def test_cache_that_another_python_lays_out_differently_is_not_read(imported, monkeypatch, kind, layout):
+    """A cache of which nothing is known for sure is untold; one without results needs no reading."""
+    module = imported(kind)
+    place = ("memo_module", "get()" if kind == "cache" else "load()")
+    monkeypatch.setattr(gc, "get_referents", LAYOUTS[layout])
+
+    assert read_memos([place]) == ({}, [])
+    module.get()
+    assert read_memos([place]) == ({}, [place])
 
 
 PROGRAM = """
