@@ -332,7 +332,7 @@ class _Graph:
             yield f"{value.__name__}() as {self._path(number)}"
         elif isinstance(value, Reached):
             yield from hidden_in(value)
-        elif how := held_here(value):
+        elif (how := held_here(value)) and self._is_the_users(number):
             yield f"what {self._path(number)} holds {how} (workers lack it)"
 
     def _is_the_users(self, number: int) -> bool:

@@ -105,7 +105,7 @@ def clear_caches(places: Iterable[Home], main: Sequence[dict[str, Any]] = ()) ->
 
 
 def set_memo(memo: Memo, value: Any, main: Sequence[dict[str, Any]] = ()) -> None:
-    """Make a memo hold a value.
+    """Make a memo, or another place that code reads from a module, hold a value.
 
     Args:
         memo: where it is.
@@ -122,11 +122,13 @@ def set_memo(memo: Memo, value: Any, main: Sequence[dict[str, Any]] = ()) -> Non
         if not steps:
             namespace[last] = value
         elif steps[0] in namespace:
-            holder = functools.reduce(getattr, steps[1:], namespace[steps[0]])
-            if isinstance(holder, type):
-                setattr(holder, last, value)
-            else:  # as `cached_property` does: a frozen class refuses assignments
-                vars(holder)[last] = value
+            holder = functools.reduce(_step, steps[1:], namespace[steps[0]])
+            # As `cached_property` does: a frozen class refuses assignments.
+            (setattr if isinstance(holder, type) else object.__setattr__)(holder, last, value)
+
+
+def _step(value: Any, step: str) -> Any:
+    return value[int(step)] if step.isdigit() else getattr(value, step)  # a cell of a closure has a number
 
 
 def _namespaces(module: str, main: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

@@ -12,6 +12,7 @@ which imports its package when it is used, and not before.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import hashlib
@@ -105,6 +106,7 @@ class SentFunction:
         self._job = job
         self._preload = tuple(preload)
         self._thread = threading.get_ident()
+        self._context = contextvars.copy_context()
 
     def __call__(self, *args: Any) -> Any:
         """Make a call here if this is the thread that submits it, which then waits for it; else in a child."""
@@ -115,9 +117,9 @@ class SentFunction:
 
     @property
     def arrival(self) -> ArrivedFunction:
-        """What a worker gets."""
+        """What a worker gets, with context variables of the thread that submits it: pools pickle in another."""
         with _pickling:
-            return self._arrival
+            return self._context.run(getattr, self, "_arrival")
 
     @functools.cached_property
     def _arrival(self) -> ArrivedFunction:

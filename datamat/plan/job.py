@@ -177,7 +177,7 @@ class JobDigests:
         declared, others = _schema_of(features, version)
         drawing = _examined(as_drawn(transform), "transform", version)
         places = {*code.memos, *drawing.memos}
-        given, large = digests_of_memos(places)
+        given, uncompared = digests_of_memos(places)
         written = examine([[type(made), made.options()] for made in formats], where="format")
         encoders = _encoders(features, drawn=False).union(_ALWAYS, *(made.packages for made in formats))
         if pipeline is not None and pipeline.draws_in_read:
@@ -210,7 +210,7 @@ class JobDigests:
             unseen=(
                 *code.unseen,
                 *drawing.unseen,
-                *(f"what {name} holds (more than a million values)" for name in large),
+                *(f"what {name} keeps between calls" for name in uncompared),
             ),
         )
 

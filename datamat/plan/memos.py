@@ -15,7 +15,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from datamat.directory.files import commit_json, read_json
-from datamat.fingerprint import content_of, is_filled, read_memos
+from datamat.fingerprint import Memo, content_of, is_filled, read_memos
 
 if TYPE_CHECKING:
     import pathlib
@@ -40,20 +40,21 @@ def digests_of_memos(
         main: as for `read_memos`.
 
     Returns:
-        The digests, and the names of memos that hold too many values to be compared.
+        The digests, and the names of memos that hold too many values to be compared, or are caches whose results cannot
+        be told.
     """
-    memos, _ = read_memos(places, main)
+    memos, untold = read_memos(places, main)
     digests: dict[str, str] = {}
-    large: list[str] = []
+    uncompared = [str(Memo(place)).removesuffix("()") for place in untold]
     for memo, value in memos.items():
         if is_filled(memo, value):
             try:
                 digest = content_of(value)
             except OverflowError:
-                large.append(str(memo))
+                uncompared.append(str(memo))
             else:
                 digests |= {} if digest is None else {str(memo): digest}
-    return digests, tuple(large)
+    return digests, tuple(sorted(uncompared))
 
 
 def write_places(rows_folder: pathlib.Path, places: Iterable[Home]) -> None:

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import importlib
 import sys
 import types
 import uuid
@@ -190,9 +188,9 @@ class ModuleState:
                 except Exception as error:  # noqa: BLE001 -- a user's __setstate__ may raise anything; see `_refusal`
                     cause = error
                     continue
-                for home in homes:
-                    if home in differing:
-                        _set(home, values[home], main)
+                for home in {*homes} & {*differing}:
+                    with contextlib.suppress(AttributeError, TypeError):  # the comparison that follows shows it
+                        set_memo(Memo(home), values[home], main)
         return cause
 
 
@@ -288,22 +286,6 @@ def main_namespaces(records: RecordSource) -> list[dict[str, Any]]:
         if isinstance(held, dict) and held.get("__name__") == "__mp_main__" and not any(held is one for one in found):
             found.append(held)
     return found
-
-
-def _set(home: Home, value: Any, main: list[dict[str, Any]]) -> None:
-    """Set a value in a module, or in a class of it; if that fails, the comparison that follows shows it."""
-    name, path = home
-    first, *steps = path.split(".")
-    with contextlib.suppress(AttributeError, TypeError, ImportError, KeyError):
-        for namespace in main if name == "__main__" else [vars(importlib.import_module(name))]:
-            if steps:
-                setattr(functools.reduce(_step, steps[:-1], namespace[first]), steps[-1], value)
-            else:
-                namespace[first] = value
-
-
-def _step(value: Any, step: str) -> Any:
-    return value[int(step)] if step.isdigit() else getattr(value, step)
 
 
 def _refusal(paths: list[str]) -> FingerprintError:

@@ -136,6 +136,7 @@ NEITHER = {
     "a thread-local without content": "import threading\nclass L(threading.local):\n"
     "    def __init__(self): self.depth, self.stack = 0, []\nLOCAL = L()\ndef f(): return LOCAL.stack",
     "a weak set without content": "import weakref\nKEPT = weakref.WeakSet()\ndef f(): return len(KEPT)",
+    "the cache of a dispatch": "import functools\n@functools.singledispatch\ndef f(x): return x\nf(1)",
     "the word alone": "def f(): return 'eval', 'environ', 'globals', 'timestamp'",
     "modules of a network": "def f(net): return list(net.modules()), net.import_module('os'), net.globals()",
     "a time with a zone": "import datetime as d\ndef f(n): return d.datetime.fromtimestamp(int(n), d.timezone.utc)",

@@ -5,6 +5,7 @@ python engine_job.py OUTPUT ENGINE FLAGS        FLAGS: the folder of the file th
 
 from __future__ import annotations
 
+import contextvars
 import hashlib
 import logging
 import pathlib
@@ -20,6 +21,7 @@ from datamat import DatasetWriter, Features, IndexRow, Scalar, ShardOptions, Ten
 NUM_ROWS = 64
 HELD = "0037"  # the key of the row that waits
 log = logging.getLogger("engine_job")
+FACTOR = contextvars.ContextVar("FACTOR", default=1)
 
 
 class Numbers(DatasetWriter):

@@ -27,6 +27,7 @@ from clusters import HERE, environment, ray_alone
 from datamat import (
     BrokenPoolError,
     Features,
+    FingerprintError,
     Materializer,
     OptionError,
     OutputError,
@@ -117,6 +118,21 @@ def test_other_threads_of_a_worker_elsewhere_change_nothing(tmp_path, undisturbe
 
     assert done.returncode == 0, done.stderr[-3000:]
     assert engine_job.digests(tmp_path / "out") == undisturbed
+
+
+def scaled(n):
+    return {"n": n * engine_job.FACTOR.get()}
+
+
+@pytest.mark.long
+def test_context_of_the_caller_counts(tmp_path):
+    """Pools send functions from a thread of their own, where no context variable is set."""
+    before = engine_job.FACTOR.set(2)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as executor, pytest.raises(FingerprintError, match="FACTOR"):
+            materialize(scaled, range(4), tmp_path / "out", executor=executor, progress=False)
+    finally:
+        engine_job.FACTOR.reset(before)
 
 
 class Noting(engine_job.Numbers):

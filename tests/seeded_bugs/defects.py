@@ -1862,6 +1862,37 @@ DEFECTS = {
             "tests/run/test_memos.py::test_memo_that_the_code_fills_is_no_change[cache]",
         ),
         Defect(
+            "caches-read-unseen",
+            "results of another call are put into a worker's cache, by a Python that keeps them in another order",
+            "datamat.fingerprint.memos:_are_told",
+            lambda _: lambda: True,
+            "tests/run/test_memos.py::test_cache_that_another_python_lays_out_differently_is_not_read[cache-none]",
+        ),
+        Defect(
+            "memos-of-any-size",
+            "a table of ten million entries in a global costs minutes in each process",
+            "datamat.fingerprint.graph:content_of",
+            replace("graph.grow(value, most=_MOST_VALUES)", "graph.grow(value)"),
+            "tests/run/test_memos.py::test_memo_that_is_too_large_to_compare_is_named",
+        ),
+        Defect(
+            "threads-state-unsaid",
+            "what a threading.local holds is left behind without a word",
+            "datamat.fingerprint.objects:held_here",
+            lambda _: lambda value: "",
+            "tests/fingerprint/test_unseen.py::test_what_code_depends_on_counts_or_is_named[what a thread has]",
+        ),
+        Defect(
+            "estimate-pickles-the-writer-plainly",
+            "estimate fails for a writer with a lock on an executor of the standard library",
+            "datamat.run.estimate:estimate",
+            replace(
+                "executor.submit(functools.partial(measure_rows, __worker), samples)",
+                "executor.submit(measure_rows, __worker, samples)",
+            ),
+            "tests/run/test_estimate.py::test_estimate_of_a_writer_with_a_lock_on_an_executor",
+        ),
+        Defect(
             "switches-do-not-count",
             "records that were made with another precision of decimal stay",
             "datamat.fingerprint.switches:Switches.counting",
