@@ -19,6 +19,7 @@ from datamat.errors import OptionError
 __all__ = [
     "LONGEST_GRACE_S",
     "RUN_PARAMETERS",
+    "WORK_PARAMETERS",
     "DatasetKeywords",
     "Deadline",
     "ErrorPolicy",
@@ -29,6 +30,7 @@ __all__ = [
     "RunKeywords",
     "RunOptions",
     "ShardOptions",
+    "WorkKeywords",
     "WorkerOptions",
     "parse_bytes",
     "parse_duration",
@@ -399,12 +401,21 @@ class DatasetKeywords(TypedDict, total=False):
     source_options: Mapping[str, Any] | None
 
 
-class RunKeywords(TypedDict, total=False):
-    """The arguments of `Materializer.run`, which `materialize` and `convert` take too; `RunOptions` describes each."""
+class WorkKeywords(TypedDict, total=False):
+    """The arguments of what works on a dataset in any way: `run`, `repair`, `estimate`; `RunOptions` describes each."""
 
     workers: int | WorkerOptions | None
     executor: Any
     errors: Literal["raise", "skip", "quarantine"] | ErrorPolicy | None
+    progress: bool
+    hooks: Sequence[Hook]
+    logger: logging.Logger | None
+    scratch: str | os.PathLike[str] | None
+
+
+class RunKeywords(WorkKeywords, total=False):
+    """The arguments of `Materializer.run`, which `materialize` and `convert` take too; `RunOptions` describes each."""
+
     include: str | Sequence[str] | None
     exclude: str | Sequence[str] | None
     task_index: int | None
@@ -413,10 +424,6 @@ class RunKeywords(TypedDict, total=False):
     retry_failed: bool
     deadline: str | float | datetime.timedelta | datetime.datetime | Deadline | None
     max_disk: str | float | None
-    progress: bool
-    hooks: Sequence[Hook]
-    logger: logging.Logger | None
-    scratch: str | os.PathLike[str] | None
 
 
 class RunDatasetKeywords(DatasetKeywords, RunKeywords, total=False):
@@ -487,18 +494,19 @@ class RunOptions:
             raise OptionError(f"logger is {self.logger!r}; want a logger, as in logger=logging.getLogger('datamat')")
 
     @classmethod
-    def of(cls, given: RunKeywords, called: str = "run") -> Self:
+    def of(cls, given: WorkKeywords | RunKeywords, called: str = "run", known: Collection[str] | None = None) -> Self:
         """Return the options that the arguments of a call stand for; `RunKeywords` has their types.
 
         Args:
             given: the arguments by name.
             called: what the user has called.
+            known: names of the arguments that it takes; None for all.
 
         Example:
             >>> RunOptions.of({"workers": 2, "errors": "skip", "max_disk": "20GB"}).max_disk
             20000000000
         """
-        refuse_others(called, given, RunKeywords.__annotations__)
+        refuse_others(called, given, RunKeywords.__annotations__ if known is None else known)
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         for name, made in _MADE_OF.items():
             if name in options:
@@ -540,6 +548,8 @@ def _shown(field: dataclasses.Field[Any]) -> inspect.Parameter:
 
 RUN_PARAMETERS = tuple(_shown(field) for field in dataclasses.fields(RunOptions))
 """The parameters of `Materializer.run`, for the signatures of what takes them by `**options`."""
+WORK_PARAMETERS = tuple(one for one in RUN_PARAMETERS if one.name in WorkKeywords.__annotations__)
+"""Those of `WorkKeywords`."""
 
 _NAMES_OF_OTHERS = {
     "chunk_bytes": "shard_bytes",

@@ -14,11 +14,10 @@ import copy
 import dataclasses
 import glob
 import inspect
-import logging
 import os
 import pathlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from datamat.directory.display import feature_table, render_html, shorten
 from datamat.directory.files import WORK, expand_home, lock_holder, locked, refuse_links
@@ -34,13 +33,12 @@ from datamat.errors import OptionError, OutputError, SampleError, SourceError, f
 from datamat.formats import ShardFormat
 from datamat.options import (
     RUN_PARAMETERS,
-    ErrorPolicy,
+    WORK_PARAMETERS,
     Existing,
-    Hook,
     RunKeywords,
     RunOptions,
     ShardOptions,
-    WorkerOptions,
+    WorkKeywords,
     refusing_others,
     takes,
 )
@@ -226,17 +224,14 @@ class Materializer:
         with self._job.planned() as planned:
             return planned.plan
 
-    @refusing_others
+    @takes(*WORK_PARAMETERS)
     def estimate(
         self,
         num_samples: int = 32,
         *,
-        workers: int | WorkerOptions | None = None,
-        executor: Any = None,
         include: str | Sequence[str] | None = None,
         exclude: str | Sequence[str] | None = None,
-        logger: logging.Logger | None = None,
-        scratch: str | os.PathLike[str] | None = None,
+        **options: Unpack[WorkKeywords],
     ) -> Estimate:
         """Process a few rows in one worker, and return what a run from scratch will take: time, bytes, memory.
 
@@ -245,12 +240,9 @@ class Materializer:
 
         Args:
             num_samples: number of rows to process; each split has at least one.
-            workers: as for `run`; so are the others.
-            executor: engine that processes the rows.
-            include: shell patterns of the shards that the run will make.
+            include: shell patterns of the shards that the run will make; None for all.
             exclude: shell patterns of the shards that it will leave out.
-            logger: where messages go.
-            scratch: local folder for files of a source behind a URL.
+            options: as for `run`.
 
         Warns:
             UserWarning: the disk of the output has not enough free space.
@@ -260,17 +252,8 @@ class Materializer:
             WorkerDied: a row ended the worker.
             SourceError, OptionError, FingerprintError: as for `plan`.
         """
-        how = RunOptions.of(
-            {
-                "workers": workers,
-                "executor": executor,
-                "include": include,
-                "exclude": exclude,
-                "logger": logger,
-                "scratch": scratch,
-            }
-        )
-        return estimate(self._made(how), num_samples)
+        how = RunOptions.of(options, "estimate", WorkKeywords.__annotations__)
+        return estimate(self._made(dataclasses.replace(how, include=include, exclude=exclude)), num_samples)
 
     def preview(self, count: int = 4, *, copies: int = 3, opacity: float = 0.5) -> Picture:
         """Return a picture of a few rows before and after the transform, as a run would store them; writes nothing.
@@ -330,34 +313,22 @@ class Materializer:
         """
         return start(self._made(RunOptions.of(options)), self._traveller)
 
-    @refusing_others
-    def finalize(
-        self,
-        *,
-        existing: Existing = "update",
-        progress: bool = True,
-        hooks: Sequence[Hook] = (),
-        logger: logging.Logger | None = None,
-        scratch: str | os.PathLike[str] | None = None,
-    ) -> RunReport:
+    @takes(*WORK_PARAMETERS)
+    def finalize(self, *, existing: Existing = "update", **options: Unpack[WorkKeywords]) -> RunReport:
         """Write the manifest of an output that several tasks have made together; see `task_index` of `run`.
 
         The last task does this itself; call it if that task was killed before it could. No shard is made.
 
         Args:
             existing: as the tasks had it.
-            progress: show a bar and a summary on standard error.
-            hooks: as for `run`.
-            logger: where messages go.
-            scratch: as the tasks had it.
+            options: as for `run`; `scratch` as the tasks had it.
 
         Raises:
             IncompleteRunError: shards are missing; names some.
             SourceError, OutputLockedError, OutputError: as for `run`.
         """
-        how = RunOptions.of(
-            {"existing": existing, "progress": progress, "hooks": hooks, "logger": logger, "scratch": scratch}
-        )
+        how = RunOptions.of(options, "finalize", WorkKeywords.__annotations__)
+        how = dataclasses.replace(how, existing=existing)
         return start(self._made(how), self._traveller, mode="finalize")
 
     def status(self) -> Status:
@@ -399,31 +370,15 @@ class Materializer:
         with self._job.planned() as planned:
             return verify_sample(planned, sample, deep=deep)
 
-    @refusing_others
-    def repair(
-        self,
-        *,
-        workers: int | WorkerOptions | None = None,
-        executor: Any = None,
-        errors: ErrorPolicy | Literal["raise", "skip", "quarantine"] | None = None,
-        progress: bool = True,
-        hooks: Sequence[Hook] = (),
-        logger: logging.Logger | None = None,
-        scratch: str | os.PathLike[str] | None = None,
-    ) -> RunReport:
+    @takes(*WORK_PARAMETERS)
+    def repair(self, **options: Unpack[WorkKeywords]) -> RunReport:
         """Rebuild what is damaged, to the bytes that it had: shards, offsets, index files, manifest.
 
         Files that belong to no shard are moved to `.datamat/quarantine/foreign`. In a store, what is damaged waits in
         `.datamat/quarantine/damaged` until it is replaced.
 
         Args:
-            workers: as for `run`; so are the others.
-            executor: engine that does the work.
-            errors: what to do with bad samples.
-            progress: show a bar and a summary on standard error.
-            hooks: hear what happens.
-            logger: where messages go.
-            scratch: local folder in which shards for a store are made.
+            options: as for `run`.
 
         Returns:
             What was done.
@@ -433,18 +388,8 @@ class Materializer:
                 source no longer gives the bytes that were there: all else is repaired then, and the manifest stays.
             SampleError, SourceError, OutputLockedError: as for `run`.
         """
-        how = RunOptions.of(
-            {
-                "workers": workers,
-                "executor": executor,
-                "errors": errors,
-                "existing": "replace",
-                "progress": progress,
-                "hooks": hooks,
-                "logger": logger,
-                "scratch": scratch,
-            }
-        )
+        how = RunOptions.of(options, "repair", WorkKeywords.__annotations__)
+        how = dataclasses.replace(how, existing="replace")
         job = self._made(how)
         if job.store is not None:
             return self._repair_stored(job, job.store)

@@ -12,25 +12,25 @@ import pytest
 
 pytestmark = pytest.mark.timeout(400)  # programs import TensorFlow
 TF_HELD = """
-batches = iter(data.to_tf(2, repeat=True))
+batches = iter(data.to_tf(2, tf=TfOptions(repeat=True)))
 next(batches)
 """
 TF_IN_A_FUNCTION = """
 import tensorflow as tf
-batches = iter(data.to_tf(60, repeat=True).prefetch(100_000))
+batches = iter(data.to_tf(60, tf=TfOptions(repeat=True)).prefetch(100_000))
 step = tf.function(lambda: tf.reduce_sum(next(batches)["image"]))
 for _ in range(3):
     step()
 """
 TF_FROZEN = """
 import gc
-batches = iter(data.to_tf(2, repeat=True))
+batches = iter(data.to_tf(2, tf=TfOptions(repeat=True)))
 next(batches)
 gc.freeze()
 """
 TF_RAISES = """
 def train():
-    for batch in data.to_tf(2, repeat=True):
+    for batch in data.to_tf(2, tf=TfOptions(repeat=True)):
         raise SystemError("in the middle")
 train()
 """
@@ -39,7 +39,7 @@ import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-batches = iter(strategy.experimental_distribute_dataset(data.to_tf(2, repeat=True)))
+batches = iter(strategy.experimental_distribute_dataset(data.to_tf(2, tf=TfOptions(repeat=True))))
 next(batches)
 """
 TF_ON_TWO_DEVICES_IN_A_FUNCTION = """
@@ -48,7 +48,7 @@ cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 ragged = lambda: tf.RaggedTensor.from_row_lengths([1, 2], [0, 2])
-rows = data.to_tf(60, repeat=True).prefetch(100_000).map(lambda batch: (batch["image"], ragged()))
+rows = data.to_tf(60, tf=TfOptions(repeat=True)).prefetch(100_000).map(lambda batch: (batch["image"], ragged()))
 batches = iter(strategy.experimental_distribute_dataset(rows))
 first = lambda images, _: images[0]
 step = tf.function(lambda: strategy.run(first, next(batches)))
@@ -64,7 +64,7 @@ kinds = {
     "nested": tf.data.Dataset.range(3),
     "none": None,
 }
-batches = iter(data.to_tf(60, repeat=True).prefetch(100_000).map(lambda batch: (batch, kinds)))
+batches = iter(data.to_tf(60, tf=TfOptions(repeat=True)).prefetch(100_000).map(lambda batch: (batch, kinds)))
 step = tf.function(lambda: next(batches))
 for _ in range(3):
     step()
@@ -135,9 +135,9 @@ def rows(tmp_path_factory):
 
 
 CALLERS = {
-    "transform": "data.to_tf(4, transform=slow, repeat=repeat)",
-    "map": "data.map(slow).to_tf(4, repeat=repeat)",
-    "traced": "data.to_tf(4, transform=traced, repeat=repeat)",
+    "transform": "data.to_tf(4, transform=slow, tf=TfOptions(repeat=repeat))",
+    "map": "data.map(slow).to_tf(4, tf=TfOptions(repeat=repeat))",
+    "traced": "data.to_tf(4, transform=traced, tf=TfOptions(repeat=repeat))",
 }
 ENDINGS = {
     "end": ("", (0, [])),

@@ -245,9 +245,9 @@ class Large(DatasetWriter):
         for number in range(SAMPLES):
             yield {{"x": rng.integers(0, 256, SIZE).astype(DTYPE)}}
 
-options = {{"format": {shard_format!r}, "shards": ShardOptions(num_shards=1), "workers": WorkerOptions(num_workers=1)}}
+options = {{"format": {shard_format!r}, "shards": 1}}
 if __name__ == "__main__":
-    report = Materializer(Large(), None, "out", copies=COPIES, **options).run(progress=False)
+    report = Materializer(Large(), None, "out", copies=COPIES, **options).run(workers=1, progress=False)
     print(report.num_records, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)
 """
 
