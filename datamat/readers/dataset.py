@@ -49,6 +49,7 @@ from datamat.readers.loader import BatchJob, BatchMaker, ragged_names
 from datamat.readers.options import BATCH_PARAMETERS, BatchKeywords, BatchOptions, TfOptions
 from datamat.readers.records import KeyIndex, LoadedDirectory, RecordFiles, SampleReader, SkippedRecords
 from datamat.readers.remote import LoadedUrl, ahead
+from datamat.readers.sample import Sample
 from datamat.readers.sequences import Budget, Form, Planner, one_budget
 from datamat.readers.tf import pipeline as tf_reader
 from datamat.readers.views import (
@@ -185,7 +186,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         """
         if isinstance(item, slice):
             return self.select(item)
-        return self._records.sample(self._position(item))
+        return Sample(self._records.sample(self._position(item)))
 
     def __getitems__(self, items: Sequence[int]) -> list[dict[str, Any]]:
         """Return several samples: what the data loaders of torch and Hugging Face ask a map-style dataset for.
@@ -207,7 +208,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
                 sample = self._records.sample_or_skip(position)
                 self._place = place + 1
                 if sample is not None:
-                    yield sample
+                    yield Sample(sample)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the most recently advanced iteration, as numbers and strings."""
