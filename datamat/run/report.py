@@ -1011,9 +1011,9 @@ class RunLog:
 
 def describe_dropped(num_dropped: int, num_dropped_records: int) -> str:
     """Return how much was left out on purpose, for a summary; "" where nothing was."""
-    samples = f"{num_dropped:,} sample{'' if num_dropped == 1 else 's'}" if num_dropped else ""
+    samples = count_of(num_dropped, "sample")
     of_others = " of other samples" if num_dropped else ""
-    records = f"{num_dropped_records:,} record{'' if num_dropped_records == 1 else 's'}{of_others}"
+    records = f"{count_of(num_dropped_records, 'record')}{of_others}"
     listed = [text for text, count in ((samples, num_dropped), (records, num_dropped_records)) if count]
     return f"{' and '.join(listed)} left out" if listed else ""
 
@@ -1151,25 +1151,34 @@ class RunReport:
         return self
 
     def __str__(self) -> str:
-        size = f"{self.num_records:,} records, {self.num_bytes / 1e6:,.1f} MB"
-        if left_out := describe_dropped(self.num_dropped, self.num_dropped_records):
-            size += f"; {left_out} (.datamat/ledger.jsonl says why)"
-        if self.num_failed:
-            size += (
-                f"; {count_of(self.num_failed, 'row')} failed (`failures` says why, {self.remedies.retry} tries them "
-                "again)"
-            )
-        aside = f"; {self.left_aside}" if self.left_aside else ""
+        return "\n  ".join([self._headline, *self._remarks])
+
+    @property
+    def _headline(self) -> str:
+        size = f"{count_of(self.num_records, 'record')}, {self.num_bytes / 1e6:,.1f} MB"
         if self.did_nothing:
-            return f"{self.output}: nothing to do, {size} are there and up to date ({self.elapsed_s:.2f} s){aside}"
-        resumed = f", {self.num_parts_resumed} parts resumed" if self.num_parts_resumed else ""
-        reused = f", {self.num_shards_reused} shards reused" if self.num_shards_reused else ""
-        reused += f", {self.num_parts_repeated} parts made twice" if self.num_parts_repeated else ""
+            return f"{self.output}: nothing to do, {size} are there and up to date ({self.elapsed_s:.2f} s)"
         busy = f" ({self.busy_share:.0%} busy)" if self.num_workers and self.num_parts_written else ""
-        return (
-            f"{self.output}: {self._state}: {size} in {self.elapsed_s:.2f} s with {self._workers}{busy}"
-            f"{resumed}{reused}{aside}"
-        )
+        return f"{self.output}: {self._state}: {size} in {self.elapsed_s:.2f} s with {self._workers}{busy}"
+
+    @property
+    def _remarks(self) -> list[str]:
+        remarks = []
+        if self.num_failed:
+            rows, retry = count_of(self.num_failed, "row"), self.remedies.retry
+            remarks.append(f"{rows} failed; `datamat.failures` says why, and {retry} tries again")
+        if left_out := describe_dropped(self.num_dropped, self.num_dropped_records):
+            remarks.append(f"{left_out}; .datamat/ledger.jsonl says why")
+        reused = [
+            f"{count_of(number, noun)} {what}"
+            for number, noun, what in (
+                (self.num_parts_resumed, "part", "resumed"),
+                (0 if self.did_nothing else self.num_shards_reused, "shard", "reused"),
+                (self.num_parts_repeated, "part", "made twice"),
+            )
+            if number
+        ]
+        return [*remarks, *([", ".join(reused)] if reused else []), *([self.left_aside] if self.left_aside else [])]
 
     @property
     def _state(self) -> str:
@@ -1185,17 +1194,18 @@ class RunReport:
                 f"({share:.0%}), {self.remedies.again} again continues from there"
             )
         if self.num_shards_held:
-            state += f"; {self.num_shards_held} new shards wait in .datamat until all that replace others are finished"
+            held = count_of(self.num_shards_held, "new shard")
+            state += f"; {held} wait in .datamat until all that replace others are finished"
         return state
 
     @property
     def _workers(self) -> str:
         if self.num_parts_written and not self.num_workers:
             return self.engine or "the executor given"
-        return f"{self.num_workers} worker{'s' if self.num_workers != 1 else ''}"
+        return count_of(self.num_workers, "worker")
 
     def __repr__(self) -> str:
-        return f"RunReport({self})"
+        return f"RunReport({self._headline})"
 
     def _repr_html_(self) -> str:
         return render_html("RunReport", self._facts, notes=filter(None, [self.limit]))
