@@ -837,11 +837,16 @@ class ProgressBar:
     def __call__(self, event: RunEvent) -> None:
         """Take an event; kinds that are not here say nothing to it."""
         match event:
+            case RunStarted():
+                self._say(f"{event.name}: indexing the source")
             case PlanMade():
                 self._begin(event.plan.name, event.num_records)
+                self._say(f"{self._name}: {count_of(event.num_records, 'sample')}; looking at what is there")
             case WorkersStarted():
                 self._num_workers = event.num_workers
                 self._began = time.perf_counter()
+                who = count_of(event.num_workers, "worker") if event.num_workers else event.engine or "the executor"
+                self._say(f"{self._name}: {count_of(self._total, 'sample')}; {who} at the first parts")
             case ShardFinished(is_reused=True) | PartDone(is_resumed=True):
                 self._num_records += event.num_records
                 self._num_failed += event.num_failed
@@ -855,6 +860,11 @@ class ProgressBar:
                 self._screen.show(self._line)
             case RunEnded():
                 self._end("" if event.report is None or _shows_on_console(self._logger) else str(event.report))
+
+    def _say(self, what: str) -> None:
+        """Show what the run does before it has a part, which may take a while."""
+        self._screen = self._screen or _open_screen()
+        self._screen.say(what)
 
     def _end(self, summary: str) -> None:
         if self._screen is None and summary:
@@ -898,6 +908,10 @@ class _Screen:
             self._next = now + self._every_s
             self._draw(line())
 
+    def say(self, what: str) -> None:
+        """Draw what the run does now: at once on a screen, and in a log if it is time for a line."""
+        self.show(lambda: what)
+
     def close(self, line: str, summary: str) -> None:
         """Draw the last line, if any, and the summary."""
         del line
@@ -919,9 +933,12 @@ class _Terminal(_Screen):
     def __init__(self) -> None:
         super().__init__(_DRAW_EVERY_S)
 
+    def say(self, what: str) -> None:
+        self._draw(what)
+
     def close(self, line: str, summary: str) -> None:
+        self._draw(line)  # over what it said last, if there is none
         if line:
-            self._draw(line)
             self._write("\n")
         super().close("", summary)
 
@@ -936,9 +953,11 @@ class _Notebook(_Screen):
         super().__init__(_DRAW_EVERY_S)
         self._display, self._handle = display, None
 
+    def say(self, what: str) -> None:
+        self._draw(what)
+
     def close(self, line: str, summary: str) -> None:
-        if summary or line:
-            self._draw(summary or line)
+        self._draw(summary or line)
 
     def _draw(self, line: str) -> None:
         bundle = {"text/plain": line, "text/html": f"<pre>{html.escape(line)}</pre>"}
