@@ -54,7 +54,7 @@ from datamat.directory.files import printable
 from datamat.directory.remote import is_url, without_secrets
 from datamat.directory.sidecars.exporting import export
 from datamat.directory.verify import VerifyReport, verify
-from datamat.errors import DatamatError, InputError, OptionError, OutputError, ParallelError, place_of
+from datamat.errors import DatamatError, InputError, OptionError, OutputError, ParallelError, count_of, place_of
 from datamat.features import Feature
 from datamat.formats import format_names
 from datamat.readers.dataset import ShardedDataset, load
@@ -513,7 +513,9 @@ def _merge(options: Options, console: Console, *places: pathlib.Path | str) -> i
     if output is None:
         raise OptionError("merge: --output is missing; name the new directory")
     manifest = merge(places, output, **options)
-    return console.answer(OK, manifest, f"{output}: {len(manifest.shards)} shards, {manifest.num_records:,} records")
+    return console.answer(
+        OK, manifest, f"{output}: {count_of(len(manifest.shards), 'shard')}, {count_of(manifest.num_records, 'record')}"
+    )
 
 
 def _serve(options: Options, console: Console) -> int:

@@ -19,7 +19,7 @@ from datamat.directory.equal_inputs import EqualInputs, equal_inputs
 from datamat.directory.files import open_regular, regular_path
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
 from datamat.directory.remote import FetchedFolder, RemotePath, location
-from datamat.errors import CorruptDataError, InputError, MissingDependencyError, OptionError, OutputError
+from datamat.errors import CorruptDataError, InputError, MissingDependencyError, OptionError, OutputError, count_of
 from datamat.features import Image, Scalar, Tensor, Text
 from datamat.features.statistics import summarized_in_words
 from datamat.formats.example import LEN, decode_example, fields, varint
@@ -426,7 +426,9 @@ class Description:
     def __str__(self) -> str:
         contents = ", ".join(f"{count:,} {kind}" for kind, count in self.contents.items())
         in_brackets = f" ({contents})" if contents else ""
-        lines = [f"{self.path}: {self.format}, {self.num_bytes:,} bytes, {self.num_records:,} records{in_brackets}"]
+        lines = [
+            f"{self.path}: {self.format}, {self.num_bytes:,} bytes, {count_of(self.num_records, 'record')}{in_brackets}"
+        ]
         if self.problem:
             lines.append(f"DAMAGED: {self.problem}")
         if self.equal_inputs:
@@ -440,9 +442,8 @@ class Description:
 
     def __repr__(self) -> str:
         state = "" if self.ok else ", DAMAGED"
-        return (
-            f"Description({self.path}: {self.format}, {self.num_records:,} records, {len(self.fields)} fields{state})"
-        )
+        size = f"{count_of(self.num_records, 'record')}, {count_of(len(self.fields), 'field')}"
+        return f"Description({self.path}: {self.format}, {size}{state})"
 
     def _repr_html_(self) -> str:
         facts = [
@@ -458,7 +459,7 @@ class Description:
             for one in self.fields
         ]
         tables = [Table(["field", "kind", "records", "values", "details"], rows), statistics_table(self.statistics)]
-        return render_html(f"Description: {self.num_records:,} records", facts, tables, self.records)
+        return render_html(f"Description: {count_of(self.num_records, 'record')}", facts, tables, self.records)
 
 
 def describe(
@@ -536,7 +537,7 @@ def _describe_directory(folder: pathlib.Path, manifest: Manifest, records: int) 
     return dataclasses.replace(
         shard,
         path=str(folder),
-        format=f"finished directory of {len(manifest.shards)} shards, {manifest.format}",
+        format=f"finished directory of {count_of(len(manifest.shards), 'shard')}, {manifest.format}",
         num_bytes=manifest.num_bytes,
         num_records=manifest.num_records,
         contents={split: sum(info.num_records for info in infos) for split, infos in manifest.splits.items()},

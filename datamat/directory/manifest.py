@@ -34,7 +34,7 @@ from datamat.directory.files import (
     render_json,
 )
 from datamat.directory.keys import DATASET_NAME, SPLIT_NAME, is_shard_file
-from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError, want_of_resources
+from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError, count_of, want_of_resources
 from datamat.features import Features, Statistics
 from datamat.features.statistics import check_lines, summarized
 
@@ -675,13 +675,14 @@ class Manifest:
 
     def __repr__(self) -> str:
         splits = ", ".join(f"{name} {sum(info.num_records for info in infos):,}" for name, infos in self.splits.items())
-        size = f"{len(self.shards):,} shards, {self.num_records:,} records, {self.num_bytes / 1e6:,.1f} MB"
-        return f"Manifest({self.name!r}, {'+'.join(self.by_format)}: {size}: {splits})"
+        size = f"{count_of(self.num_records, 'record')}, {self.num_bytes / 1e6:,.1f} MB"
+        shards = count_of(len(self.shards), "shard")
+        return f"Manifest({self.name!r}, {'+'.join(self.by_format)}: {shards}, {size}: {splits})"
 
     def _repr_html_(self) -> str:
         facts = [
             ("format", ", ".join(self.by_format)),
-            ("size", f"{self.num_bytes / 1e6:,.1f} MB in {len(self.all_files):,} files"),
+            ("size", f"{self.num_bytes / 1e6:,.1f} MB in {count_of(len(self.all_files), 'file')}"),
             ("seed", self.seed),
             *((str(name), made) for name, made in self.made_by.items()),
         ]
@@ -697,7 +698,7 @@ class Manifest:
             for split, infos in self.splits.items()
         ]
         splits = Table(["split", "shards", "rows", "failed", "left out", "records"], rows)
-        title = f"{self.name}: {self.num_records:,} records"
+        title = f"{self.name}: {count_of(self.num_records, 'record')}"
         return render_html(title, facts, [splits, feature_table(self.features), statistics_table(self.statistics)])
 
     def to_json(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from datamat.directory.manifest import (
 from datamat.directory.remote import FetchedFolder, RemotePath, location
 from datamat.directory.sidecars.exporting import RECORD, known_sidecars, sidecar_names, sidecar_problems
 from datamat.directory.sidecars.indexes import tar_index
-from datamat.errors import CorruptDataError, InputError, OptionError, SchemaError, join_problems
+from datamat.errors import CorruptDataError, InputError, OptionError, SchemaError, count_of, join_problems
 from datamat.formats import Offsets, get_format
 
 if TYPE_CHECKING:
@@ -358,9 +358,10 @@ class VerifyReport:
     def __str__(self) -> str:
         if self.ok:
             formats = f" in {self.num_formats} formats" if self.num_formats > 1 else ""
-            title = f"{self.num_shards} shards{formats}, {self.num_records:,} records: all as the manifest says"
+            records = count_of(self.num_records, "record")
+            title = f"{count_of(self.num_shards, 'shard')}{formats}, {records}: all as the manifest says"
         else:
-            title = f"{len(self.found)} problem{'' if len(self.found) == 1 else 's'}:"
+            title = f"{count_of(len(self.found), 'problem')}:"
         return "\n".join([f"{self.path}: {title}", *(f"  {line}" for line in (*self.problems, *self.notes))])
 
     def _repr_html_(self) -> str:

@@ -24,7 +24,7 @@ from datamat.directory.manifest import (
     keys_file,
     read_entries,
 )
-from datamat.errors import CorruptDataError, OutputError, join_problems
+from datamat.errors import CorruptDataError, OutputError, count_of, join_problems
 from datamat.features import Numbers, Statistics
 from datamat.formats import Offsets, get_format
 from datamat.plan.job import changed_digests
@@ -486,7 +486,7 @@ class _Comparison:
         if not before:
             return [f"split {shard.split} is new"]
         if len(before) != len(now):
-            return [f"split {shard.split} has {len(now)} shards now, it had {len(before)}"]
+            return [f"split {shard.split} has {count_of(len(now), 'shard')} now, it had {len(before)}"]
         return []
 
     def _changed_options(self, shard: ShardSpec) -> list[str]:

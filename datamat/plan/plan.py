@@ -24,7 +24,7 @@ import xxhash
 from datamat.directory.display import Table, render_html
 from datamat.directory.keys import DATASET_NAME, ShardName, mix64, ordered_by, pieces
 from datamat.directory.mirror import AT_ONCE
-from datamat.errors import OptionError
+from datamat.errors import OptionError, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -277,7 +277,7 @@ class Plan:
 
     @property
     def _title(self) -> str:
-        return f"Plan of {self.name!r}: {len(self.shards)} shards, {self.num_records:,} records"
+        return f"Plan of {self.name!r}: {count_of(len(self.shards), 'shard')}, {count_of(self.num_records, 'record')}"
 
     def __repr__(self) -> str:
         table = self._table()

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from datamat.directory.keys import MIX64_STEPS, mix64
-from datamat.errors import CorruptDataError, MissingDependencyError, OptionError
+from datamat.errors import CorruptDataError, MissingDependencyError, OptionError, count_of
 from datamat.features import is_number_dtype
 from datamat.readers.loader import (
     BatchJob,
@@ -27,6 +27,7 @@ from datamat.readers.loader import (
     made_here,
 )
 from datamat.readers.remote import ahead
+from datamat.readers.sample import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -824,8 +825,8 @@ class Numpy:
     """Batches of numpy arrays."""
 
     def convert(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the batch unchanged."""
-        return batch
+        """Return the batch as it is."""
+        return Sample(batch)
 
     def worker(self) -> tuple[int, int]:
         """Return (0, 1): nothing shares the steps."""
@@ -852,7 +853,7 @@ class Torch:
         Args:
             batch: arrays and lists by feature name.
         """
-        return {name: _tensor(value) for name, value in batch.items()}
+        return Sample({name: _tensor(value) for name, value in batch.items()})
 
     def worker(self) -> tuple[int, int]:
         """Return worker_id and num_workers of the `DataLoader` that this process works for; (0, 1) outside of one."""
@@ -1029,6 +1030,15 @@ class Batches:
         self._epoch = 0  # of the next `iter`
         self._resumed: Position | None = None  # where it begins, if not at the start
         self._now: Position | None = None  # where the most recently advanced one stands
+
+    def __repr__(self) -> str:
+        cut, num_records = self._options, count_of(self._order.num_records, "record")
+        size = "one sample at a time" if cut.batch_size is None else f"{cut.batch_size:,} a batch"
+        if self._units is None:
+            size = f"{size}, {count_of(len(self), 'step')}"
+        ranks = f", rank {cut.rank} of {cut.world_size}" if cut.world_size > 1 else ""
+        library = type(self._client).__name__.lower()
+        return f"Batches({num_records}, {size}{ranks}, for {library}, next epoch {self._epoch})"
 
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch; with `bucket` or `pack`, in the next one."""

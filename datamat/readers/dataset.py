@@ -21,7 +21,7 @@ from datamat.directory.display import Table, feature_table, render_html
 from datamat.directory.files import expand_home
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, summarized_fields
 from datamat.directory.remote import RemotePath, is_url, without_secrets
-from datamat.errors import OptionError
+from datamat.errors import OptionError, count_of
 from datamat.features import Statistics
 from datamat.features.statistics import summarized_in_words
 from datamat.formats import get_format
@@ -49,6 +49,7 @@ from datamat.readers.loader import BatchJob, BatchMaker, ragged_names
 from datamat.readers.options import BATCH_PARAMETERS, BatchKeywords, BatchOptions, TfOptions
 from datamat.readers.records import KeyIndex, LoadedDirectory, RecordFiles, SampleReader, SkippedRecords
 from datamat.readers.remote import LoadedUrl, ahead
+from datamat.readers.sample import Sample
 from datamat.readers.sequences import Budget, Form, Planner, one_budget
 from datamat.readers.tf import pipeline as tf_reader
 from datamat.readers.views import (
@@ -185,7 +186,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         """
         if isinstance(item, slice):
             return self.select(item)
-        return self._records.sample(self._position(item))
+        return Sample(self._records.sample(self._position(item)))
 
     def __getitems__(self, items: Sequence[int]) -> list[dict[str, Any]]:
         """Return several samples: what the data loaders of torch and Hugging Face ask a map-style dataset for.
@@ -207,7 +208,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
                 sample = self._records.sample_or_skip(position)
                 self._place = place + 1
                 if sample is not None:
-                    yield sample
+                    yield Sample(sample)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the most recently advanced iteration, as numbers and strings."""
@@ -600,7 +601,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return summarized_fields(self.features, Statistics.total(infos)) or {}
 
     def __repr__(self) -> str:
-        return f"ShardedDataset({self._title}, {len(self):,} records, {self.features!r})"
+        return f"ShardedDataset({self._title}, {count_of(len(self), 'record')}, {self.features!r})"
 
     def _repr_html_(self) -> str:
         facts: list[tuple[str, Any]] = []
@@ -609,7 +610,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             facts += [("directory", part.path), ("split", part.split or "all"), ("format", formats)]
         rows = [[field, summarized_in_words(summary)] for field, summary in self.statistics.items()]
         tables = [feature_table(self.features), Table(["field", "statistics"], rows)]
-        return render_html(f"ShardedDataset: {len(self):,} records", facts, tables)
+        return render_html(f"ShardedDataset: {count_of(len(self), 'record')}", facts, tables)
 
     if not TYPE_CHECKING:  # where a misspelt name is to be an error
 
@@ -692,7 +693,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
                 "select([2, 5]) or [2:5]"
             ) from error
         if not -len(self) <= position < len(self):
-            raise IndexError(f"position {item} in a dataset of {len(self)} records")
+            raise IndexError(f"position {item} in a dataset of {count_of(len(self), 'record')}")
         return position % len(self)
 
     def _sample_transform(self, transform: Any, seed: int, untouched: Collection[str]) -> SampleTransform | None:

@@ -32,7 +32,7 @@ from datamat import codecs
 from datamat.directory.display import render_document
 from datamat.directory.provenance import ProvenanceFinder
 from datamat.directory.remote import FetchedFolder, RemotePath, location
-from datamat.errors import CorruptDataError, DatamatError, OptionError
+from datamat.errors import CorruptDataError, DatamatError, OptionError, count_of
 from datamat.features.statistics import summarized_in_words
 from datamat.parallel.logs import get_logger
 from datamat.readers.dataset import load
@@ -75,7 +75,7 @@ class ViewPage:
     num_samples: int
 
     def __repr__(self) -> str:
-        return f"ViewPage({self.num_samples} samples, {len(self.html) / 1e6:.1f} MB)"
+        return f"ViewPage({count_of(self.num_samples, 'sample')}, {len(self.html) / 1e6:.1f} MB)"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the page to a file, which any browser opens."""
@@ -123,7 +123,7 @@ def view(
         num_bytes += len(cards[-1])
         if num_bytes > _MOST_BYTES:
             break
-    note = f"{len(cards):,} of {len(collection):,} samples, spread evenly over each split"
+    note = f"{len(cards):,} of {count_of(len(collection), 'sample')}, spread evenly over each split"
     if len(cards) < len(collection):
         note += "; the server shows all: datamat view --serve"
     search = '<input id="words" type="search" placeholder="key or text" aria-label="key or text">'
@@ -252,7 +252,7 @@ class _Collection:
     @property
     def title(self) -> str:
         """What all pages are about."""
-        return f"{self.manifest.name}: {self._size:,} samples"
+        return f"{self.manifest.name}: {count_of(self._size, 'sample')}"
 
     def _split_at(self, position: int) -> str:
         return [name for name, start in self.starts.items() if start <= position and len(self.splits[name])][-1]

@@ -15,7 +15,7 @@ import numpy as np
 
 from datamat.directory.display import render_html
 from datamat.directory.rows import RowStore
-from datamat.errors import OptionError, SampleError
+from datamat.errors import OptionError, SampleError, count_of
 from datamat.parallel.worker import peak_rss_bytes
 from datamat.plan.pipeline import Pipeline
 from datamat.run.dispatch import count_workers, open_executor, result_of
@@ -425,26 +425,31 @@ class Estimate:
         total = sum(self.stages.values()) or 1.0
         stages = sorted(self.stages.items(), key=lambda item: -item[1])
         free = f"{self.free_bytes / 1e6:,.1f} MB free" + ("" if self.fits else ": NOT ENOUGH")
+        workers = count_of(self.num_workers, "worker")
         return [
-            ("time", f"{self.seconds:,.1f} s with {self.num_workers} workers, for {self.num_rows:,} rows"),
+            (
+                "time",
+                f"{self.seconds:,.1f} s with {workers}, for {count_of(self.num_rows, 'row')}",
+            ),
             ("disk", f"{self.needed_bytes / 1e6:,.1f} MB, {free}"),
             ("memory", f"{self.worker_bytes / 1e6:,.0f} MB per worker"),
             *(
                 (stage, f"{seconds * 1e3:,.3f} ms per row, {seconds / total:.0%} of the work")
                 for stage, seconds in stages
             ),
-            *([("failed", f"{len(self.failed)} samples: {self.failed[0]}")] if self.failed else []),
+            *([("failed", f"{count_of(len(self.failed), 'sample')}: {self.failed[0]}")] if self.failed else []),
         ]
 
     def __str__(self) -> str:
         lines = [f"{name:>8}  {text}" for name, text in self._lines()]
-        return "\n".join([f"Estimate from {self.num_samples} samples:", *lines])
+        return "\n".join([f"Estimate from {count_of(self.num_samples, 'sample')}:", *lines])
 
     def _repr_html_(self) -> str:
-        return render_html(f"Estimate from {self.num_samples} samples", self._lines())
+        return render_html(f"Estimate from {count_of(self.num_samples, 'sample')}", self._lines())
 
     def __repr__(self) -> str:
         return (
-            f"Estimate({self.num_rows:,} rows with {self.num_workers} workers: {self.seconds:,.1f} s, "
-            f"{self.num_bytes / 1e6:,.1f} MB, {self.worker_bytes / 1e6:,.0f} MB of memory per worker)"
+            f"Estimate({count_of(self.num_rows, 'row')} with {count_of(self.num_workers, 'worker')}: "
+            f"{self.seconds:,.1f} s, {self.num_bytes / 1e6:,.1f} MB, "
+            f"{self.worker_bytes / 1e6:,.0f} MB of memory per worker)"
         )

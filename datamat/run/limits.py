@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
 import io
 import os
@@ -28,6 +29,7 @@ __all__ = [
     "DiskLimit",
     "ErrorLimit",
     "free_bytes",
+    "interrupted",
     "raise_swallowed",
     "signals_raised",
     "tree_bytes",
@@ -163,6 +165,17 @@ class ErrorLimit:
 # The program then usually ends soon, too. At exit the interpreter would search all objects for garbage, repeatedly.
 # With TensorFlow imported that takes a second of processor time, ten times as long as the end of a run, and several
 # seconds on a busy machine. So after a signal these objects are left to the system, and only files are flushed.
+
+
+def interrupted(text: str) -> KeyboardInterrupt:
+    """Return what Ctrl-C, or the stop button of a notebook, makes of a run: a text that says how to go on.
+
+    It is of no class of its own: a program that ends by one ends as by the signal only if it is this very one.
+    """
+    error = KeyboardInterrupt(text)
+    # IPython shows this; where the run was is nobody's concern, and would fill two screens.
+    error._render_traceback_ = functools.partial(list, [text])  # type: ignore[attr-defined]
+    return error
 
 
 _received: list[int] = []  # signals in the current block

@@ -46,7 +46,7 @@ from datamat.parallel.byvalue import run_top_level_once
 from datamat.plan.job import Job, checked_version, resolve_formats
 from datamat.plan.pipeline import Pipeline
 from datamat.run.estimate import Estimate, estimate
-from datamat.run.limits import signals_raised
+from datamat.run.limits import interrupted, signals_raised
 from datamat.run.repair import end_repair, prepare_repair, prepare_stored_repair, set_aside
 from datamat.run.replay import preview_copies, replay, verify_sample
 from datamat.run.report import RunReport
@@ -591,6 +591,10 @@ def start(job: Job, tasks_of: Callable[[Job], Tasks], *, mode: Mode = "make", le
         except SampleError as error:
             fold(error)
             raise error.with_traceback(None)  # noqa: B904 -- it is the same error
+        except KeyboardInterrupt:
+            raise interrupted(
+                f"interrupted; what is finished in {job.place} is kept, and {job.remedies.again} continues from there"
+            ) from None
 
 
 _FILES_OF_WORK = ("lock", "inputs", "ledger.jsonl", "names.json", "sidecars.json")

@@ -837,11 +837,16 @@ class ProgressBar:
     def __call__(self, event: RunEvent) -> None:
         """Take an event; kinds that are not here say nothing to it."""
         match event:
+            case RunStarted():
+                self._say(f"{event.name}: indexing the source")
             case PlanMade():
                 self._begin(event.plan.name, event.num_records)
+                self._say(f"{self._name}: {count_of(event.num_records, 'sample')}; looking at what is there")
             case WorkersStarted():
                 self._num_workers = event.num_workers
                 self._began = time.perf_counter()
+                who = count_of(event.num_workers, "worker") if event.num_workers else event.engine or "the executor"
+                self._say(f"{self._name}: {count_of(self._total, 'sample')}; {who} at the first parts")
             case ShardFinished(is_reused=True) | PartDone(is_resumed=True):
                 self._num_records += event.num_records
                 self._num_failed += event.num_failed
@@ -855,6 +860,11 @@ class ProgressBar:
                 self._screen.show(self._line)
             case RunEnded():
                 self._end("" if event.report is None or _shows_on_console(self._logger) else str(event.report))
+
+    def _say(self, what: str) -> None:
+        """Show what the run does before it has a part, which may take a while."""
+        self._screen = self._screen or _open_screen()
+        self._screen.say(what)
 
     def _end(self, summary: str) -> None:
         if self._screen is None and summary:
@@ -898,6 +908,10 @@ class _Screen:
             self._next = now + self._every_s
             self._draw(line())
 
+    def say(self, what: str) -> None:
+        """Draw what the run does now: at once on a screen, and in a log if it is time for a line."""
+        self.show(lambda: what)
+
     def close(self, line: str, summary: str) -> None:
         """Draw the last line, if any, and the summary."""
         del line
@@ -919,9 +933,12 @@ class _Terminal(_Screen):
     def __init__(self) -> None:
         super().__init__(_DRAW_EVERY_S)
 
+    def say(self, what: str) -> None:
+        self._draw(what)
+
     def close(self, line: str, summary: str) -> None:
+        self._draw(line)  # over what it said last, if there is none
         if line:
-            self._draw(line)
             self._write("\n")
         super().close("", summary)
 
@@ -936,9 +953,11 @@ class _Notebook(_Screen):
         super().__init__(_DRAW_EVERY_S)
         self._display, self._handle = display, None
 
+    def say(self, what: str) -> None:
+        self._draw(what)
+
     def close(self, line: str, summary: str) -> None:
-        if summary or line:
-            self._draw(summary or line)
+        self._draw(summary or line)
 
     def _draw(self, line: str) -> None:
         bundle = {"text/plain": line, "text/html": f"<pre>{html.escape(line)}</pre>"}
@@ -1011,9 +1030,9 @@ class RunLog:
 
 def describe_dropped(num_dropped: int, num_dropped_records: int) -> str:
     """Return how much was left out on purpose, for a summary; "" where nothing was."""
-    samples = f"{num_dropped:,} sample{'' if num_dropped == 1 else 's'}" if num_dropped else ""
+    samples = count_of(num_dropped, "sample")
     of_others = " of other samples" if num_dropped else ""
-    records = f"{num_dropped_records:,} record{'' if num_dropped_records == 1 else 's'}{of_others}"
+    records = f"{count_of(num_dropped_records, 'record')}{of_others}"
     listed = [text for text, count in ((samples, num_dropped), (records, num_dropped_records)) if count]
     return f"{' and '.join(listed)} left out" if listed else ""
 
@@ -1151,25 +1170,34 @@ class RunReport:
         return self
 
     def __str__(self) -> str:
-        size = f"{self.num_records:,} records, {self.num_bytes / 1e6:,.1f} MB"
-        if left_out := describe_dropped(self.num_dropped, self.num_dropped_records):
-            size += f"; {left_out} (.datamat/ledger.jsonl says why)"
-        if self.num_failed:
-            size += (
-                f"; {count_of(self.num_failed, 'row')} failed (`failures` says why, {self.remedies.retry} tries them "
-                "again)"
-            )
-        aside = f"; {self.left_aside}" if self.left_aside else ""
+        return "\n  ".join([self._headline, *self._remarks])
+
+    @property
+    def _headline(self) -> str:
+        size = f"{count_of(self.num_records, 'record')}, {self.num_bytes / 1e6:,.1f} MB"
         if self.did_nothing:
-            return f"{self.output}: nothing to do, {size} are there and up to date ({self.elapsed_s:.2f} s){aside}"
-        resumed = f", {self.num_parts_resumed} parts resumed" if self.num_parts_resumed else ""
-        reused = f", {self.num_shards_reused} shards reused" if self.num_shards_reused else ""
-        reused += f", {self.num_parts_repeated} parts made twice" if self.num_parts_repeated else ""
+            return f"{self.output}: nothing to do, {size} are there and up to date ({self.elapsed_s:.2f} s)"
         busy = f" ({self.busy_share:.0%} busy)" if self.num_workers and self.num_parts_written else ""
-        return (
-            f"{self.output}: {self._state}: {size} in {self.elapsed_s:.2f} s with {self._workers}{busy}"
-            f"{resumed}{reused}{aside}"
-        )
+        return f"{self.output}: {self._state}: {size} in {self.elapsed_s:.2f} s with {self._workers}{busy}"
+
+    @property
+    def _remarks(self) -> list[str]:
+        remarks = []
+        if self.num_failed:
+            rows, retry = count_of(self.num_failed, "row"), self.remedies.retry
+            remarks.append(f"{rows} failed; `datamat.failures` says why, and {retry} tries again")
+        if left_out := describe_dropped(self.num_dropped, self.num_dropped_records):
+            remarks.append(f"{left_out}; .datamat/ledger.jsonl says why")
+        reused = [
+            f"{count_of(number, noun)} {what}"
+            for number, noun, what in (
+                (self.num_parts_resumed, "part", "resumed"),
+                (0 if self.did_nothing else self.num_shards_reused, "shard", "reused"),
+                (self.num_parts_repeated, "part", "made twice"),
+            )
+            if number
+        ]
+        return [*remarks, *([", ".join(reused)] if reused else []), *([self.left_aside] if self.left_aside else [])]
 
     @property
     def _state(self) -> str:
@@ -1185,17 +1213,18 @@ class RunReport:
                 f"({share:.0%}), {self.remedies.again} again continues from there"
             )
         if self.num_shards_held:
-            state += f"; {self.num_shards_held} new shards wait in .datamat until all that replace others are finished"
+            held = count_of(self.num_shards_held, "new shard")
+            state += f"; {held} wait in .datamat until all that replace others are finished"
         return state
 
     @property
     def _workers(self) -> str:
         if self.num_parts_written and not self.num_workers:
             return self.engine or "the executor given"
-        return f"{self.num_workers} worker{'s' if self.num_workers != 1 else ''}"
+        return count_of(self.num_workers, "worker")
 
     def __repr__(self) -> str:
-        return f"RunReport({self})"
+        return f"RunReport({self._headline})"
 
     def _repr_html_(self) -> str:
         return render_html("RunReport", self._facts, notes=filter(None, [self.limit]))

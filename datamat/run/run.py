@@ -234,10 +234,10 @@ def judge_existing(planned: PlannedJob, finished: Finished) -> None:
         )
         if num_made <= _SILENT_SHARE * _num_rows(known, known):
             return
-        made = f", of which {num_made:,} rows are read again"
+        made = f", of which {count_of(num_made, 'row')} are read again"
     reasons = _reasons(planned, manifest, known, going)
     reasons += [f"{len(gone - going)} are not there as they were written"] if gone - going else []
-    affected = f"{len(again)} of {len(known)} finished shards ({share:.0%} of the rows{made})"
+    affected = f"{len(again)} of {count_of(len(known), 'finished shard')} ({share:.0%} of the rows{made})"
     why = "; ".join(reasons)
     if existing == "refuse":
         raise OutputError(

@@ -163,30 +163,33 @@ class Status:
 
     def _headline(self) -> str:
         done = self.done
-        size = f"{done.num_records:,} records, {done.num_bytes / 1e6:,.1f} MB"
+        size = f"{count_of(done.num_records, 'record')}, {done.num_bytes / 1e6:,.1f} MB"
         if left_out := describe_dropped(done.num_dropped, done.num_dropped_records):
             size += f"; {left_out}"
         if done.num_failed:
-            size += f"; {done.num_failed:,} rows failed"
+            size += f"; {count_of(done.num_failed, 'row')} failed"
         if self.state == "empty":
             return "nothing was started here"
         if self.state == "damaged":
             return "its manifest is damaged; repair() rebuilds it"
         if self.state == "complete":
-            return f"complete: {done.num_shards:,} shards, {size}"
+            return f"complete: {count_of(done.num_shards, 'shard')}, {size}"
         verb = f"being written by {printable(self.holder)}" if self.state == "running" else "not finished"
         remedy = "" if self.state == "running" else "; run() continues from there"
         if self.num_rows is None:
-            return f"{verb}: {done.num_shards} shards done, {size}{remedy}"
-        share = f"{done.num_rows:,} of {self.num_rows:,} rows ({done.num_rows / max(self.num_rows, 1):.0%})"
+            return f"{verb}: {count_of(done.num_shards, 'shard')} done, {size}{remedy}"
+        share = f"{done.num_rows:,} of {count_of(self.num_rows, 'row')} ({done.num_rows / max(self.num_rows, 1):.0%})"
         return f"{verb}: {share} and {done.num_shards} of {self.num_shards} shards done, {size}{remedy}"
 
     def _story(self) -> list[str]:
         lines = [_describe(entry) for entry in self.events]
         for task, holder, num_shards in self.tasks:
-            lines.append(f"{task}: {holder or 'no process is at work'}; {num_shards} shards done")
+            lines.append(f"{task}: {holder or 'no process is at work'}; {count_of(num_shards, 'shard')} done")
         for shard, num_parts, num_rows, num_bytes in self.growing:
-            lines.append(f"{shard}: {num_parts} parts, {num_rows:,} rows, {num_bytes / 1e6:,.1f} MB are in the store")
+            lines.append(
+                f"{shard}: {count_of(num_parts, 'part')}, {count_of(num_rows, 'row')}, "
+                f"{num_bytes / 1e6:,.1f} MB are in the store"
+            )
         if self.state == "unfinished" and self.events and self.events[-1].event not in _ENDS:
             lines.append("that run ended silently: it was killed, or the machine went down")
         return lines

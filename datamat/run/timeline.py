@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datamat.directory.display import render_document
+from datamat.errors import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -337,7 +338,7 @@ def _lanes(timeline: Timeline) -> str:
         top = number * (_LANE + _LABEL) + _LABEL
         share = sum(part.elapsed_s for part in parts) / span
         drawn += [_bar(group, timeline.began_at, span, top) for group in _groups(parts, span)]
-        label = f"worker {number + 1}: {share:.0%} busy, {len(parts):,} parts"
+        label = f"worker {number + 1}: {share:.0%} busy, {count_of(len(parts), 'part')}"
         drawn.append(f'<text x="4" y="{top - 5}">{label}</text>')
     return _svg("".join(drawn), len(workers) * (_LANE + _LABEL)) + _axis(span)
 
@@ -358,10 +359,12 @@ def _bar(group: Sequence[PartTrace], began_at: float, span: float, top: float) -
     left = (group[0].began_at - began_at) / span * _WIDTH
     width = max((group[-1].ended_at - group[0].began_at) / span * _WIDTH, 0.5)
     first = group[0]
-    name = f"{first.shard} part {first.part}" if len(group) == 1 else f"{len(group)} parts from {first.shard}"
+    name = (
+        f"{first.shard} part {first.part}" if len(group) == 1 else f"{count_of(len(group), 'part')} from {first.shard}"
+    )
     seconds = {stage: sum(part.stages.get(stage, 0.0) for part in group) for stage in STAGES}
     whole = sum(seconds.values()) or 1.0
-    told = [f"{name}: {sum(part.num_records for part in group):,} records"]
+    told = [f"{name}: {count_of(sum(part.num_records for part in group), 'record')}"]
     told += [f"{stage} {value:.3f} s" for stage, value in seconds.items() if value]
     pieces, x = [f"<title>{html.escape(chr(10).join(told))}</title>"], left
     for stage, value in seconds.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import traceback
 
 import pytest
 import small_pairs
@@ -280,6 +281,17 @@ def test_hook_can_end_the_run_and_the_next_one_resumes(source, plain, tmp_path, 
     total = sum(len(shard.parts) for shard in heard.of(PlanMade)[0].plan.shards)
     assert report.num_parts_written <= total - num_parts  # the next run makes no part again that a hook has heard of
     assert small_pairs.digests(tmp_path / "out") == plain
+
+
+def test_stop_button_says_in_one_line_what_is_kept_and_how_to_go_on(source, tmp_path):
+    """Also in a notebook, which would show the frames of datamat."""
+    with pytest.raises(KeyboardInterrupt) as raised:
+        job(source, tmp_path / "out", Raising(PartDone, KeyboardInterrupt())).run(progress=False)
+
+    (line,) = raised.value._render_traceback_()
+    assert line == str(raised.value) and "\n" not in line
+    assert f"{tmp_path / 'out'} is kept" in line and "run() continues" in line
+    assert len(list(traceback.walk_tb(raised.tb))) < 8 and raised.value.__suppress_context__
 
 
 def test_ledger_and_disk_have_what_a_hook_hears(source, tmp_path):

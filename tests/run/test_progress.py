@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import sys
@@ -9,7 +10,9 @@ import types
 
 import pytest
 import small_pairs
+import small_rows
 
+from datamat import SampleError
 from datamat.events import PartDone, PlanMade, RunEnded, ShardFinished, WorkersStarted
 from datamat.plan.plan import Plan
 from datamat.run import report as reporting
@@ -187,3 +190,19 @@ def test_summary_is_shown_once_where_the_logger_shows_it_too(tmp_path, capfd):
         logger.removeHandler(handler)
 
     assert capfd.readouterr().err.count("complete: 3 records") == 1
+
+
+def test_terminal_says_what_a_run_does_before_its_first_part(tmp_path, monkeypatch):
+    """On one line, which the bar or the summary takes; so does a run that has nothing to do, and one that fails."""
+    screens = []
+    for writer in (small_rows.Rows(), small_rows.Rows(), small_rows.FailingRows()):
+        screens.append(screen := Terminal())
+        monkeypatch.setattr(sys, "stderr", screen)
+        with contextlib.suppress(SampleError):
+            small_rows.job(tmp_path / writer.__class__.__name__, writer).run()
+
+    first, again, failed = (screen.getvalue().split("\r\x1b[2K") for screen in screens)
+    steps = ["rows: indexing the source", "rows: 4 samples; looking at what is there"]
+    assert first[1:3] == steps and "at the first parts" in first[3] and "complete" in first[-1]
+    assert again[1:3] == steps and "nothing to do" in again[-1] and len(again) == 4
+    assert failed[1:3] == steps and failed[-1] == ""

@@ -60,7 +60,7 @@ from datamat.directory.sidecars.indexes import (
     wids_sidecars,
 )
 from datamat.directory.sidecars.tfds import tfds_sidecars
-from datamat.errors import CorruptDataError, OptionError, OutputError
+from datamat.errors import CorruptDataError, OptionError, OutputError, count_of
 from datamat.features import Features
 
 if TYPE_CHECKING:
@@ -142,7 +142,9 @@ class ExportReport:
         aside = f"had been changed; the changed file is in {_EDITED}"
         changes = {"written": self.written, aside: self.edited, _LEFT_ALONE: self.kept}
         lines = [f"  {name}: {what}" for what, names in changes.items() for name in names]
-        return "\n".join([f"{self.path}: {len(self.written) + len(self.unchanged)} files for other readers", *lines])
+        return "\n".join(
+            [f"{self.path}: {count_of(len(self.written) + len(self.unchanged), 'file')} for other readers", *lines]
+        )
 
 
 def export(path: str | os.PathLike[str], *, sidecars: Sequence[Sidecar] = ()) -> ExportReport:
