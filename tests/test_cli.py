@@ -382,7 +382,7 @@ def test_failed_rows_are_listed_and_tried_again_on_request(pair, capfd):
     assert (code, first["num_failed"], again["num_failed"], last["num_failed"]) == (0, 1, 1, 0)
     assert "train003" in load("out", "train")
     main(["status", "out", "--failed"])
-    assert capfd.readouterr().out == "out: no sample failed\n"
+    assert capfd.readouterr().out == f"{pathlib.Path('out').absolute()}: no sample failed\n"
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,8 @@ class SentFunction:
     def arrival(self) -> ArrivedFunction:
         """What a worker gets, with context variables of the thread that submits it: pools pickle in another."""
         with _pickling:
-            return self._context.run(getattr, self, "_arrival")
+            found: ArrivedFunction = self._context.run(getattr, self, "_arrival")
+            return found
 
     @functools.cached_property
     def _arrival(self) -> ArrivedFunction:

@@ -129,9 +129,9 @@ class Ended:
 
     @property
     def other_errors(self) -> list[str]:
-        """The lines on standard error that are neither bars nor summaries."""
-        lines = [line.strip() for line in re.split(r"[\r\n]", BAR.sub("\n", self.said))]
-        return [line for line in lines if line and not SUMMARY.fullmatch(line)]
+        """The lines on standard error that are neither bars nor summaries, whose further lines are indented."""
+        lines = re.split(r"[\r\n]", BAR.sub("\n", self.said))
+        return [line for line in lines if line.strip() and not line.startswith("  ") and not SUMMARY.fullmatch(line)]
 
     @property
     def summaries(self) -> list[str]:

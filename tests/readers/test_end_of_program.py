@@ -101,7 +101,8 @@ started.wait()
 def run(code, output, format_name="tfrecord"):
     """Run a program that has loaded a directory; return its exit code, what it printed, and its errors."""
     loaded = f"load({str(output)!r}, 'train', format={format_name!r})"
-    program = f"from datamat import load\nif __name__ == '__main__':\n    data = {loaded}\n"
+    imports = "from datamat import load\nfrom datamat.readers.tf import TfOptions\n"
+    program = f"{imports}if __name__ == '__main__':\n    data = {loaded}\n"
     program += "".join(f"    {line}\n" for line in code.splitlines())
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"}
     found = subprocess.run(

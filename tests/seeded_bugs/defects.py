@@ -992,8 +992,8 @@ DEFECTS = {
         Defect(
             "module-state-left-behind",
             "workers take what the file of a module says, not what the program has set",
-            "datamat.run.module_state:_set",
-            replace("__namespace[__first] = __value", "__namespace.setdefault(__first, __value)"),
+            "datamat.fingerprint.memos:set_memo",
+            replace("namespace[last] = value", "namespace.setdefault(last, value)"),
             "tests/run/test_module_state.py::test_what_code_reads_of_modules_is_set_in_a_worker[settings.K]",
         ),
         Defect(

@@ -48,7 +48,7 @@ if not raw.exists():
     for split, count in (("train", 30), ("test", 10)):
         (raw / split).mkdir(parents=True)
         for i in range(count):
-            values = np.random.default_rng(i).normal(size=10 + i).astype(np.float32)
+            values = np.random.default_rng([i, count]).normal(size=10 + i).astype(np.float32)
             np.save(raw / split / f"{'ann' if i % 3 else 'bob'}_{i:03d}.npy", values)
 
 # %%
