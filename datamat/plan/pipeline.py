@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import re
 import time
 import traceback
 from collections import Counter
@@ -28,7 +29,7 @@ from datamat.directory.keys import RecordKey, RecordNames, safe_key
 from datamat.directory.mirror import fill, with_urls
 from datamat.directory.remote import is_url, redacted, without_secrets
 from datamat.directory.rows import nested_paths, stored_rows
-from datamat.errors import OptionError, OutputError, SampleError, SchemaError, Skip, described
+from datamat.errors import DatamatError, OptionError, OutputError, SampleError, SchemaError, Skip, described
 from datamat.features import dtype_of, holds_numbers, num_bytes_of
 from datamat.features.base import as_array
 from datamat.fingerprint import fingerprint
@@ -36,6 +37,7 @@ from datamat.transforms import Augmenter
 from datamat.transforms.augmenter import each_sample
 from datamat.transforms.seeding import GlobalState, global_draws, loaded_libraries, row_rng, seed_row, with_rng
 from datamat.writers.base import DatasetWriter
+from datamat.writers.function import FunctionWriter
 
 if TYPE_CHECKING:
     import os
@@ -330,7 +332,7 @@ class Pipeline:
             raise
         except Exception as error:
             _let_go(error)
-            raise SampleError(row.key, _reason(row, error)) from error
+            raise SampleError(row.key, _reason(row, error, self.writer)) from error
 
     @property
     def gathers_samples(self) -> bool:
@@ -455,7 +457,7 @@ class Pipeline:
             raise
         except Exception as error:
             _let_go(error)
-            raise SampleError(row.key, _reason(row, error)) from error
+            raise SampleError(row.key, _reason(row, error, self.writer)) from error
         if len(found) > 1:
             for number, sample in enumerate(found):
                 if not isinstance(sample, Skip):
@@ -738,9 +740,16 @@ def _let_go(error: BaseException) -> None:
         traceback.clear_frames(error.__traceback__)
 
 
-def _reason(row: IndexRow, error: BaseException) -> str:
+_READ = re.compile(r"\b(?:in|make) read\b|\bread returned\b")
+
+
+def _reason(row: IndexRow, error: BaseException, writer: DatasetWriter) -> str:
     files = [path for value in (*row.fields.values(), list(row.files)) for path in nested_paths(value) if "/" in path]
     text = described(error)
+    if isinstance(writer, FunctionWriter) and isinstance(error, DatamatError):
+        name = getattr(writer.fn, "__name__", "<")  # there is no `read` that the user wrote
+        name = "the function" if name.startswith("<") else name
+        text = _READ.sub(lambda found: found[0].replace("read", name), text)
     where = f" ({files[0]})" if files else ""
     return without_urls(f"{text}{where}", files)
 

@@ -225,7 +225,7 @@ class _Collection:
             name: opened(name) for name in ([split] if split is not None else self.manifest.splits)
         }
         sizes = [len(dataset) for dataset in self.splits.values()]
-        self.starts = dict(zip(self.splits, np.cumsum([0, *sizes]).tolist(), strict=False))
+        self.starts: dict[str, int] = dict(zip(self.splits, np.cumsum([0, *sizes]).tolist(), strict=False))
         self._size = sum(sizes)
         self.named = {name: feature for name, feature in self.features.items() if feature.class_names()}
         pairs = [(name, said) for name, feature in self.named.items() for said in feature.class_names() or ()]
@@ -276,6 +276,15 @@ class _Collection:
             share = min(max(round(count * len(dataset) / max(self._size, 1)), 1), len(dataset))
             found += [self.starts[split] + place * len(dataset) // share for place in range(share)]
         return found
+
+    def find(self, text: str) -> int | None:
+        """Return the number of the first sample whose key holds a text, in either case; None where there is none."""
+        wanted = text.casefold()
+        for split, dataset in self.splits.items() if wanted else ():
+            for number, key in enumerate(dataset.keys()):
+                if wanted in key.casefold():
+                    return self.starts[split] + number
+        return None
 
     def shot(self, item: int | str, size: int, *, in_full: bool = False) -> _Shot:
         """Return what is shown of a sample; one that is damaged says so.
@@ -610,17 +619,21 @@ class _Answer(http.server.BaseHTTPRequestHandler):
             self._send(200, self._collection.title, self._overview(asked))
         elif page == "sample" and (shot := self._asked_for(asked)) is not None:
             self._send(200, self._collection.title, self._sample(shot))
+        elif page == "sample":
+            said = html.escape(asked.get("key", "")) or "nothing"
+            self._send(404, "Not found", f'<p>No key holds {said}.</p><p><a href=".">all samples</a></p>')
         else:
             self._send(404, "Not found", "<p>There is no such page.</p>")
 
     def _asked_for(self, asked: Mapping[str, str]) -> _Shot | None:
-        """Return the sample that a request names by number or key; None where there is none."""
+        """Return the sample that a request names by number, key or part of one; None where there is none."""
         position = _number(asked.get("at"))
         if position is not None and position < len(self._collection):
             return self._collection.shot(position, _FULL, in_full=True)
         with contextlib.suppress(KeyError):
             return self._collection.shot(asked["key"], _FULL, in_full=True)
-        return None
+        found = self._collection.find(asked.get("key", ""))
+        return None if found is None else self._collection.shot(found, _FULL, in_full=True)
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 -- named by the base class
         """Log a request at the level DEBUG, without the random path."""

@@ -1185,7 +1185,7 @@ class RunReport:
         remarks = []
         if self.num_failed:
             rows, retry = count_of(self.num_failed, "row"), self.remedies.retry
-            remarks.append(f"{rows} failed; `datamat.failures` says why, and {retry} tries again")
+            remarks.append(f"{rows} failed; `datamat.failures` says why, and {retry} tries them again")
         if left_out := describe_dropped(self.num_dropped, self.num_dropped_records):
             remarks.append(f"{left_out}; .datamat/ledger.jsonl says why")
         reused = [

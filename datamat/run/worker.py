@@ -740,9 +740,10 @@ class _PartTask:
                 except (SampleError, SystemExit) as error:
                     failure = error
             gathered.flush()
-            begun = time.perf_counter()
+            begun, num_failed = time.perf_counter(), len(self._outcome.failed)
             self._append(position, row, self._reused(position) or self._records(position, row, failure))
-            self._note_time(row.key, time.perf_counter() - begun)
+            if len(self._outcome.failed) == num_failed:  # else the time is that of an attempt that was given up
+                self._note_time(row.key, time.perf_counter() - begun)
         gathered.flush()
 
     def _note_time(self, key: str, seconds: float) -> None:

@@ -308,7 +308,7 @@ def test_features_are_inferred_of_whatever_json_and_numpy_hold(tmp_path):
     )
     found = {int(sample["level"]): (sample["boxes"], sample["meta"]) for sample in dataset}
     assert found == {number: ([{"label": number}], {"size": [4, None]}) for number in range(3)}
-    with pytest.raises(SampleError, match="read returned None for the field 'x'; want a value"):
+    with pytest.raises(SampleError, match="the function returned None for the field 'x'; want a value"):
         _made(lambda number: {"x": None}, range(3), tmp_path / "none")
 
 
@@ -385,3 +385,25 @@ def test_none_in_the_first_sample_shows_no_type(tmp_path):
     """In a dict as beside others; the message says what a field that may be missing is declared as."""
     with pytest.raises(SampleError, match=r"field 'm/x' is None, which shows no type; fill it in, or pass .*Nullable"):
         _made(lambda number: {"m": {"a": np.ones(2), "x": None}}, range(2), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"x": 0.5}, {"x": 1, "y": 2}, {"x": "one"}, {"x": None}, 5],
+    ids=["float", "field", "text", "none", "no dict"],
+)
+@pytest.mark.parametrize("name", ["make", "<lambda>"])
+def test_messages_name_the_function_and_no_method(tmp_path, value, name):
+    """Whoever passes a function has written no `read`."""
+
+    def make(n):
+        return value
+
+    make.__name__ = name
+    features = {"x": Scalar("int64")}
+
+    with pytest.raises(SampleError) as raised:
+        materialize(make, range(3), tmp_path / "out", features=features, executor=InlineExecutor(), progress=False)
+
+    assert " read" not in raised.value.reason
+    assert ("the function" if name != "make" else "make") in raised.value.reason

@@ -758,6 +758,23 @@ DEFECTS = {
             "tests/run/test_progress.py::test_what_was_there_counts_as_done_and_not_as_speed",
         ),
         Defect(
+            "failures-of-other-shards",
+            "samples that failed in an earlier version of a shard are listed as missing from the present one",
+            "datamat.directory.failures:failures_in",
+            replace(
+                'infos.get((values["shard"], values["checksum"]))',
+                'next((info for info in infos.values() if info.name == values["shard"]), None)',
+            ),
+            "tests/run/test_failures.py::test_failures_of_earlier_versions_of_a_shard_are_gone[local]",
+        ),
+        Defect(
+            "equal-masks-are-equal-inputs",
+            "two samples of which only the masks are equal are called the same picture",
+            "datamat.directory.equal_inputs:_largest_inputs",
+            replace('size > found["size"]', "size > 0"),
+            "tests/directory/test_equal_inputs.py::test_equal_inputs_are_found[mask]",
+        ),
+        Defect(
             "hook-before-the-ledger",
             "a hook hears of a part before the ledger has it, and loses the part if it ends the process",
             "datamat.run.report:RunEvents.emit",
