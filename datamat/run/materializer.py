@@ -185,6 +185,9 @@ class Materializer:
     def __repr__(self) -> str:
         return f"Materializer({self._job.writer_name!r}, {self._source_text!r}, {str(self._job.place)!r})"
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name.startswith("__") or not name.startswith("_")]
+
     def _repr_html_(self) -> str:
         job = self._job
         transform = job.records.pipeline.augmenter.transform if job.records.pipeline is not None else None
