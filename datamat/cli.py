@@ -578,9 +578,9 @@ Make what is missing in the output of a job. MODULE:JOB names a Materializer, a 
 a function without arguments that returns either; the module is imported as a program in this folder would import it.
 FILE.toml holds the arguments of a Materializer by name, and a table [run] with those of its run; shards, workers and
 errors may be tables with the arguments of ShardOptions, WorkerOptions and ErrorPolicy; transform, logger, sidecars and
-hooks are named as MODULE:NAME; so is executor, unless it is "ray" or an address. Options of the command line win. With
---task-index and --num-tasks, or in a Slurm array job, several such processes make one output together, on a shared file
-system or in a bucket (S3, Google's or Azure's).""",
+hooks are named as MODULE:NAME; so are executor, unless it is "ray" or an address, and groups, unless it names a field.
+Options of the command line win. With --task-index and --num-tasks, or in a Slurm array job, several such processes make
+one output together, on a shared file system or in a bucket (S3, Google's or Azure's).""",
         target="JOB",
         run=_run,
         python=(Materializer.run,),

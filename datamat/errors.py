@@ -75,6 +75,11 @@ __all__ = [
     "want_of_resources",
 ]
 
+
+def __dir__() -> list[str]:
+    return [name for name in __all__ if isinstance(globals()[name], type)]  # the others are datamat's own
+
+
 RESOURCES = (errno.ENFILE, errno.EMFILE, errno.ENOMEM)
 """Codes of errors that are not about the file: descriptors or memory ran out. ENFILE's text contains EMFILE's."""
 

@@ -389,6 +389,7 @@ class DatasetKeywords(TypedDict, total=False):
 
     format: Any
     splits: Mapping[str, float] | None
+    groups: str | Callable[[Any], Any] | None
     shards: int | str | ShardOptions | None
     transform: Any
     copies: int | Mapping[str, int]

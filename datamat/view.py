@@ -16,6 +16,10 @@ from datamat.readers.view import ViewPage, ViewServer, view, viewing
 __all__ = ["ViewPage", "ViewServer", "view", "viewing"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class _Verb(types.ModuleType):
     """A module that can be called: whoever imports it sets `datamat.view`, which is a verb, to the module."""
 

@@ -23,6 +23,40 @@ def test_public_names_resolve_and_are_documented():
     assert set(datamat.__all__) <= set(dir(datamat))
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "features",
+        "formats",
+        "writers",
+        "events",
+        "errors",
+        "parallel",
+        "readers.tf",
+        "directory.sidecars",
+        "view",
+        "testing",
+    ],
+)
+def test_dir_of_a_module_shows_what_users_may_call(name):
+    """Not what the module imports for itself, nor what is there for other modules of datamat."""
+    module = importlib.import_module(f"datamat.{name}".rstrip("."))
+    shown = [name for name in dir(module) if not name.startswith("__")]
+
+    assert shown
+    assert {*shown} <= {*module.__all__}
+    assert not [name for name in shown if not inspect.getdoc(getattr(module, name))]
+
+
+def test_dir_of_a_materializer_shows_what_users_may_call(tmp_path):
+    """No attribute is among them that a user has no business with."""
+    made = datamat.Materializer([{"x": 1}], None, tmp_path)
+
+    assert {"run", "plan", "status"} <= {*dir(made)}
+    assert not [name for name in dir(made) if name.startswith("_") and not name.startswith("__")]
+
+
 def test_unknown_name_is_an_attribute_error():
     """A missing name is refused as Python does it, so that `hasattr` works."""
     with pytest.raises(AttributeError, match="module 'datamat' has no attribute 'materialise'"):

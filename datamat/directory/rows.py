@@ -947,9 +947,11 @@ class RowStore:
 
     Attributes:
         left_aside: what the index has left aside of the files of its source, in words; "" where nothing is known.
+        groups: which groups draw the splits, in words; "" where keys do, or nothing is known.
     """
 
     left_aside = ""
+    groups = ""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
@@ -1283,12 +1285,13 @@ _LOOKED_AT_LATER = 1024  # ... and so many more, over all rows, of those that lo
 _EXACT = 2**53  # integers up to it are floats, too, without loss
 
 
-def write_rows(
+def write_rows(  # noqa: PLR0913 -- what decides how rows are stored, by name
     rows: Iterable[IndexRow] | Iterable[RowBlock],
     folder: pathlib.Path,
     *,
     source: str,
     splits: Mapping[str, float] | None = None,
+    groups: Callable[[RowBlock, int], np.ndarray] | None = None,
     file_fields: Sequence[str] | None = None,
     identity: str = "stat",
     url_fields: Collection[str] = (),
@@ -1302,6 +1305,8 @@ def write_rows(
         folder: an empty folder for these files alone.
         source: folder that relative paths of fields start from.
         splits: share of each split for rows that name none, drawn by hash of the key; None puts them all in "train".
+        groups: returns the hashes that draw the splits of a block of rows in place of those of the keys, given the
+            number of rows before them; None where keys do.
         file_fields: names of the fields that hold paths of input files, or of folders of them, blank in rows without;
             None finds them by the first values that are not blank, and by samples of the others.
         identity: what decides whether an input file is the same, as in `ShardOptions`.
@@ -1316,7 +1321,7 @@ def write_rows(
             message names the line or row.
     """
     with contextlib.ExitStack() as stack:
-        writer = _RowWriter(folder, source, splits, file_fields, stack, url_fields)
+        writer = _RowWriter(folder, source, splits, groups, file_fields, stack, url_fields)
         for block in _blocks(rows):
             writer.append(block)
         if not writer.num_rows:
@@ -1338,6 +1343,7 @@ class _RowWriter:
         folder: pathlib.Path,
         source: str,
         splits: Mapping[str, float] | None,
+        groups: Callable[[RowBlock, int], np.ndarray] | None,
         file_fields: Sequence[str] | None,
         stack: contextlib.ExitStack,
         url_fields: Collection[str],
@@ -1352,6 +1358,7 @@ class _RowWriter:
         self._listed_files: _FieldWriter | None = None
         self._names: tuple[str, ...] = ()
         self._origins: list[tuple[int, int, Origin]] = []
+        self._groups = groups
         self._drawn = list(splits or {_DEFAULT_SPLIT: 1.0})
         self._limits = np.cumsum([(splits or {_DEFAULT_SPLIT: 1.0})[name] for name in self._drawn])
         self._codes = {name: code for code, name in enumerate(self._drawn)}
@@ -1459,7 +1466,8 @@ class _RowWriter:
         return exists
 
     def _split_codes(self, block: RowBlock, hashes: np.ndarray) -> np.ndarray:
-        # 53 bits of the hash as a fraction: a sample's split depends on its key alone, so it never moves.
+        # 53 bits of the hash as a fraction: a sample's split depends on its key or group alone, so it never moves.
+        hashes = hashes if self._groups is None else self._groups(block, self.num_rows)
         drawn = np.searchsorted(self._limits, (hashes >> np.uint64(11)) * 2.0**-53, side="right")
         drawn = np.minimum(drawn, len(self._drawn) - 1).astype(np.uint16)
         if block.splits is None or not any(block.splits[0]):

@@ -106,5 +106,10 @@ __all__ = [
     "with_value",
 ]
 
+
+def __dir__() -> list[str]:
+    return ["register_feature", *(name for name in __all__ if isinstance(globals()[name], type))]
+
+
 OUTPUT_VERSION = 4
 """Incremented when samples are encoded to different columns; all shards are then rebuilt."""

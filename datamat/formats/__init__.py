@@ -53,6 +53,11 @@ __all__ = [
     "get_format",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Record: TypeAlias = Mapping[str, "Column"]
 """One encoded record: column name to value."""
 Block: TypeAlias = Mapping[str, "NDArray[Any] | RaggedColumn | Sequence[bytes]"]

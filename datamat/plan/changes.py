@@ -526,25 +526,38 @@ class _Comparison:
         is_here, left = rows.are_in_shard(places, shard.number), set(keys)
         both = np.flatnonzero(is_here)
         gone = [key for key in rows.keys_at(rows.rows_of_shard(shard.number)) if key not in left]
-        stays = self._are_in_split(gone, shard.split)
+        split_of = self._splits_now(gone)
+        new = [keys[number] for number in np.flatnonzero(places < 0)]
+        moved = self._came(new, shard.split)
         inputs = self._inputs.records(shard.start, shard.stop) if is_why else self._store.inputs(positions)
         touched, edited = _compared(rows, places[both], self._store, positions[both], inputs[both])
         groups = {
             "changed on disk": [keys[both[number]] for number in touched],
             "changed in the index": [keys[both[number]] for number in edited],
-            "added": [keys[number] for number in np.flatnonzero(places < 0)],
-            "removed": [key for key, is_there in zip(gone, stays, strict=True) if not is_there],
+            "added": [key for key in new if key not in moved],
+            "came from another split": [key for key in new if key in moved],
+            "removed": [key for key in gone if split_of[key] is None],
+            "moved to another split": [key for key in gone if split_of[key] not in {None, shard.split}],
         }
         if self._manifest.ingredients.get("seed") == self._digests["seed"]:  # another seed moves all of them
             groups["came from another shard"] = [keys[number] for number in np.flatnonzero((places >= 0) & ~is_here)]
-            groups["moved to another shard"] = [key for key, is_there in zip(gone, stays, strict=True) if is_there]
+            groups["moved to another shard"] = [key for key in gone if split_of[key] == shard.split]
         return [_row_change(change, rows_of_it) for change, rows_of_it in groups.items() if rows_of_it]
 
-    def _are_in_split(self, keys: Sequence[str], split: str) -> list[bool]:
-        """Return whether each key belongs to a row that is now in the split."""
+    def _splits_now(self, keys: Sequence[str]) -> dict[str, str | None]:
+        """Return the split of the row of each key; None where the source has no such row."""
         rows = self._store.find_all(keys)
-        splits = np.asarray(self._store.split_codes)[rows]
-        found: list[bool] = ((rows >= 0) & (splits == self._store.splits.index(split))).tolist()
+        codes = np.asarray(self._store.split_codes)[rows].tolist()
+        splits = [self._store.splits[code] for code in codes]
+        return {key: split if row >= 0 else None for key, split, row in zip(keys, splits, rows.tolist(), strict=True)}
+
+    def _came(self, keys: Sequence[str], split: str) -> set[str]:
+        """Return the keys that were in other splits."""
+        found: set[str] = set()
+        for other in self._manifest.splits.keys() - {split}:
+            with contextlib.suppress(CorruptDataError, OutputError, KeyError):
+                places = self._index(other).find_all(keys)
+                found.update(key for key, place in zip(keys, places.tolist(), strict=True) if place >= 0)
         return found
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from datamat.directory.files import WORK, expand_home
+from datamat.directory.groups import Groups, groups_in_words
 from datamat.directory.keys import safe_key
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
 from datamat.directory.mirror import urls_in_errors
@@ -43,7 +44,7 @@ from datamat.plan.plan import SplitTerms, make_plan
 from datamat.writers.base import DatasetWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from datamat.directory.manifest import IndexInfo, ShardFiles
     from datamat.directory.mirror import SourceMirror, UrlFiles
@@ -411,6 +412,7 @@ class Job:
         output: absolute path of the folder of the finished shards.
         formats: the shard formats; readers take the first.
         splits: share of each split where the index brings none.
+        groups: field or function of the rows that land in the same split if they agree in it; None where keys draw.
         shards: layout of samples in files.
         copies: records per input row of the drawn splits, or by split.
         seed: base seed; with the sample key it decides every random draw.
@@ -438,6 +440,7 @@ class Job:
     version: str | None
     sidecars: tuple[Sidecar, ...]
     how: RunOptions
+    groups: str | Callable[[IndexRow], Any] | None = None
     store: ObjectStore | None = None
     remedies: Remedies = dataclasses.field(default_factory=Remedies)
     follow_links: bool = False
@@ -448,6 +451,7 @@ class Job:
         _check_sidecars(self.sidecars)
         _check_executor(self.how.executor, self.how.workers)
         _check_shares(self.splits)
+        _check_groups(self.groups, self.splits)
         _check_copies(self.copies)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise OptionError(f"seed is {self.seed!r}; want an int, not negative")
@@ -455,7 +459,7 @@ class Job:
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to the process that asked."""
         how = RunOptions(workers=self.how.workers, errors=self.how.errors, logger=self.how.logger)
-        return {**self.__dict__, "how": how, "sidecars": (), "store": None}
+        return {**self.__dict__, "how": how, "sidecars": (), "groups": None, "store": None}
 
     def for_workers(self) -> Job:
         """Return what workers need; they have the rows, so a table or dataset in memory stays behind."""
@@ -502,6 +506,10 @@ class Job:
         outside = output_excluded(self._likely_outputs())
         with links_followed(self.follow_links), urls_in_errors(), outside, listing_noted() as listing:
             rows = self.records.index(self.source)
+            contents = getattr(self.records.writer, "contents_of", None)
+            groups = None
+            if self.groups is not None:
+                groups = Groups(self.groups, self._base, None if contents is None else contents(self.groups))
             if _is_path(self.source) and not os.path.isabs(self.source):
                 rows = relative_to_source(rows, self.source, self.records.file_fields)
             store = write_rows(
@@ -509,12 +517,14 @@ class Job:
                 folder,
                 source=self._base,
                 splits=self.splits,
+                groups=None if groups is None else groups.hashes,
                 file_fields=self.records.file_fields,
                 identity=self.shards.identity,
                 url_fields=self.records.url_fields,
                 urls=self.urls,
             )
         store.left_aside = str(listing)
+        store.groups = "" if groups is None else str(groups)
         return store
 
     def _likely_outputs(self) -> list[str]:
@@ -561,7 +571,7 @@ class Job:
         )
         plan = self.records.arrange(plan, store, of_splits)
         _refuse_endless_manifest(plan, len(self.formats))
-        return dataclasses.replace(plan, left_aside=store.left_aside)
+        return dataclasses.replace(plan, left_aside=store.left_aside, groups=store.groups)
 
     def manifest(
         self, plan: Plan, digests: JobDigests, finished: Sequence[ShardFiles], index: tuple[IndexInfo, ...]
@@ -704,6 +714,18 @@ def _check_shares(splits: Mapping[str, float] | None) -> None:
     total = sum(splits.values())
     if not splits or any(share <= 0 for share in splits.values()) or not np.isclose(total, 1):
         raise OptionError(f"splits is {dict(splits)}; want positive shares that add up to 1 (they add up to {total:g})")
+
+
+def _check_groups(groups: Any, splits: Mapping[str, float] | None) -> None:
+    if groups is None:
+        return
+    if not isinstance(groups, str) and not callable(groups):
+        raise OptionError(f"groups is {groups!r}; want the name of a field, or a function of an IndexRow")
+    if splits is None:
+        raise OptionError(
+            f"groups={groups_in_words(groups)} is given without splits=, and rows are grouped where splits are drawn; "
+            "add their shares, as in splits={'train': 0.8, 'val': 0.2}"
+        )
 
 
 def _check_copies(copies: int | Mapping[str, int]) -> None:

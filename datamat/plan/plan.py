@@ -153,12 +153,14 @@ class Plan:
         shards: every output file, sorted by split and number.
         ranks: number of training processes that will share the shards; None if not given.
         left_aside: number, suffixes and first names of the files that the index has not taken; "" if it took all.
+        groups: how many groups drew the splits, and which; "" if keys did, or the index named them.
     """
 
     name: str
     shards: tuple[ShardSpec, ...]
     ranks: int | None = None
     left_aside: str = ""
+    groups: str = ""
 
     @property
     def num_rows(self) -> int:
@@ -273,7 +275,7 @@ class Plan:
         drawn = [split for split, shards in self.splits.items() if shards[0].augmented]
         others = [split for split in self.splits if split not in drawn]
         draws = f"drawn: {', '.join(drawn)}" + (f"; as they are: {', '.join(others)}" if others else "")
-        return [remark for remark in (draws if drawn else "", self.left_aside) if remark]
+        return [remark for remark in (draws if drawn else "", self.groups, self.left_aside) if remark]
 
     @property
     def _title(self) -> str:

@@ -278,7 +278,10 @@ def convert(
             another kind of store.
         cache_dir: where the shards of a URL go, to be used again, in up to 100 GB; None takes a temporary folder. With
             an `executor`, all hosts must share it.
-        run: how it is made, as for `Materializer.run`; with `existing`, the rows of the directory are the source.
+        run: how it is made, as for `Materializer.run`; with `existing`, the rows of the directory are the source. With
+            `task_index`, each task makes the same call, and one whose others were killed completes what they had.
+            Damage that `convert` finds before it begins is raised whatever `errors` says; a record that fails later is
+            left out where it says so, and `retry_failed` copies it once the directory is repaired.
 
     Returns:
         A report of what was done.
@@ -326,7 +329,7 @@ def convert(
         version=None,
         sidecars=tuple(sidecars),
         how=how,
-        remedies=Remedies(again="convert()", existing="convert(..., existing='{}')"),
+        remedies=Remedies("convert()", "convert(..., retry_failed=True)", "convert(..., existing='{}')"),
     )
     try:
         return start(job, _part_worker)

@@ -376,7 +376,8 @@ def materialize(
             costs more than the item itself. It draws no random numbers. If it returns None or raises, `fn` is called
             for each item.
         both: arguments by name of `Materializer`, such as `format`, `transform` or `copies`, and of its `run`, such as
-            `workers`, `errors` or `deadline`.
+            `workers`, `errors` or `deadline`. `groups` names a field of items that are dicts; the `IndexRow` that a
+            function gets holds the fields of such an item, and any other item as the field "item".
 
     Raises:
         OptionError: there are no inputs, `block` is given and `fn` draws, or `Materializer` refuses an option.

@@ -31,7 +31,8 @@ RUN_OPTIONS = tuple(RunKeywords.__annotations__)
 _WANTED = "want a Materializer, a pair of it and a dict of run options, or a function that returns one of them"
 _HOW = "want MODULE:JOB, as in jobs:camvid for `camvid` in jobs.py, or the name of a TOML file"
 _TABLES: dict[str, type] = {"shards": ShardOptions, "workers": WorkerOptions, "errors": ErrorPolicy}
-_NAMED = ("transform", "sidecars", "executor", "hooks", "logger")  # arguments that a file cannot hold, but name
+# Arguments that a file cannot hold, but name.
+_NAMED = ("transform", "groups", "sidecars", "executor", "hooks", "logger")
 
 
 class NamedJob(NamedTuple):
@@ -160,10 +161,12 @@ def _refuse_unknown(place: str, name: str, known: Collection[str], taker: str) -
 
 
 def _named_objects(path: pathlib.Path, argument: str, value: Any) -> Any:
-    """Return what MODULE:NAME stands for, also in a list; an executor such as "ray" or an address as it is."""
+    """Return what MODULE:NAME stands for, also in a list; "ray", an address, or the name of a field as it is."""
     if isinstance(value, list):
         return [_named_objects(path, argument, inner) for inner in value]
-    if not isinstance(value, str) or (argument == "run.executor" and (":" not in value or "://" in value)):
+    if not isinstance(value, str):
+        return value
+    if argument in {"groups", "run.executor"} and (":" not in value or "://" in value):
         return value
     if ":" not in value:
         raise OptionError(

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from datamat.directory.display import feature_table, render_html, shorten
 from datamat.directory.files import WORK, expand_home, lock_holder, locked, refuse_links
+from datamat.directory.groups import groups_in_words
 from datamat.directory.manifest import INDEX_FOLDER
 from datamat.directory.mirror import UrlFiles, mirrored, url_folder, urls_in_errors
 from datamat.directory.provenance import find_provenance
 from datamat.directory.remote import is_url, without_secrets
-from datamat.directory.rows import links_followed
+from datamat.directory.rows import IndexRow, links_followed
 from datamat.directory.sidecars import Sidecar
 from datamat.directory.stores import ObjectStore
 from datamat.directory.verify import VerifyReport, verify
@@ -90,6 +91,10 @@ class Materializer:
             another package), a `ShardFormat` with its own options, or a list of these: each sample is then read and
             drawn once and written in every format. `load` reads the first, unless you ask for another.
         splits: fraction of each split ({"train": .8, "val": .2}) if the index names none, drawn by a hash of the key.
+        groups: the field of a row that holds what belongs together (a patient, a video), or a function of an `IndexRow`
+            that returns it: rows that agree in it land in the same split, which is drawn by its hash. New groups move
+            none of the old ones. The shares of `splits` are those of groups, however many rows each has. A group is a
+            str, int, bool, bytes, path, or a tuple of these, and never empty; 7 and "7" are one group.
         shards: how samples are laid out in files: a number of shards per split, a size of each such as "256MB", or
             `ShardOptions`.
         transform: an albumentations pipeline, or a callable of (sample) or (sample, rng) that returns a sample or
@@ -130,6 +135,7 @@ class Materializer:
         *,
         format: str | ShardFormat | Sequence[str | ShardFormat] = "tfrecord",  # noqa: A002 -- the field's word, and DESIGN's
         splits: Mapping[str, float] | None = None,
+        groups: str | Callable[[IndexRow], Any] | None = None,
         shards: int | str | ShardOptions | None = None,
         transform: Any = None,
         copies: int | Mapping[str, int] = 1,
@@ -161,6 +167,7 @@ class Materializer:
             store=store,
             formats=resolve_formats(format, writer.features),
             splits=None if splits is None else dict(splits),
+            groups=groups,
             shards=ShardOptions.of(shards),
             copies=copies if isinstance(copies, int) else dict(copies),
             seed=seed,
@@ -176,6 +183,9 @@ class Materializer:
     def __repr__(self) -> str:
         return f"Materializer({self._job.writer_name!r}, {self._source_text!r}, {str(self._job.place)!r})"
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name.startswith("__") or not name.startswith("_")]
+
     def _repr_html_(self) -> str:
         job = self._job
         transform = job.records.pipeline.augmenter.transform if job.records.pipeline is not None else None
@@ -184,6 +194,8 @@ class Materializer:
             ("source", self._source_text),
             ("output", job.place),
             ("format", ", ".join(made.name for made in job.formats)),
+            ("splits", "as the index names them" if job.splits is None else job.splits),
+            *([] if job.groups is None else [("groups", groups_in_words(job.groups))]),
             ("copies", job.copies),
             ("transform", "none" if transform is None else shorten(str(transform))),
             ("seed", job.seed),

@@ -354,6 +354,14 @@ def _run_locked(
         write_snapshot(job.work / "rows", planned.plan)
         for uneven in planned.plan.uneven().values():
             how.logger.warning("%s", uneven)
+        if job.groups is not None and (
+            empty := [split for split in job.splits or () if split not in planned.plan.splits]
+        ):
+            how.logger.warning(
+                "no row falls into split %s: %s, and a share is one of groups; change splits= or groups=",
+                " or ".join(map(repr, empty)),
+                planned.plan.groups,
+            )
         events.emit(PlanMade.of(planned.plan, planned.chosen))
         report = Run(planned, tasks, events, remote, mode=mode).execute()
         if slices is not None and (report.is_complete or task is None):  # else other tasks are at work

@@ -236,9 +236,19 @@ class ImportWriter(DatasetWriter):
         self.__dict__["_was_indexed"] = True
         return Index.from_dataset(self._samples, key=self._key_field)
 
+    def contents_of(self, groups: Any) -> Iterator[Mapping[str, Any]]:
+        """Return what `groups=` sees of each sample: the fields that are stored; of a column of a table, that one."""
+        field = self._fields.get(groups) if isinstance(groups, str) else None
+        if field is not None and isinstance(self._samples, ArrowSource) and field in self._samples.field_names():
+            return ({groups: value} for value in self._samples.cells_of(field))
+        return (self._sample(number) for number in range(len(self._samples)))
+
     def read(self, row: IndexRow) -> Sample:
         """Return the sample of a row."""
-        sample = self._samples[int(row.fields["number"])]
+        return self._sample(int(row.fields["number"]))
+
+    def _sample(self, number: int) -> dict[str, Any]:
+        sample = self._samples[number]
         found = {}
         for name, field in self._fields.items():
             if field not in sample:

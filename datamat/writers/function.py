@@ -273,6 +273,11 @@ class FunctionWriter(DatasetWriter):
         del source
         return Rows(lambda: _blocks_of(self._inputs, self._numbers, has_content=self._whole is None))
 
+    def contents_of(self, groups: Any) -> Iterator[Mapping[str, Any]]:
+        """Return what `groups=` sees of each item: a dict, or else the item as the field "item"."""
+        del groups
+        return (item if isinstance(item, Mapping) else {ITEM: item} for item in self._inputs)
+
     def read(self, row: IndexRow) -> Sample:
         return self.fn(self.item(row.key))
 

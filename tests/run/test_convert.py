@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 
@@ -19,6 +20,7 @@ from datamat import (
     ErrorPolicy,
     Features,
     Image,
+    IncompleteRunError,
     IndexRow,
     Manifest,
     OptionError,
@@ -29,6 +31,7 @@ from datamat import (
     Tensor,
     Text,
     WorkerOptions,
+    failures,
     load,
     verify,
 )
@@ -285,6 +288,55 @@ def test_stopped_conversion_resumes(mixed, tmp_path):
     assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(whole)
 
 
+@pytest.mark.parametrize("first", [{}, {"include": "train-*"}, {"executor": Stopping()}])
+def test_tasks_convert_one_directory_together(mixed, tmp_path, first):
+    """Whatever one has left, all of it, half or an interrupted shard, the other completes, to the same bytes."""
+    whole = converted(mixed, tmp_path / "whole", format="parquet", shards=2)
+    options = {"format": "parquet", "shards": 2, "num_tasks": 2, "progress": False}
+    with contextlib.suppress(KeyboardInterrupt):
+        convert(mixed, tmp_path / "out", task_index=0, **{"executor": InlineExecutor(), **options, **first})
+
+    report = convert(mixed, tmp_path / "out", task_index=1, executor=InlineExecutor(), **options)
+
+    assert report.is_complete
+    assert (report.num_shards_written == 0) == (not first)
+    assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(whole)
+
+
+def test_tasks_convert_at_the_same_time(mixed, tmp_path):
+    """While one is at work, another makes shards that the first has not."""
+    whole = converted(mixed, tmp_path / "whole", format="parquet")
+    options = {"format": "parquet", "num_tasks": 2, "executor": InlineExecutor(), "progress": False}
+    others = []
+
+    def other(event):
+        if isinstance(event, PartDone) and not others:
+            others.append(None)
+            others.append(convert(mixed, tmp_path / "out", task_index=1, include="val-*", **options))
+
+    convert(mixed, tmp_path / "out", task_index=0, include="train-*", hooks=[other], **options)
+    last = convert(mixed, tmp_path / "out", task_index=1, **options)
+
+    assert others[1].num_shards_written > 0
+    assert (last.is_complete, last.num_shards_written) == (True, 0)
+    assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(whole)
+
+
+def test_shards_that_are_chosen_are_converted_first(mixed, tmp_path):
+    """The rest follows, to the same bytes; a pattern that fits none is refused."""
+    options = {"format": "parquet", "executor": InlineExecutor(), "progress": False}
+    whole = converted(mixed, tmp_path / "whole", format="parquet")
+    with pytest.raises(OptionError, match="'test-\\*' names no shard"):
+        convert(mixed, tmp_path / "out", include="test-*", **options)
+
+    some = convert(mixed, tmp_path / "out", include="train-*", exclude="train-00001*", **options)
+    rest = convert(mixed, tmp_path / "out", **options)
+
+    assert (some.is_complete, some.num_shards_written) == (False, 1)
+    assert (rest.is_complete, rest.num_shards_reused) == (True, 1)
+    assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(whole)
+
+
 def test_finished_conversion_is_not_repeated_unless_the_source_changed(mixed, tmp_path):
     """A second call does nothing; other content in the source directory is noticed."""
     source = shutil.copytree(mixed, tmp_path / "source")
@@ -339,6 +391,26 @@ def test_damage_that_comes_later_names_file_and_record(mixed, tmp_path):
 
     with pytest.raises(SampleError, match=rf"{shard.name}: record \d+ at byte \d+ is damaged"):
         converted(source, tmp_path / "out", format="parquet", executor=Damaging(shard))
+
+
+@pytest.mark.parametrize("errors", ["skip", "quarantine"])
+def test_record_that_is_left_out_is_listed_and_tried_again(mixed, tmp_path, errors):
+    """Once the directory is repaired; until then the next conversion says by which call."""
+    source = shutil.copytree(mixed, tmp_path / "source")
+    shard = source / "mixed-train-00001-of-00002.tfrecord"
+    options = {"format": "parquet", "progress": False}
+    left_out = convert(source, tmp_path / "out", errors=errors, executor=Damaging(shard), **options)
+    listed = failures(tmp_path / "out")
+    shutil.copy(mixed / shard.name, shard)
+    with pytest.raises(IncompleteRunError, match=r"convert\(..., retry_failed=True\)"):
+        convert(source, tmp_path / "out", executor=InlineExecutor(), **options)
+
+    convert(source, tmp_path / "out", executor=InlineExecutor(), retry_failed=True, **options)
+
+    assert (left_out.num_failed, len(listed)) == (1, 1)
+    assert shard.name in listed[0].reason
+    assert not failures(tmp_path / "out")
+    assert records(tmp_path / "out") == records(source)
 
 
 def test_missing_shard_is_named(mixed, tmp_path):

@@ -2058,6 +2058,13 @@ DEFECTS = {
             "tests/transforms/test_copies.py::test_splits_that_are_drawn[splits0-None-drawn0-transform]",
         ),
         Defect(
+            "patients-in-both-splits",
+            "rows of one patient are in the training and in the test data",
+            "datamat.directory.rows:_RowWriter._split_codes",
+            replace("self._groups is None", "True"),
+            "tests/directory/test_groups.py::test_rows_of_a_group_share_a_split_and_new_groups_move_none",
+        ),
+        Defect(
             "left-aside-in-silence",
             "pictures of a kind that nothing reads are not in the dataset, and nothing says so",
             "datamat.writers.existing:files_below",

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["FromShard", "Sidecar"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class FromShard:
     """The content of a sidecar file that depends on the bytes of one shard, such as an index of its members.
