@@ -133,12 +133,15 @@ def test_charts_show_their_tables():
 
 
 def test_every_chart_is_on_a_page():
-    """None is drawn in vain, and none is missing."""
+    """None is drawn in vain, none is missing, and each can be read on a dark screen."""
     shown = {
         name for page in (ROOT / "docs").glob("*.md") for name in re.findall(r"\(([\w-]+\.svg)\)", page.read_text())
     }
 
-    assert shown == {path.name for path in (ROOT / "docs").glob("*.svg")}
+    charts = list((ROOT / "docs").glob("*.svg"))
+
+    assert shown == {path.name for path in charts}
+    assert [path.name for path in charts if "(prefers-color-scheme: dark)" not in path.read_text()] == []
 
 
 @pytest.mark.long
