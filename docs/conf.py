@@ -1,10 +1,14 @@
 """How Sphinx builds the documentation; it needs no network."""
 
+import inspect
+from typing import Any
+
 import datamat
 from docutils.nodes import Element
 from sphinx.application import Sphinx
 from sphinx.domains.python import PyXRefRole
 from sphinx.environment import BuildEnvironment
+from sphinx.util.inspect import stringify_signature
 
 project = "datamat"
 author = "the datamat authors"
@@ -39,6 +43,8 @@ class Name(PyXRefRole):
         title: str,
         target: str,
     ) -> tuple[str, str]:
+        if not all(map(str.isidentifier, target.split("."))):
+            return title, target  # other code
         if target.isidentifier() and target[0].isupper():
             target = f".{target}"  # a class, of whichever module
         title, target = super().process_link(
@@ -48,6 +54,27 @@ class Name(PyXRefRole):
         return title, target
 
 
+def show_init(
+    _app: Sphinx,
+    _what: str,
+    _name: str,
+    thing: Any,
+    _options: Any,
+    signature: str,
+    _returns: str,
+) -> Any:
+    """Show what a writer takes: its `__new__`, which says what a subclass lacks, takes anything."""
+    if signature is None or not signature.startswith("(*_args"):
+        return None
+    if thing.__init__ is object.__init__:
+        return "()", None
+    made = inspect.signature(thing.__init__)
+    return stringify_signature(
+        made.replace(parameters=list(made.parameters.values())[1:])
+    ), None
+
+
 def setup(app: Sphinx) -> None:
-    """Add the role of code in docstrings."""
+    """Add the role of code in docstrings, and the signatures of writers."""
     app.add_role_to_domain("py", "name", Name())
+    app.connect("autodoc-process-signature", show_init)
