@@ -1,6 +1,6 @@
 """The charts of the documentation, drawn from the tables on its pages, so that the two always agree.
 
-    python benchmarks/charts.py            # draw docs/chart-*.svg and docs/growth.svg
+    python benchmarks/charts.py            # draw docs/chart-*.svg, docs/growth.svg and docs/scale-*.svg
     python benchmarks/charts.py --check    # exit with 1 where one of them is not what its table says
 
 A chart is light or dark as the reader's system is. It has a background of its own, so it can be read on any page.
@@ -15,8 +15,10 @@ import pathlib
 import re
 import sys
 
+from scale import CORES, MODELS
+
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
-COLOURS = ("#4878a8", "#c8643c", "#508c50")
+COLOURS = ("#4f83b6", "#c8643c", "#5a9a5a", "#9a6fb0", "#a08a3c")  # of curves: each stands out on both backgrounds
 FIGURE = re.compile(r"[\d.,]*\d")
 STYLE = """<style>
 text { fill: #24292f } .ground { fill: #ffffff } .grid { stroke: #d8dee4 }
@@ -60,7 +62,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a chart is out of date")
     options = parser.parse_args()
-    drawn = {DOCS / f"{chart.name}.svg": bars(chart) for chart in CHARTS} | {DOCS / "growth.svg": growth()}
+    drawn = {DOCS / f"{chart.name}.svg": bars(chart) for chart in CHARTS}
+    drawn |= {
+        DOCS / "growth.svg": growth(),
+        DOCS / "scale-driver.svg": driver(),
+        DOCS / "scale-machines.svg": machines(),
+    }
     stale = [path for path, svg in drawn.items() if not path.exists() or path.read_text() != svg]
     if options.check and stale:
         sys.exit(f"out of date: {', '.join(path.name for path in stale)}; run python benchmarks/charts.py")
@@ -98,13 +105,40 @@ def bars(chart: Bars) -> str:
 
 
 def growth() -> str:
-    """Return the chart of seconds and memory over numbers of rows, both by logarithm."""
+    """Return the chart of seconds and memory over numbers of rows."""
     head, rows = table("benchmarks", "How a run grows")
-    sizes = [number(row[0]) for row in rows]
-    curves = {name: [number(row[head.index(name)]) for row in rows] for name in ("processor, s", "wall, s", "PSS, MB")}
-    width, height, left, right, top, bottom = 760, 310, 60, 150, 36, 40
-    low = math.floor(math.log10(min(min(values) for values in curves.values())))
-    high = math.ceil(math.log10(max(max(values) for values in curves.values())))
+    names = ("processor, s", "wall, s", "PSS, MB")
+    found = {name: [number(row[head.index(name)]) for row in rows] for name in names}
+    return curves("Rows of ten float32, one call each, two workers", "rows", [number(row[0]) for row in rows], found)
+
+
+def driver() -> str:
+    """Return the chart of what the driver spends over numbers of parts."""
+    head, rows = table("scale", "The driver")
+    names = {
+        "a whole run, s": "a whole run, s",
+        "a run that was killed before its last shard, until its first part is handed out, s": "rerun, first part, s",
+        "a run with nothing to do, s": "nothing to do, s",
+        "memory, MB": "memory, MB",
+        "manifest, MB": "manifest, MB",
+    }
+    found = {names[row[0]]: [number(cell) for cell in row[1:]] for row in rows if row[0] in names}
+    return curves(
+        "What the driver spends: processor seconds and MB", "parts", [number(cell) for cell in head[1:]], found
+    )
+
+
+def machines() -> str:
+    """Return the chart of records a second over cores, by the model of benchmarks/scale.py."""
+    found = {name: [model.records_a_second(cores) for cores in CORES] for name, model in MODELS.items()}
+    return curves("Records a second, by the measured model", "cores", list(map(float, CORES)), found)
+
+
+def curves(title: str, unit: str, sizes: list[float], found: dict[str, list[float]]) -> str:
+    """Return a chart as SVG, with a curve for each name over the sizes, both by logarithm."""
+    width, height, left, right, top, bottom = 760, 310, 66, 176, 36, 40
+    low = math.floor(math.log10(min(map(min, found.values()))))
+    high = math.ceil(math.log10(max(map(max, found.values()))))
     first, last = math.log10(min(sizes)), math.log10(max(sizes))
 
     def x(size: float) -> float:
@@ -113,18 +147,21 @@ def growth() -> str:
     def y(value: float) -> float:
         return height - bottom - (math.log10(value) - low) / max(high - low, 1) * (height - top - bottom)
 
-    lines = opening(width, height, "Rows of ten float32, one call each, two workers")
-    lines.append(text((left + width - right) / 2, height - 6, "rows", 'text-anchor="middle"'))
+    lines = opening(width, height, title)
+    lines.append(text((left + width - right) / 2, height - 6, unit, 'text-anchor="middle"'))
     for power in range(low, high + 1):
         at = y(10.0**power)
         lines.append(f'<path class="grid" d="M{left} {at:.1f}H{width - right}"/>')
-        lines.append(text(left - 6, at + 4, f"{10.0**power:g}", 'text-anchor="end"'))
+        shown = f"{10.0**power:g}" if power < 0 else f"{10**power:,}"
+        lines.append(text(left - 6, at + 4, shown, 'text-anchor="end"'))
     for size in sizes:
         lines.append(text(x(size), height - bottom + 16, f"{size:,.0f}", 'text-anchor="middle"'))
-    for (name, values), colour in zip(curves.items(), COLOURS, strict=True):
+    below = math.inf
+    for (name, values), colour in sorted(zip(found.items(), COLOURS, strict=False), key=lambda one: one[0][1][-1]):
         points = " ".join(f"{x(size):.1f},{y(value):.1f}" for size, value in zip(sizes, values, strict=True))
         lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        lines.append(text(x(sizes[-1]) + 8, y(values[-1]) + 4, name, f'style="fill:{colour}"'))
+        below = min(y(values[-1]) + 4, below - 14)  # names of curves that end together stand above each other
+        lines.append(text(x(sizes[-1]) + 8, below, name, f'style="fill:{colour}"'))
     return "\n".join([*lines, "</svg>", ""])
 
 

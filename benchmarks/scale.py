@@ -1,7 +1,6 @@
 """How a run grows: the driver over 10^4 to 10^6 parts, what a rerun costs to start, and the model of many machines.
 
     python benchmarks/scale.py                              # the table
-    python benchmarks/scale.py --svg docs                   # and scale-driver.svg, scale-machines.svg there
     python benchmarks/scale.py --parts 10000                # one size
 
 Nobody does the work: `NoWork` of benchmarks/driver.py answers each call at once with the receipt that a worker would
@@ -10,7 +9,7 @@ all shards but the last, as one that was killed shortly before its end. The next
 until it hands out the first part is the start of a rerun. A third finds nothing to do. All seconds are of the
 processor, of the thread that called `run`; memory is what the peak of the resident size grows by.
 
-The machines are a model, of the measured costs alone: see `Machines`.
+The machines are a model, of the measured costs alone: see `Machines`. `python benchmarks/charts.py` draws both.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ import subprocess
 import sys
 import tempfile
 
-from charts import growth
 from driver import PARTS_PER_SHARD, NoWork, folders, materializer, resident_bytes
 
 from datamat.events import WorkersStarted
@@ -176,22 +174,6 @@ MODELS = {
 part of 32 MiB of cost has 31 rows of 264 KB with four records each."""
 
 
-def draw(sizes: list[int], found: list[dict[str, float]], folder: pathlib.Path) -> None:
-    names = {
-        "driver, s": "driver, s",
-        "rerun until the first part, s": "rerun, first part, s",
-        "rerun with nothing to do, s": "nothing to do, s",
-        "memory, MB": "memory, MB",
-        "manifest, MB": "manifest, MB",
-    }
-    curves = {shown: [one[name] for one in found] for name, shown in names.items()}
-    chart = growth("What the driver spends: processor seconds and MB", list(map(float, sizes)), curves, "parts")
-    (folder / "scale-driver.svg").write_text(chart)
-    machines = {name: [model.records_a_second(cores) for cores in CORES] for name, model in MODELS.items()}
-    chart = growth("Records a second, by the measured model", list(map(float, CORES)), machines, "cores")
-    (folder / "scale-machines.svg").write_text(chart)
-
-
 def table(sizes: list[int], found: list[dict[str, float]]) -> None:
     print(f"{'parts':32}" + "".join(f"{size:>12,}" for size in sizes))
     for name in found[0]:
@@ -202,7 +184,6 @@ def table(sizes: list[int], found: list[dict[str, float]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", type=int, nargs="*", default=SIZES, help="numbers of parts, 100 to a shard")
-    parser.add_argument("--svg", help="folder to draw the curves to")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -216,8 +197,6 @@ def main() -> None:
     table(list(options.parts), found)
     for name, model in MODELS.items():
         print(f"{name}: bends at {model.bend():,.0f} cores" if model.bend() < 1e6 else f"{name}: does not bend")
-    if options.svg:
-        draw(list(options.parts), found, pathlib.Path(options.svg))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ import platform
 import statistics
 import time
 
+from charts import STYLE
+
 SECONDS = {"open": 0.030, "read": 0.015, "map": 0.030, "train": 0.010}
 NUM_SAMPLES = 3
 COLOURS = {"open": "#d55e00", "read": "#0072b2", "map": "#009e73", "train": "#cc79a7"}
@@ -147,7 +149,8 @@ def drawing(runs):
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
     lines = [
         f'{opening} font-family="sans-serif" font-size="9">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
+        STYLE,
+        f'<rect class="ground" width="{width}" height="{height}" rx="4"/>',
     ]
     for place, (name, (seconds, spans)) in enumerate(runs.items()):
         top = height_of_one * place + 12

@@ -47,8 +47,7 @@ dataset = load("sounds")
 dataset.preview(4).save("waves.png")
 num_samples = sum(len(sample["sound"]) for sample in dataset)
 print(f"{len(dataset)} recordings, {num_samples} samples")
-for batch in dataset.to_numpy(batch_size=4, shuffle=True, seed=1, transform=shift):
-    longest = max(map(len, batch["sound"]))
-    waves = np.stack([np.pad(one[:, 0], (0, longest - len(one))) for one in batch["sound"]])
+for batch in dataset.to_numpy(batch_size=4, shuffle=True, seed=1, transform=shift, pad={"sound": 0.0}):
+    waves = batch["sound"][..., 0]
     print(f"a batch {waves.dtype} {waves.shape[0]} x {waves.shape[1]}, {batch['hertz'].tolist()} Hz")
     break

@@ -47,7 +47,7 @@ def materialize_street(source: pathlib.Path, output: pathlib.Path) -> None:
     os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
     import albumentations as A  # noqa: N812 -- the name that its users know
 
-    from datamat import Materializer, ShardOptions
+    from datamat import Materializer
 
     augment = A.Compose(
         [
@@ -58,9 +58,7 @@ def materialize_street(source: pathlib.Path, output: pathlib.Path) -> None:
             A.GaussNoise(std_range=(0.02, 0.06), p=0.2),
         ]
     )
-    job = Materializer(
-        "camvid", source, output, copies=COPIES, transform=augment, shards=ShardOptions(num_shards=4), seed=7
-    )
+    job = Materializer("camvid", source, output, copies=COPIES, transform=augment, shards=4, seed=7)
     job.run()  # shows the bar, and a summary at its end
 
 

@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 
 from datamat import Materializer, load
-from datamat.writers.pedestrian import PedestrianWriter
+from datamat.writers import PedestrianWriter
 
 folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "sidewalk")
 output = pathlib.Path(sys.argv[2] if len(sys.argv) > 2 else "out/sidewalk")

@@ -9,8 +9,6 @@ goes in the place of `tokenize`, with its number of tokens as `vocab_size`.
 import pathlib
 import sys
 
-import numpy as np
-
 from datamat import Text, Tokens, load, materialize
 
 VOCAB_SIZE = 257  # 256 bytes, and the end of the text
@@ -44,8 +42,6 @@ print(report)
 dataset = load("tokens")
 num_tokens = sum(len(sample["tokens"]) for sample in dataset)
 print(f"{len(dataset)} texts, {num_tokens} tokens")
-for batch in dataset.to_numpy(batch_size=8, shuffle=True, seed=1):
-    longest = max(map(len, batch["tokens"]))
-    ids = np.stack([np.pad(one, (0, longest - len(one)), constant_values=END) for one in batch["tokens"]])
-    print(f"a batch {ids.dtype} {ids.shape}")  # what a model is trained on
+for batch in dataset.to_numpy(batch_size=8, shuffle=True, seed=1, pad={"tokens": END}):
+    print(f"a batch {batch['tokens'].dtype} {batch['tokens'].shape}")  # what a model is trained on
     break
