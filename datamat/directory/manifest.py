@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import xxhash
 
+from datamat.directory.counts import Counts
 from datamat.directory.display import Table, feature_table, render_html, statistics_table
 from datamat.directory.files import (
     WORK,
@@ -59,6 +60,7 @@ __all__ = [
     "ShardInfo",
     "TreeHash",
     "by_shard",
+    "counts_of",
     "ends_of",
     "file_names",
     "formats_of",
@@ -473,6 +475,11 @@ ShardFiles: TypeAlias = tuple[ShardInfo, ...]
 """The files of one shard, one for each format of the run: all hold the same records."""
 
 
+def counts_of(files: ShardFiles) -> Counts:
+    """Return what a shard holds; the size is that of all its files."""
+    return dataclasses.replace(Counts.of(files[0]), num_bytes=sum(info.num_bytes for info in files))
+
+
 def file_names(shard: str, extensions: Iterable[str]) -> list[tuple[str, str]]:
     """Return the names of the files of a shard and of their offsets, in the order of the formats.
 
@@ -649,6 +656,11 @@ class Manifest:
         return sum(shard.num_records for shard in self.shards)
 
     @property
+    def counts(self) -> Counts:
+        """What all shards hold; the size is that of all formats."""
+        return dataclasses.replace(Counts.of(*self.shards), num_bytes=self.num_bytes)
+
+    @property
     def num_bytes(self) -> int:
         """Size of all shards, of all formats."""
         return sum(shard.num_bytes for shard in self.all_files)
@@ -687,15 +699,9 @@ class Manifest:
             *((str(name), made) for name, made in self.made_by.items()),
         ]
         rows = [
-            [
-                split,
-                len(infos),
-                sum(info.num_rows for info in infos),
-                sum(info.num_failed for info in infos),
-                sum(info.num_dropped for info in infos),
-                sum(info.num_records for info in infos),
-            ]
+            [split, len(infos), found.num_rows, found.num_failed, found.num_dropped, found.num_records]
             for split, infos in self.splits.items()
+            for found in [Counts.of(*infos)]
         ]
         splits = Table(["split", "shards", "rows", "failed", "left out", "records"], rows)
         title = f"{self.name}: {count_of(self.num_records, 'record')}"

@@ -242,10 +242,7 @@ def _merged(sets: Sequence[_Set], target: pathlib.Path, name: str, logger: loggi
         ledger.write(
             "run_finished",
             is_complete=True,
-            rows=sum(info.num_rows for info in manifest.shards),
-            failed=sum(info.num_failed for info in manifest.shards),
-            records=manifest.num_records,
-            bytes=manifest.num_bytes,
+            **manifest.counts.to_ledger(),
             elapsed_s=round(time.perf_counter() - began, 3),
         )
     (target / WORK / _MARK).unlink()

@@ -229,6 +229,11 @@ class Receipt:
         return self.num_rows - self.num_done - len({row.position for row in self.failed}) - self.num_dropped
 
     @property
+    def num_failed(self) -> int:
+        """Number of rows that failed."""
+        return len(self.failed)
+
+    @property
     def num_dropped(self) -> int:
         """Number of rows of which every record was left out."""
         if not self.dropped:  # asked several times for each part

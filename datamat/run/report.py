@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from datamat import codecs
+from datamat.directory.counts import Counts
 from datamat.directory.display import render_html
 from datamat.directory.failures import Failure
 from datamat.directory.keys import ShardName
 from datamat.directory.ledger import LEDGER_FILE, Ledger, cut_text
+from datamat.directory.manifest import counts_of
 from datamat.directory.provenance import find_provenance
 from datamat.errors import DatamatError, IncompleteRunError, OutputError, SampleError, count_of
 from datamat.options import Remedies
@@ -194,12 +196,7 @@ class PartDone(RunEvent):
         return cls(
             shard=receipt.shard,
             part=receipt.number,
-            num_rows=receipt.num_rows,
-            num_failed=len(receipt.failed),
-            num_dropped=receipt.num_dropped,
-            num_dropped_records=receipt.num_dropped_records,
-            num_records=receipt.num_records,
-            num_bytes=receipt.num_bytes,
+            **Counts.of(receipt).by_name(),
             busy_s=receipt.busy_s,
             is_resumed=is_resumed,
             is_repeated=receipt.is_repeated,
@@ -367,17 +364,11 @@ class ShardFinished(RunEvent):
     @classmethod
     def of(cls, shard: ShardSpec, files: ShardFiles, *, is_reused: bool, is_held: bool) -> ShardFinished:
         """Return the event of a shard with these files."""
-        first = files[0]
         return cls(
             shard=shard.name,
             split=shard.split,
             files=tuple(info.file for info in files),
-            num_rows=first.num_rows,
-            num_failed=first.num_failed,
-            num_dropped=first.num_dropped,
-            num_dropped_records=first.num_dropped_records,
-            num_records=first.num_records,
-            num_bytes=sum(info.num_bytes for info in files),
+            **counts_of(files).by_name(),
             is_reused=is_reused,
             is_held=is_held,
         )
@@ -392,7 +383,9 @@ class LimitReached(RunEvent):
         num_rows: input rows that are done.
         num_failed: rows among them that failed.
         num_dropped: rows among them that were left out on purpose.
+        num_dropped_records: records that were left out on purpose, from rows that gave others.
         num_records: records that the others gave.
+        num_bytes: size of these records in all formats.
         num_rows_planned: input rows that the run was to do.
     """
 
@@ -400,7 +393,9 @@ class LimitReached(RunEvent):
     num_rows: int
     num_failed: int
     num_dropped: int
+    num_dropped_records: int
     num_records: int
+    num_bytes: int
     num_rows_planned: int
 
 
@@ -581,12 +576,8 @@ class LedgerHook:
                     "part_committed",
                     shard=event.shard,
                     part=event.part,
-                    rows=event.num_rows,
-                    failed=event.num_failed,
-                    **_if_any("dropped", event.num_dropped),
-                    **_if_any("repeated", int(event.is_repeated)),
-                    records=event.num_records,
-                    bytes=event.num_bytes,
+                    **Counts.of(event).to_ledger(),
+                    **({"repeated": 1} if event.is_repeated else {}),
                     busy_s=round(event.busy_s, 3),
                 )
             case PartDamaged():
@@ -637,20 +628,13 @@ class LedgerHook:
                 self._ledger.write(
                     {"deadline": "deadline_reached", "max_disk": "disk_reached"}[event.limit],
                     planned=event.num_rows_planned,
-                    rows=event.num_rows,
-                    failed=event.num_failed,
-                    **_if_any("dropped", event.num_dropped),
-                    records=event.num_records,
+                    **Counts.of(event).to_ledger(),
                 )
             case RunEnded(report=RunReport() as report):
                 self._ledger.write(
                     "run_finished",
                     is_complete=report.is_complete,
-                    rows=report.num_rows,
-                    failed=report.num_failed,
-                    **_if_any("dropped", report.num_dropped),
-                    records=report.num_records,
-                    bytes=report.num_bytes,
+                    **Counts.of(report).to_ledger(),
                     elapsed_s=round(report.elapsed_s, 3),
                 )
             case RunEnded():
@@ -686,11 +670,6 @@ class LedgerHook:
             if isinstance(event, SampleFailed):
                 names += ["row", "path", "traceback"]
             self._ledger.write(kind, **{name: getattr(event, name) for name in names})
-
-
-def _if_any(name: str, count: int) -> dict[str, int]:
-    """Return a count for the ledger, where there is one."""
-    return {name: count} if count else {}
 
 
 class RunTally:
@@ -748,15 +727,7 @@ class RunTally:
 
     def limit_reached(self, limit: Literal["deadline", "max_disk"]) -> LimitReached:
         """Return the event of a limit that stops the run now."""
-        done = self._done()
-        return LimitReached(
-            limit=limit,
-            num_rows=sum(each.num_rows for each in done),
-            num_failed=sum(each.num_failed for each in done),
-            num_dropped=sum(each.num_dropped for each in done),
-            num_records=sum(each.num_records for each in done),
-            num_rows_planned=self._num_rows_planned,
-        )
+        return LimitReached(limit=limit, **self._done().by_name(), num_rows_planned=self._num_rows_planned)
 
     def report(self, job: Job, *, is_complete: bool, stopped: str) -> RunReport:
         """Return the report of the run, as it is now.
@@ -766,18 +737,12 @@ class RunTally:
             is_complete: whether every shard of the plan is finished.
             stopped: "deadline" or "max_disk" where that ended the run, else "".
         """
-        done = self._done()
         elapsed_s = time.perf_counter() - self._began
         num_reused = sum(shard.is_reused for shard in self._shards.values())
         return RunReport(
             output=job.place,
             is_complete=is_complete,
-            num_rows=sum(each.num_rows for each in done),
-            num_failed=sum(each.num_failed for each in done),
-            num_dropped=sum(each.num_dropped for each in done),
-            num_dropped_records=sum(each.num_dropped_records for each in done),
-            num_records=sum(each.num_records for each in done),
-            num_bytes=sum(each.num_bytes for each in done),
+            **self._done().by_name(),
             num_rows_planned=self._num_rows_planned,
             left_aside=self._left_aside,
             num_shards_written=len(self._shards) - num_reused,
@@ -806,9 +771,9 @@ class RunTally:
                 values = {name: getattr(event, name) for name in event.__slots__}
                 yield Failure.of(values, event.action, split=split, shard=f"{event.shard}.{extension}")
 
-    def _done(self) -> list[ShardFinished | PartDone]:
-        """Return finished shards, and finished parts of the others."""
-        return [*self._shards.values(), *(part for parts in self._parts.values() for part in parts.values())]
+    def _done(self) -> Counts:
+        """Return what finished shards hold, and finished parts of the others."""
+        return Counts.of(*self._shards.values(), *(part for parts in self._parts.values() for part in parts.values()))
 
 
 class ProgressBar:

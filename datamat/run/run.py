@@ -524,17 +524,11 @@ class _Task:
         manifest = self._is_written(whole)
         if manifest is None:
             return report
-        shards = manifest.shards
         return dataclasses.replace(
             report,
             is_complete=True,
-            num_rows=sum(info.num_rows for info in shards),
-            num_failed=sum(info.num_failed for info in shards),
-            num_dropped=sum(info.num_dropped for info in shards),
-            num_dropped_records=sum(info.num_dropped_records for info in shards),
-            num_records=manifest.num_records,
-            num_bytes=manifest.num_bytes,
-            num_shards_reused=len(shards) - report.num_shards_written,
+            **manifest.counts.by_name(),
+            num_shards_reused=len(manifest.shards) - report.num_shards_written,
         )
 
     def _is_written(self, whole: PlannedJob) -> Manifest | None:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import xxhash
 
+from datamat.directory.counts import Counts
 from datamat.directory.files import commit, digest_file, is_stand_in, publish, read_regular
 from datamat.directory.keys import KeyDigest
 from datamat.directory.manifest import (
@@ -1062,12 +1063,12 @@ class ShardBuilder:
     def _infos(self, sealed: Sealed, judge: Callable[[ShardFiles], ShardFiles] | None) -> ShardFiles:
         """Return what the entry will list, once `judge` has accepted it."""
         receipts = [self._receipts[part.number] for part in self.spec.parts]
-        num_records = sum(receipt.num_records for receipt in receipts)
-        if sealed.num_records != num_records:
+        counts = Counts.of(*receipts)
+        if sealed.num_records != counts.num_records:
             raise IncompleteRunError(
                 f"{self.spec.name} was completed with {sealed.num_records} records; the receipts of its "
-                f"{len(receipts)} parts say {num_records}: this is a defect of datamat, please report it; remove "
-                f"{self._growing.folder} and run again"
+                f"{len(receipts)} parts say {counts.num_records}: this is a defect of datamat, please report it; "
+                f"remove {self._growing.folder} and run again"
             )
         keys = KeyDigest()
         for receipt in receipts:
@@ -1080,17 +1081,17 @@ class ShardBuilder:
             ShardInfo(
                 file=name,
                 split=self.spec.split,
-                num_rows=sum(receipt.num_done + len(receipt.failed) + receipt.num_dropped for receipt in receipts),
-                num_records=num_records,
+                num_rows=sum(receipt.num_done + receipt.num_failed + receipt.num_dropped for receipt in receipts),
+                num_records=counts.num_records,
                 parts=file.parts,
                 key_digest=keys.hexdigest(),
                 fingerprint=self.spec.fingerprint,
                 head=file.head,
                 tail=file.tail,
                 offsets=file.offsets,
-                num_failed=sum(len(receipt.failed) for receipt in receipts),
-                num_dropped=sum(receipt.num_dropped for receipt in receipts),
-                num_dropped_records=sum(receipt.num_dropped_records for receipt in receipts),
+                num_failed=counts.num_failed,
+                num_dropped=counts.num_dropped,
+                num_dropped_records=counts.num_dropped_records,
                 index_file=index_name,
                 inputs=inputs,
                 statistics=statistics,

@@ -26,6 +26,7 @@ import pathlib
 import platform
 from typing import TYPE_CHECKING, Any, Literal
 
+from datamat.directory.counts import Counts
 from datamat.directory.display import Table, render_html
 from datamat.directory.failures import Failure, failures_in
 from datamat.directory.files import WORK, lock_holder, parse_json, printable, read_json
@@ -39,6 +40,7 @@ from datamat.directory.manifest import (
     ShardFiles,
     ShardInfo,
     by_shard,
+    counts_of,
     is_being_replaced,
 )
 from datamat.directory.remote import RemotePath, location
@@ -90,10 +92,10 @@ class Done:
     num_bytes: int = 0
 
     @classmethod
-    def sum(cls, counts: Iterable[Done]) -> Done:
-        """Return all of them together."""
-        listed = list(counts)
-        return cls(*(sum(getattr(each, field.name) for each in listed) for field in dataclasses.fields(cls)))
+    def of(cls, there: Sequence[ShardFiles | Receipt]) -> Done:
+        """Return what shards and parts of others hold together."""
+        counts = (Counts.of(made) if isinstance(made, Receipt) else counts_of(made) for made in there)
+        return cls(sum(not isinstance(made, Receipt) for made in there), **Counts.of(*counts).by_name())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -267,7 +269,7 @@ def folder_status(
         place,
         state,
         holder,
-        done=Done.sum(map(_done_of, there)),
+        done=Done.of(there),
         num_shards=None if planned is None else len(planned),
         num_rows=None if planned is None else sum(shard.num_rows for shard in planned),
         events=events,
@@ -398,7 +400,7 @@ class _StoredOutput:
         """Return how much is done, and which samples of it failed."""
         of_tasks = [name for name in self._names or () if name.startswith("slices/") and "/ledgers/" in name]
         ledgers = [self._work / name for name in (LEDGER_FILE, *sorted(of_tasks))]
-        return {"done": Done.sum(map(_done_of, there)), "failures": _failures_of(there, ledgers)}
+        return {"done": Done.of(there), "failures": _failures_of(there, ledgers)}
 
     # ------------------------------------------------------------ objects
 
@@ -502,28 +504,6 @@ def _duration(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(seconds, 0):.0f} s"
-
-
-def _done_of(made: ShardFiles | Receipt) -> Done:
-    if isinstance(made, Receipt):
-        return Done(
-            num_rows=made.num_rows,
-            num_failed=len(made.failed),
-            num_dropped=made.num_dropped,
-            num_dropped_records=made.num_dropped_records,
-            num_records=made.num_records,
-            num_bytes=made.num_bytes,
-        )
-    info = made[0]
-    return Done(
-        num_shards=1,
-        num_rows=info.num_rows,
-        num_failed=info.num_failed,
-        num_dropped=info.num_dropped,
-        num_dropped_records=info.num_dropped_records,
-        num_records=info.num_records,
-        num_bytes=sum(info.num_bytes for info in made),
-    )
 
 
 def _made(

@@ -25,6 +25,7 @@ from datamat import (
     convert,
     load,
     materialize,
+    status,
     verify,
 )
 from datamat.directory.ledger import read_ledger
@@ -375,6 +376,22 @@ def test_hooks_hear_what_is_left_out(source, tmp_path):
     reasons |= {"004": ("Skip", "no reason given"), "007#0-1": ("Skip", "dull")}
     assert reasons.items() <= heard.dropped.items()
     assert heard.parts == heard.shards == sum("#" not in key for key in heard.dropped)
+
+
+def test_parts_shards_report_and_status_count_alike(source, tmp_path):
+    """Rows, records and bytes: parts make up shards, and shards what is done."""
+    names = ("num_rows", "num_failed", "num_dropped", "num_dropped_records", "num_records", "num_bytes")
+    heard = []
+    report = job(source, tmp_path / "out", hooks=[heard.append]).run(progress=False)
+    done = status(tmp_path / "out").done
+
+    for kind in (PartDone, ShardFinished):
+        events = [event for event in heard if isinstance(event, kind)]
+        assert [sum(getattr(event, name) for event in events) for name in names] == [
+            getattr(done, name) for name in names
+        ]
+    assert [getattr(report, name) for name in names] == [getattr(done, name) for name in names]
+    assert 0 not in (report.num_dropped, report.num_dropped_records, report.num_bytes)
 
 
 def test_skip_that_time_decides_is_refused(tmp_path):
