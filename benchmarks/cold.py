@@ -52,7 +52,9 @@ def main() -> None:
     options = parser.parse_args()
     pythons = [sys.executable, *options.python]
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("numpy", "pyarrow"))
-    print(f"{os.cpu_count()} cores, Python {platform.python_version()}, {versions}, {options.rounds} rounds", flush=True)
+    print(
+        f"{os.cpu_count()} cores, Python {platform.python_version()}, {versions}, {options.rounds} rounds", flush=True
+    )
     measured: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for number in range(options.rounds + 1):
         for name, code in CASES.items():

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import xxhash
 
-from datamat.directory.display import Table, feature_table, render_html, statistics_table
 from datamat.directory.files import (
     WORK,
     commit,
@@ -679,6 +678,8 @@ class Manifest:
         return f"Manifest({self.name!r}, {'+'.join(self.by_format)}: {size}: {splits})"
 
     def _repr_html_(self) -> str:
+        from datamat.directory.display import Table, feature_table, render_html, statistics_table
+
         facts = [
             ("format", ", ".join(self.by_format)),
             ("size", f"{self.num_bytes / 1e6:,.1f} MB in {len(self.all_files):,} files"),

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import xxhash
 
-from datamat.directory.display import render_html
 from datamat.directory.files import MADE, WORK, commit, leave_stand_in, printable, read_regular, regular_path
 from datamat.directory.index_files import read_index
 from datamat.directory.keys import KeyDigest, key_hash, packed_hashes, row_runs, stored_key
@@ -364,6 +363,8 @@ class VerifyReport:
         return "\n".join([f"{self.path}: {title}", *(f"  {line}" for line in (*self.problems, *self.notes))])
 
     def _repr_html_(self) -> str:
+        from datamat.directory.display import render_html
+
         title, *lines = str(self).splitlines()
         return render_html(title, notes=lines)
 

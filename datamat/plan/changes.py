@@ -29,7 +29,6 @@ from datamat.features import Numbers, Statistics
 from datamat.formats import Offsets, get_format
 from datamat.plan.job import changed_digests
 from datamat.plan.pipeline import MadeColumns
-from datamat.writers.function import ITEM, FunctionWriter
 
 if TYPE_CHECKING:
     import pathlib
@@ -407,6 +406,8 @@ def _has_other_items(planned: PlannedJob, manifest: Manifest) -> bool:
         planned: source and options as they are now, and the directory.
         manifest: the published manifest of the directory.
     """
+    from datamat.writers.function import ITEM, FunctionWriter
+
     store, writer = planned.store, planned.job.records.writer
     field = next((field for field in store.fields if field.name == ITEM), None)
     if field is None or not isinstance(writer, FunctionWriter) or not writer.keys_are_positions:

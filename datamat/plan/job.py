@@ -35,7 +35,6 @@ from datamat.fingerprint import Examined, Reached, Switches, examine, fingerprin
 from datamat.fingerprint.code import is_users_object
 from datamat.formats import ShardFormat, get_format
 from datamat.options import Remedies, RunOptions
-from datamat.parallel.engines import check_engine
 from datamat.plan.inputs import InputFiles, Neighbourhood
 from datamat.plan.memos import KnownMemos, digests_of_memos, write_places
 from datamat.plan.pipeline import Pipeline, RecordSource
@@ -660,7 +659,7 @@ class Job:
         """Return the splits that are drawn: those that `copies` names, or, if it is a number, the one to train on."""
         if not isinstance(self.copies, int):
             return self.copies
-        splits = [store.splits[code] for code in np.unique(store.split_codes).tolist()]
+        splits = [split for code, split in enumerate(store.splits) if (store.split_codes == code).any()]
         return [_TRAIN] if _TRAIN in splits else splits
 
     def _copies_by_split(self, store: RowStore) -> dict[str, int]:
@@ -689,6 +688,8 @@ def _check_sidecars(sidecars: Sequence[Sidecar]) -> None:
 
 
 def _check_executor(executor: Any, workers: WorkerOptions) -> None:
+    from datamat.parallel.engines import check_engine
+
     check_engine(executor)
     for name in ("sample_timeout_s", "max_rss"):
         if executor is not None and getattr(workers, name) is not None:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import xxhash
 
-from datamat.directory.display import Table, render_html
 from datamat.directory.keys import DATASET_NAME, ShardName, mix64, ordered_by, pieces
 from datamat.directory.mirror import AT_ONCE
 from datamat.errors import OptionError
@@ -286,6 +285,8 @@ class Plan:
         return "\n".join([self._title, *lines, *self._remarks])
 
     def _repr_html_(self) -> str:
+        from datamat.directory.display import Table, render_html
+
         head, *rows = self._table()
         return render_html(self._title, tables=[Table(head, rows)], notes=self._remarks)
 

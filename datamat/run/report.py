@@ -21,11 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from datamat import codecs
-from datamat.directory.display import render_html
-from datamat.directory.failures import Failure
 from datamat.directory.keys import ShardName
 from datamat.directory.ledger import LEDGER_FILE, Ledger, cut_text
-from datamat.directory.provenance import find_provenance
 from datamat.errors import DatamatError, IncompleteRunError, OutputError, SampleError, count_of
 from datamat.options import Remedies
 from datamat.run.timeline import Timeline, TimelineBuilder, Totals, render_page
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
     import pathlib
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from datamat.directory.failures import Failure
     from datamat.directory.ledger import FailedRow
     from datamat.directory.manifest import ShardFiles, ShardInfo
     from datamat.options import ErrorPolicy, Hook, ShardOptions, WorkerOptions
@@ -800,6 +798,8 @@ class RunTally:
         )
 
     def _failures(self, extension: str) -> Iterator[Failure]:
+        from datamat.directory.failures import Failure
+
         for event in (event for events in self._failed.values() for event in events):
             if event.action != "raise":  # after which there is no report
                 split = ShardName.parse(event.shard).split
@@ -1198,6 +1198,8 @@ class RunReport:
         return f"RunReport({self})"
 
     def _repr_html_(self) -> str:
+        from datamat.directory.display import render_html
+
         return render_html("RunReport", self._facts, notes=filter(None, [self.limit]))
 
     @property
@@ -1226,6 +1228,8 @@ def _pictures_of(output: pathlib.Path, source: Any, failed: Sequence[Failure]) -
         source: source of the run.
         failed: the samples; the first few get pictures.
     """
+    from datamat.directory.provenance import find_provenance
+
     found = {}
     for sample in failed[:_MOST_PICTURES]:
         with contextlib.suppress(DatamatError, OSError):
