@@ -28,7 +28,8 @@ CASES = {
     "Materializer": "from datamat import Materializer",
     "load": "from datamat import load",
     "numpy, pyarrow": "import numpy, pyarrow",
-    "ten rows": "import datamat; datamat.materialize(lambda n: {'x': n, 'text': str(n)}, range(10), 'out', progress=False)",
+    "ten rows": """import datamat
+datamat.materialize(lambda n: {"x": n, "text": str(n)}, range(10), "out", progress=False)""",
 }
 
 

@@ -36,6 +36,7 @@ from datamat.directory.keys import DATASET_NAME, SPLIT_NAME, is_shard_file
 from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError, want_of_resources
 from datamat.features import Features, Statistics
 from datamat.features.statistics import check_lines, summarized
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -231,7 +232,7 @@ class _ListedFile:
         return os.stat(path).st_size == self.num_bytes and self.checksum_of(path) == self.checksum
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ShardInfo(_ListedFile):
     """One finished file.
 
@@ -313,7 +314,8 @@ class ShardInfo(_ListedFile):
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as JSON values, without those that most entries lack."""
-        value = {name: getattr(self, name) for name in self.__slots__ if name not in _RARE or getattr(self, name)}
+        names = [field.name for field in dataclasses.fields(self)]
+        value = {name: getattr(self, name) for name in names if name not in _RARE or getattr(self, name)}
         ends = {name: _text_of(getattr(self, name)) for name in _ENDS}
         return {**value, **ends, "parts": [*map(_text_of, self.parts)]}
 
@@ -512,7 +514,7 @@ def by_shard(infos: Iterable[ShardInfo]) -> dict[str, ShardFiles]:
     return {name: tuple(files) for name, files in found.items()}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class IndexInfo(_ListedFile):
     """One file of the index: `_index/SPLIT.index`, or `_index/SPLIT.keys`.
 
@@ -577,7 +579,7 @@ _ARE_TEXTS = {
 """Which fields of an entry are texts, and not numbers, by its class."""
 
 
-@dataclasses.dataclass(frozen=True)
+@frozen(slots=False)
 class Manifest:
     """Everything known about a finished directory before a shard is opened.
 

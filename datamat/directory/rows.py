@@ -29,6 +29,7 @@ from datamat.directory.keys import SPLIT_NAME, KeyLookup, bad_key, mix64, safe_k
 from datamat.directory.mirror import LIKELY_BYTES, url_path
 from datamat.directory.remote import is_url, lasting
 from datamat.errors import READ_FLAGS, OutputError, SourceError, join_problems
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -709,7 +710,7 @@ class Origin(NamedTuple):
         return f"{self.prefix}{self.first + number}{self.suffix}"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+@frozen(eq=False)
 class RowBlock:
     """Rows of an index, as columns.
 
@@ -913,7 +914,7 @@ where it is not known.
 _NO_TEXT = NO_TEXT.decode("utf-8", "surrogateescape")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class RowField:
     """One field of the rows.
 

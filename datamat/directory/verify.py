@@ -34,6 +34,7 @@ from datamat.directory.sidecars.exporting import RECORD, known_sidecars, sidecar
 from datamat.directory.sidecars.indexes import tar_index
 from datamat.errors import CorruptDataError, InputError, OptionError, SchemaError, join_problems
 from datamat.formats import Offsets, get_format
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
@@ -66,7 +67,7 @@ _MOST_SHARDS = 8  # behind a URL, that are fetched and examined at the same time
 _SHARE_OF_DISK = 2  # they take half of what is free at most, but for one
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Problem:
     """One damage: the file, by its path in the directory, and what is wrong with it or with one of its records."""
 
@@ -319,7 +320,7 @@ def _shortened(lines: list[str]) -> list[str]:
 # manifest, the index and sidecars, and a stand-in. So what is said of a directory here is said of one behind a URL.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class VerifyReport:
     """What `verify` found. Its `str` names every damaged file, and the record if that is known.
 

@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import xxhash
 
+from datamat.values import frozen
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from importlib.machinery import ModuleSpec
@@ -97,7 +99,7 @@ ATOMS: dict[type, Callable[[Any], bytes]] = {
 """Content of values that hold no other values, by exact type."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Parts:
     """What an object is made of.
 
@@ -121,21 +123,21 @@ class Parts:
     memos: Mapping[Home, bool] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Import:
     """A module that code imports when it runs, by name; it need not be imported yet."""
 
     name: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Environment:
     """An environment variable that code reads, by name."""
 
     name: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Reached:
     """An object of which only some methods count, with whatever they use of it.
 
@@ -442,7 +444,7 @@ _LIKE_ATTR = "LOAD_METHOD"
 _PASSED_OVER = frozenset({"EXTENDED_ARG", "PUSH_NULL"})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class CodeInPackage:
     """Bytecode, the package that its relative imports are relative to, and the globals that may name what it reads."""
 

@@ -39,6 +39,7 @@ from datamat.plan.inputs import InputFiles, Neighbourhood
 from datamat.plan.memos import KnownMemos, digests_of_memos, write_places
 from datamat.plan.pipeline import Pipeline, RecordSource
 from datamat.plan.plan import SplitTerms, make_plan
+from datamat.values import frozen
 from datamat.writers.base import DatasetWriter
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ _COMPANIONS = {
 """What does the work of packages that only hand it on, as modules by the name of the distribution."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class JobDigests:
     """What decides the bytes of shards beside their rows; digests are 32 hex digits.
 
@@ -397,7 +398,7 @@ def resolve_formats(given: Any, features: Features) -> tuple[ShardFormat, ...]:
     return tuple(made.with_features(features) for made in found.values())
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@frozen(slots=False, eq=False, kw_only=True)
 class Job:
     """What was asked: the arguments of `Materializer`, checked and resolved.
 
@@ -718,7 +719,7 @@ def _check_copies(copies: int | Mapping[str, int]) -> None:
 # The source and the options as they are now: what a finished directory is compared with, and recomputed from.
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen(slots=False, eq=False)
 class PlannedJob:
     """A job with the rows of its source and its plan, as they are now.
 

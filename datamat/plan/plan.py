@@ -10,7 +10,6 @@ many workers there are.
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import fnmatch
 import functools
 import itertools
@@ -24,6 +23,7 @@ import xxhash
 from datamat.directory.keys import DATASET_NAME, ShardName, mix64, ordered_by, pieces
 from datamat.directory.mirror import AT_ONCE
 from datamat.errors import OptionError
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ _EVEN_BELOW = 4
 shards is empty with a probability under n * exp(-r), and then, too, they are cut evenly."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class PartSpec:
     """A run of consecutive rows of a shard: what one call of `Materializer.write_part` does.
 
@@ -84,7 +84,7 @@ class PartSpec:
     num_parts: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ShardSpec:
     """One output file to write.
 
@@ -143,7 +143,7 @@ class ShardSpec:
         return any(fnmatch.fnmatchcase(name, pattern) for name in (short, self.name))
 
 
-@dataclasses.dataclass(frozen=True)
+@frozen(slots=False)
 class Plan:
     """Which rows go to which shard. Prints as a table, also in a notebook.
 

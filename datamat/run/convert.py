@@ -28,6 +28,7 @@ from datamat.readers.cache import RecordCache, ShardStore
 from datamat.readers.records import RecordFiles
 from datamat.run.materializer import output_place, start
 from datamat.run.worker import PartWorker
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, MutableMapping, MutableSet, Sequence
@@ -55,7 +56,7 @@ _OWN = {SHARD, _RECORD, _RECORDS}
 _BATCH_ROWS = 16_384
 
 
-@dataclasses.dataclass(frozen=True)
+@frozen(slots=False)
 class _Stored:
     """What decides the records of a conversion.
 

@@ -37,6 +37,7 @@ from datamat.run.module_state import ModuleState
 from datamat.run.worker import RowMark, RowWatch, exit_error, limit_memory, may_pass, pause
 from datamat.transforms import Augmenter
 from datamat.transforms.seeding import global_state_kept
+from datamat.values import frozen
 from datamat.writers.function import function_writer
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def _with_lists(first: _First, lists: Mapping[_Path, Any], num_items: int, logge
     return Features(replaced(first.features.as_declared))
 
 
-@dataclasses.dataclass(frozen=True)
+@frozen(slots=False)
 class _Search:
     """Goes through the items; travels to a worker.
 

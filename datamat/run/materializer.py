@@ -32,6 +32,7 @@ from datamat.options import (
     refusing_others,
     takes,
 )
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -639,7 +640,7 @@ DATASET_PARAMETERS = tuple(
 """The parameters by name of `Materializer`, for the signatures of what takes them by `**options`."""
 
 
-@dataclasses.dataclass(frozen=True)
+@frozen(slots=False)
 class _Given:
     """Where the data is and where it goes, as the user named it: `scratch` decides the rest."""
 

@@ -59,6 +59,7 @@ from datamat.plan.inputs import content_digest
 from datamat.run.receipts import PartInfo, Receipt, part_path, replace_file, write_receipt
 from datamat.run.shards import GrowingShard
 from datamat.run.upload import RemoteOutput, forget_objects, note_uploaded
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -120,7 +121,7 @@ def prepare_repair(planned: PlannedJob, report: VerifyReport) -> None:
                     _keep_intact_parts(planned, shard, files[shard.name])
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class DamagedObjects:
     """Objects of a store that wait in quarantine until a repair has replaced them.
 
@@ -308,7 +309,7 @@ def _copied_part(
     return lines, keys
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Wanted:
     """The result that a repair must reach.
 

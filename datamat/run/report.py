@@ -26,6 +26,7 @@ from datamat.directory.ledger import LEDGER_FILE, Ledger, cut_text
 from datamat.errors import DatamatError, IncompleteRunError, OutputError, SampleError, count_of
 from datamat.options import Remedies
 from datamat.run.timeline import Timeline, TimelineBuilder, Totals, render_page
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
@@ -81,7 +82,7 @@ class RunEvent:
     __slots__ = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RunStarted(RunEvent):
     """A run has locked its output, and has touched nothing yet.
 
@@ -112,7 +113,7 @@ class RunStarted(RunEvent):
     errors: ErrorPolicy
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PlanMade(RunEvent):
     """The source is indexed, and every row has its shard.
 
@@ -139,7 +140,7 @@ class PlanMade(RunEvent):
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class WorkersStarted(RunEvent):
     """The first parts are handed out.
 
@@ -154,7 +155,7 @@ class WorkersStarted(RunEvent):
     engine: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PartDone(RunEvent):
     """A part of a shard is done: its records and its receipt are on the disk.
 
@@ -205,7 +206,7 @@ class PartDone(RunEvent):
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PartDamaged(RunEvent):
     """A part changed between its worker and its shard, as on a bad disk, and is rebuilt.
 
@@ -222,7 +223,7 @@ class PartDamaged(RunEvent):
     message: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SampleDropped(RunEvent):
     """A sample was left out on purpose, by `Skip` or None, which is not a failure.
 
@@ -243,7 +244,7 @@ class SampleDropped(RunEvent):
     is_resumed: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SampleFailed(RunEvent):
     """A sample failed, and gave no record.
 
@@ -274,7 +275,7 @@ class SampleFailed(RunEvent):
     is_resumed: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SampleRetried(RunEvent):
     """A sample failed at first, and gave its records when it was tried again.
 
@@ -297,7 +298,7 @@ class SampleRetried(RunEvent):
     is_resumed: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SampleRecovered(RunEvent):
     """A sample that an earlier run quarantined is good now.
 
@@ -310,7 +311,7 @@ class SampleRecovered(RunEvent):
     key: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class WorkerLost(RunEvent):
     """A worker died, or was ended because a sample ran out of time; its part is retried.
 
@@ -331,7 +332,7 @@ class WorkerLost(RunEvent):
     message: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ShardFinished(RunEvent):
     """All parts of a shard are in its files, and these are flushed to the disk.
 
@@ -381,7 +382,7 @@ class ShardFinished(RunEvent):
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class LimitReached(RunEvent):
     """The run stops here, with work left.
 
@@ -402,7 +403,7 @@ class LimitReached(RunEvent):
     num_rows_planned: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RunEnded(RunEvent):
     """The run is over; nothing comes after this event.
 
@@ -803,7 +804,7 @@ class RunTally:
         for event in (event for events in self._failed.values() for event in events):
             if event.action != "raise":  # after which there is no report
                 split = ShardName.parse(event.shard).split
-                values = {name: getattr(event, name) for name in event.__slots__}
+                values = {name: getattr(event, name) for name in [field.name for field in dataclasses.fields(event)]}
                 yield Failure.of(values, event.action, split=split, shard=f"{event.shard}.{extension}")
 
     def _done(self) -> list[ShardFinished | PartDone]:
@@ -1018,7 +1019,7 @@ def describe_dropped(num_dropped: int, num_dropped_records: int) -> str:
     return f"{' and '.join(listed)} left out" if listed else ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class RunReport:
     """What a run did. Its `str` is the summary.
 

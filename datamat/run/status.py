@@ -59,6 +59,7 @@ from datamat.run.receipts import Receipt, part_folder
 from datamat.run.report import describe_dropped
 from datamat.run.slices import TaskBucket, is_shared, slices_folder
 from datamat.run.upload import scratch_folder
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import os
@@ -77,7 +78,7 @@ _AT_ONCE = 16
 _ENDS = {"run_finished", "run_failed", "interrupted", "deadline_reached", "disk_reached"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Done:
     """How much is there: of shards, and of parts of shards that are not finished."""
 
@@ -96,7 +97,7 @@ class Done:
         return cls(*(sum(getattr(each, field.name) for each in listed) for field in dataclasses.fields(cls)))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Status:
     """How far an output has got. `str` gives a summary.
 

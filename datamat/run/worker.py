@@ -62,6 +62,7 @@ from datamat.run.shards import GrowingShard, PartWriter
 from datamat.run.timeline import PartTrace
 from datamat.transforms import forbid_update_check
 from datamat.transforms.seeding import global_state_kept
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
@@ -102,7 +103,7 @@ __all__ = [
 # alarm: a handler in C, which runs without Python, writes the stack into the note and ends the process.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class RowMark:
     """The rows that a worker is at.
 

@@ -65,6 +65,7 @@ from datamat.parallel.logs import get_logger
 from datamat.readers.cache import RecordCache
 from datamat.readers.records import KeyIndex, RecordFiles
 from datamat.transforms.seeding import signature_of
+from datamat.values import frozen
 from datamat.writers.base import SOURCE_KINDS, DataSource
 from datamat.writers.foreign import (
     DAMAGES,
@@ -132,7 +133,7 @@ _HF_FILES_OF: dict[str, Feature] = {"Image": Image(), "Audio": Audio(), "Video":
 _OF_FILES_ALONE = (Image, Audio, Video, Mask, Depth, Bytes)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Column:
     """A column of a table, or a field of a struct in it.
 
@@ -721,7 +722,7 @@ def _is_torch_iterable(dataset: Any) -> bool:
 # ---------------------------------------------------------------- files and folders
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class SourceFile:
     """A file that samples lie in.
 
@@ -1296,7 +1297,7 @@ class _MemoryTable:
 _MOST_DECODED = 256 << 20  # bytes of row groups that a worker holds
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class FolderValue:
     """A value that the name of a folder gives all rows below it: `year=2026`.
 
