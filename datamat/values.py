@@ -62,7 +62,8 @@ def frozen(*, slots: bool = True, eq: bool = True, kw_only: bool = False) -> Cal
 
 def _init_of(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Callable[..., None]:
     """Return the `__init__` of a class, which sets its fields and calls `__post_init__`."""
-    namespace: dict[str, Any] = {"_set": object.__setattr__, "_MISSING": _MISSING}
+    module = cls.__module__  # which tracebacks go by
+    namespace: dict[str, Any] = {"__name__": module, "_set": object.__setattr__, "_MISSING": _MISSING}
     plain, named, body = ["self"], list[str](), list[str]()
     for field in fields:
         name, given = field.name, field.name
@@ -86,7 +87,7 @@ def _init_of(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Callable[
     parameters = ", ".join([*plain, *(["*", *named] if named else [])])
     exec(f"def __init__({parameters}):\n" + "\n".join(body or [" pass"]), namespace)  # noqa: S102 -- as dataclasses do
     init: Callable[..., None] = namespace["__init__"]
-    init.__qualname__, init.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
+    init.__qualname__, init.__module__ = f"{cls.__qualname__}.__init__", module
     init.__annotations__ = {field.name: field.type for field in fields if field.init} | {"return": None}
     return init
 

@@ -73,8 +73,8 @@ def _compared(folder: pathlib.Path, names: Sequence[str]) -> EqualInputs:
         return EqualInputs()
     half = np.ascontiguousarray(rows["digest"][:, 0])
     order = np.argsort(half)
-    again = np.flatnonzero(half[order[1:]] == half[order[:-1]])
-    rows = rows[order[np.union1d(again, again + 1)]]
+    again = half[order[1:]] == half[order[:-1]]
+    rows = rows[order[np.append(again, False) | np.append(False, again)]] if len(rows) else rows
     if not len(rows):
         return EqualInputs()
     is_new = np.concatenate([[True], (rows["digest"][1:] != rows["digest"][:-1]).any(1)])

@@ -364,19 +364,19 @@ def assume_versions(known: Mapping[str, Origin]) -> None:
 
 
 def _look_up(top: str) -> Origin:
-    from importlib.metadata import PackageNotFoundError, distribution, distributions, version
+    from importlib.metadata import PackageNotFoundError, distribution, distributions
 
     try:
-        found = {top: version(top)}
+        found = {top: distribution(top)}
     except PackageNotFoundError:  # not named like its module, as opencv-python is not named cv2
         names = sorted({found.metadata["Name"] for found in distributions() if _provides(found, top)})
-        found = {name: version(name) for name in names}
-    for name in found:
-        with contextlib.suppress(PackageNotFoundError, ValueError):
-            origin = json.loads(distribution(name).read_text("direct_url.json") or "{}")
+        found = {name: distribution(name) for name in names}
+    for each in found.values():
+        with contextlib.suppress(ValueError):
+            origin = json.loads(each.read_text("direct_url.json") or "{}")
             if origin.get("dir_info", {}).get("editable"):  # the user's own project: every edit has this version
                 return ()
-    return tuple(found.items()) or _unknown(top)
+    return tuple((name, each.version) for name, each in found.items()) or _unknown(top)
 
 
 def _unknown(top: str) -> Origin:

@@ -204,8 +204,8 @@ def _refuse_inputs_in(output: pathlib.Path, planned: PlannedJob) -> None:
     real, store = os.path.realpath(output), planned.store
     with os.scandir(output) as entries:  # links may lead to a folder there by any name
         folders = {entry.name for entry in entries if entry.is_dir(follow_symlinks=False)}
-    named = [store.rows_naming(name) for name in {output.name, os.path.basename(real)}]
-    rows = np.arange(len(store)) if folders - {WORK, INDEX_FOLDER} else np.unique(np.concatenate(named))
+    is_searched = bool(folders - {WORK, INDEX_FOLDER})
+    rows = np.arange(len(store)) if is_searched else store.rows_naming(output.name, os.path.basename(real))
     is_inside = functools.cache(lambda folder: _is_below(folder, real))
     inside = [
         any(is_inside(os.path.dirname(path)) for paths in fields for path in paths)
