@@ -34,6 +34,8 @@ from datamat.options import (
 )
 from datamat.values import frozen
 
+# Each method imports what it needs: the class alone costs a program less than numpy does.
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
