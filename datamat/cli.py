@@ -70,6 +70,7 @@ from datamat.run.slurm import as_slurm_says
 from datamat.run.status import State, Status, output_status
 from datamat.run.status import status as read_status
 from datamat.run.watch import watch
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -538,7 +539,7 @@ def _serve(options: Options, console: Console) -> int:
 # ---------------------------------------------------------------- the table of commands
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Command:
     """One command.
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar
 
 from datamat.errors import OptionError
+from datamat.values import frozen
 
 __all__ = [
     "LONGEST_GRACE_S",
@@ -188,7 +189,7 @@ def _options_of(kind: type[_Options], name: str, given: Any, number: str, *other
     raise OptionError(f"{name} is {given!r}; want something like 8{wanted}, or {kind.__name__}({number}=8)")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ShardOptions:
     """How the samples of a split are laid out in files.
 
@@ -253,7 +254,7 @@ class ShardOptions:
         return _options_of(cls, "shards", given, "num_shards", "256MB")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class WorkerOptions:
     """The worker processes of a run; nothing here changes the output.
 
@@ -305,7 +306,7 @@ class WorkerOptions:
         return _options_of(cls, "workers", given, "num_workers")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ErrorPolicy:
     """What to do with a sample that fails, or that repeatedly kills its worker or runs out of time.
 
@@ -364,7 +365,7 @@ class ErrorPolicy:
         return int(self.max_errors * num_rows) if isinstance(self.max_errors, float) else self.max_errors
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Remedies:
     """The calls that messages suggest as a remedy: not every caller of a run holds a `Materializer`.
 
@@ -431,7 +432,7 @@ class RunDatasetKeywords(DatasetKeywords, RunKeywords, total=False):
     """The arguments of `Materializer` and of its `run`, for what does both in one call."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RunOptions:
     """How a dataset is made, which of it now, and what becomes of what is there; nothing here decides its bytes.
 

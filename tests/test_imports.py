@@ -35,6 +35,7 @@ def _run(code: str, folder) -> str:
 
 STEPS = {
     "import datamat": NOT_AT_FIRST,
+    "from datamat import Materializer": NOT_AT_FIRST,
     "import datamat.parallel.worker": (*HEAVY, "numpy", "pathos", "ppft", "pox"),
     "from datamat import PathosExecutor": (*HEAVY, "numpy", "pandas", "scipy"),
     "from datamat import Materializer, DatasetWriter, load, verify, materialize": (*HEAVY, "asyncio", "ssl"),
@@ -46,7 +47,7 @@ LOADED = "sorted({name.partition('.')[0] for name in sys.modules})"
 
 
 def test_first_use_of_a_name_loads_nothing_heavy(tmp_path):
-    """The package alone loads the standard library only; the parallel core not even numpy, and a worker no pathos."""
+    """The package and `Materializer` load the standard library only, as does the parallel core; a worker no pathos."""
     code = "".join(f"{step}\nprint(json.dumps({LOADED}))\n" for step in STEPS)
 
     printed = _run("import json, sys\n" + code, tmp_path).splitlines()
@@ -102,6 +103,29 @@ def test_caller_of_a_run_loads_no_pandas(tmp_path):
 
     assert "pyarrow" in loaded
     assert "pandas" not in loaded
+
+
+NOT_OF_A_JOB = {
+    "datamat.directory.describe",
+    "datamat.readers.dataset",
+    "datamat.readers.tf.pipeline",
+    "datamat.run.estimate",
+    "datamat.run.replay",
+    "datamat.run.status",
+    "datamat.writers.existing",
+    "numpy.ma",
+}
+"""Modules of other work: a short job would spend more time on them than on its rows."""
+
+
+def test_job_loads_no_module_of_other_work(tmp_path):
+    """Neither what reads finished datasets, nor what opens those of others; of numpy, not what `unique` loads."""
+    job = "import datamat\ndatamat.materialize(lambda n: {'x': n, 'text': str(n)}, range(10), 'out', progress=False)\n"
+
+    loaded = json.loads(_run(f"{job}import json, sys\nprint(json.dumps([*sys.modules]))\n", tmp_path))
+
+    assert "datamat.run.run" in loaded
+    assert NOT_OF_A_JOB.isdisjoint(loaded)
 
 
 # ---- packages and modules that are not there

@@ -17,6 +17,7 @@ import datamat
 
 # From the bottom up: each may import those before it.
 ROOMS = (
+    "values",
     "errors",
     "options",
     "fingerprint",
@@ -38,10 +39,10 @@ ROOMS = (
 )
 # Rooms that can be used alone, and what they import.
 ALONE = {
-    "codecs": {"errors"},
-    "formats": {"errors", "features", "codecs"},
+    "codecs": {"errors", "values"},
+    "formats": {"errors", "values", "features", "codecs"},
     "parallel": {"errors"},
-    "features": {"errors", "codecs"},
+    "features": {"errors", "values", "codecs"},
 }
 HEAVY = {"albumentations", "av", "cv2", "keras", "pandas", "pyarrow", "scipy", "soundfile", "tensorflow", "torch"}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import struct
 import threading
 import zlib
@@ -14,6 +13,7 @@ import numpy as np
 from datamat.codecs.headers import RESTORE, ImageInfo, exif_orientation, refuse
 from datamat.codecs.libraries import corner_sums_with_cv2, decode_with_cv2, load_pyspng, load_zlib
 from datamat.errors import InputError
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,7 @@ class Chunk(NamedTuple):
     stop: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class PngFile:
     """A PNG file split into chunks, not yet checked.
 

@@ -24,6 +24,7 @@ from datamat.features import Image, Scalar, Tensor, Text
 from datamat.features.statistics import summarized_in_words
 from datamat.formats.example import LEN, decode_example, fields, varint
 from datamat.formats.tfrecord import FRAMING_BYTES, frame, read_payload
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import os
@@ -64,7 +65,7 @@ _ANY_SIZE = 1 << 62
 _MOST_INDEX_BYTES = 1 << 28  # of the index behind a URL, which is compared only if it has no more
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ColumnProfile:
     """What `describe` found in one field.
 
@@ -387,7 +388,7 @@ _RIEGELI = bytes.fromhex("83af70d10d884a3f")  # hash of the first block's header
 _GZIP = b"\x1f\x8b"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Description:
     """What was found in a file; its `str` is what `datamat describe` prints.
 

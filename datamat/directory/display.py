@@ -11,8 +11,6 @@ import hashlib
 import html
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from datamat.features.statistics import summarized_in_words
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -141,6 +139,8 @@ def feature_table(features: Features) -> Table:
 
 def statistics_table(statistics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
     """Return what is known of the values of each field, by split and field, one line each."""
+    from datamat.features.statistics import summarized_in_words
+
     rows = [
         [split, field, summarized_in_words(summary)]
         for split, fields in statistics.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from datamat.directory.index_files import DIGEST, SIZE, read_index
 from datamat.directory.manifest import index_file
 from datamat.errors import CorruptDataError, OutputError
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
@@ -24,7 +24,7 @@ _MOST_NAMED = 3
 _LARGEST = np.dtype([("split", "i4"), ("row", "i8"), ("field", "i4"), ("size", "i8"), ("digest", "<u8", 2)])
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class EqualInputs:
     """Rows whose input is also that of a row in another split: a model would be tested with what it was trained on.
 
@@ -73,8 +73,8 @@ def _compared(folder: pathlib.Path, names: Sequence[str]) -> EqualInputs:
         return EqualInputs()
     half = np.ascontiguousarray(rows["digest"][:, 0])
     order = np.argsort(half)
-    again = np.flatnonzero(half[order[1:]] == half[order[:-1]])
-    rows = rows[order[np.union1d(again, again + 1)]]
+    again = half[order[1:]] == half[order[:-1]]
+    rows = rows[order[np.append(again, False) | np.append(False, again)]] if len(rows) else rows
     if not len(rows):
         return EqualInputs()
     is_new = np.concatenate([[True], (rows["digest"][1:] != rows["digest"][:-1]).any(1)])

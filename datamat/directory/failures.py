@@ -7,7 +7,6 @@ whatever runs came before, have begun since, or took place on other machines.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from datamat.directory.files import WORK
@@ -15,6 +14,7 @@ from datamat.directory.ledger import LEDGER_FILE, read_ledger
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, no_manifest
 from datamat.directory.remote import RemotePath, location
 from datamat.errors import OutputError, count_of
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import os
@@ -29,7 +29,7 @@ __all__ = ["Failure", "failures", "failures_in"]
 _ACTIONS = {"sample_skipped": "skip", "sample_quarantined": "quarantine"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Failure:
     """A sample that a run did without.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import functools
 import getpass
@@ -33,6 +32,7 @@ from datamat.errors import (
     SourceError,
     require_posix,
 )
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -660,7 +660,7 @@ def _output_of(lock: str | os.PathLike[str]) -> str:
     return os.path.join(os.path.dirname(os.path.dirname(lock)), "")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class _HeldLock:
     """A lock that is held: its open file, the process that holds it, where the file should be, and for which folder."""
 

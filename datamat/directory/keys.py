@@ -18,6 +18,7 @@ import numpy as np
 import xxhash
 
 from datamat.errors import OptionError
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -62,7 +63,7 @@ _SHARD_NAME = re.compile(rf"{_SHARD}\Z")
 _SHARD_FILE = re.compile(rf"{_SHARD}(?:\.\w+)+\Z")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ShardName:
     """The name of a shard, which begins the names of its files: NAME-SPLIT-XXXXX-of-YYYYY.
 
@@ -173,7 +174,7 @@ def _encodes(text: str) -> bool:
     return True
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class RecordKey:
     """The key of a record: KEY, KEY#COPY or KEY#COPY-NUMBER.
 
@@ -224,7 +225,7 @@ class RecordKey:
         return key.partition("#")[0]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class RecordNames:
     """The keys of the records of a row, where a transform gives one record for each copy.
 

@@ -25,7 +25,6 @@ run_finished        is_complete, rows, failed, records, bytes, elapsed_s
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import errno
 import functools
@@ -37,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from datamat.directory.remote import RemotePath
 from datamat.errors import READ_FLAGS, CorruptDataError, OutputError
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
@@ -53,7 +53,7 @@ _OF_ROWS = frozenset({"sample_skipped", "sample_quarantined", "sample_retried", 
 _LONGEST_TEXT = 4000  # of a message, in characters: a stack fits, a tensor that somebody printed does not
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class FailedRow:
     """A row that gave no record, or did so only when it was tried again; or a record that was left out on purpose.
 
@@ -87,7 +87,7 @@ class FailedRow:
         return _cut({name: getattr(self, name) for name in ("position", "key", "error", "message", "attempts")})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class LedgerEntry:
     """One line of the ledger.
 

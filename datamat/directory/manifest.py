@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import xxhash
 
 from datamat.directory.counts import Counts
-from datamat.directory.display import Table, feature_table, render_html, statistics_table
 from datamat.directory.files import (
     WORK,
     commit,
@@ -38,6 +37,7 @@ from datamat.directory.keys import DATASET_NAME, SPLIT_NAME, is_shard_file
 from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError, count_of, want_of_resources
 from datamat.features import Features, Statistics
 from datamat.features.statistics import check_lines, summarized
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -234,7 +234,7 @@ class _ListedFile:
         return os.stat(path).st_size == self.num_bytes and self.checksum_of(path) == self.checksum
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ShardInfo(_ListedFile):
     """One finished file.
 
@@ -316,7 +316,8 @@ class ShardInfo(_ListedFile):
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as JSON values, without those that most entries lack."""
-        value = {name: getattr(self, name) for name in self.__slots__ if name not in _RARE or getattr(self, name)}
+        names = [field.name for field in dataclasses.fields(self)]
+        value = {name: getattr(self, name) for name in names if name not in _RARE or getattr(self, name)}
         ends = {name: _text_of(getattr(self, name)) for name in _ENDS}
         return {**value, **ends, "parts": [*map(_text_of, self.parts)]}
 
@@ -520,7 +521,7 @@ def by_shard(infos: Iterable[ShardInfo]) -> dict[str, ShardFiles]:
     return {name: tuple(files) for name, files in found.items()}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class IndexInfo(_ListedFile):
     """One file of the index: `_index/SPLIT.index`, or `_index/SPLIT.keys`.
 
@@ -585,7 +586,7 @@ _ARE_TEXTS = {
 """Which fields of an entry are texts, and not numbers, by its class."""
 
 
-@dataclasses.dataclass(frozen=True)
+@frozen(slots=False)
 class Manifest:
     """Everything known about a finished directory before a shard is opened.
 
@@ -692,6 +693,8 @@ class Manifest:
         return f"Manifest({self.name!r}, {'+'.join(self.by_format)}: {shards}, {size}: {splits})"
 
     def _repr_html_(self) -> str:
+        from datamat.directory.display import Table, feature_table, render_html, statistics_table
+
         facts = [
             ("format", ", ".join(self.by_format)),
             ("size", f"{self.num_bytes / 1e6:,.1f} MB in {count_of(len(self.all_files), 'file')}"),

@@ -21,7 +21,6 @@ import base64
 import collections
 import concurrent.futures
 import contextlib
-import dataclasses
 import errno
 import glob
 import hashlib
@@ -60,6 +59,7 @@ from datamat.errors import (
     SourceError,
     require_posix,
 )
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -102,7 +102,7 @@ _active: dict[str, SourceMirror | UrlFiles] = {}  # of this process, by folder a
 _has_hook = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class _Entry:
     """An object of the listing."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from datamat.directory.manifest import Manifest, index_file
 from datamat.directory.rows import looks_like_path, nested_paths
 from datamat.errors import OptionError
 from datamat.formats import get_format
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Provenance", "ProvenanceFinder", "find_provenance"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Provenance:
     """Where a record came from.
 

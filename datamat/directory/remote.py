@@ -33,6 +33,7 @@ from datamat.errors import (
     OptionError,
     OutputError,
 )
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -535,7 +536,7 @@ def _check_pace(num_bytes: int, elapsed_s: float, *, has_end: bool) -> None:
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class RemotePath:
     """A file or folder behind a URL; `str` returns the URL without user, password and query.
 

@@ -29,6 +29,7 @@ from datamat.directory.keys import SPLIT_NAME, KeyLookup, bad_key, mix64, safe_k
 from datamat.directory.mirror import LIKELY_BYTES, url_path
 from datamat.directory.remote import is_url, lasting
 from datamat.errors import READ_FLAGS, OutputError, SourceError, join_problems
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -709,7 +710,7 @@ class Origin(NamedTuple):
         return f"{self.prefix}{self.first + number}{self.suffix}"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+@frozen(eq=False)
 class RowBlock:
     """Rows of an index, as columns.
 
@@ -913,7 +914,7 @@ where it is not known.
 _NO_TEXT = NO_TEXT.decode("utf-8", "surrogateescape")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class RowField:
     """One field of the rows.
 
@@ -1230,18 +1231,18 @@ class RowStore:
             places = np.arange(bounds[-1]) + np.repeat(starts - bounds + lengths, lengths)
         return Texts(text[places].tobytes(), bounds.astype(np.uint64))
 
-    def rows_naming(self, part: str) -> np.ndarray:
-        """Return the numbers of the rows of which a path of an input file, as the index has it, holds a text.
+    def rows_naming(self, *parts: str) -> np.ndarray:
+        """Return the numbers of the rows of which a path of an input file, as the index has it, holds one of `parts`.
 
         Paths are searched all at once: of a million rows, that takes some milliseconds where none is found.
         """
-        wanted = re.compile(re.escape(part.encode("utf-8", "surrogateescape")))
-        found = [np.zeros(0, np.int64)]
+        wanted = [re.compile(re.escape(part.encode("utf-8", "surrogateescape"))) for part in {*parts}]
+        found = np.zeros(len(self), bool)
         for field in self._file_fields:
             text, ends = self._codes(f"{field.stem}.text", np.uint8), self._codes(f"{field.stem}.ends", np.uint64)
-            places = np.array([match.start() for match in wanted.finditer(text.data)], np.uint64)
-            found.append(np.searchsorted(ends, places, side="right"))
-        return np.unique(np.concatenate(found))
+            places = np.array([match.start() for each in wanted for match in each.finditer(text.data)], np.uint64)
+            found[np.searchsorted(ends, places, side="right")] = True
+        return np.flatnonzero(found)
 
     def _text(self, stem: str, positions: np.ndarray) -> list[str]:
         return self.gathered(stem, positions).tolist()

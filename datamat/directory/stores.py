@@ -33,6 +33,7 @@ import xxhash
 from datamat.directory.files import WORK, commit_json, parse_json
 from datamat.directory.remote import open_filesystem, reason_of, redacted, retried, status_of
 from datamat.errors import DatamatError, OptionError, OutputError
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
@@ -68,7 +69,7 @@ _STAGED = f"{WORK}/uploads"  # folder of what Google's store puts together, for 
 _IDENTITIES = ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "created")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class StoredObject:
     """What a store says of an object.
 
@@ -83,7 +84,7 @@ class StoredObject:
     checksum: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class StoredChunk:
     """An object that holds a range of the bytes of a larger one, which is put together from such.
 
@@ -101,7 +102,7 @@ class StoredChunk:
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ObjectStore:
     """A folder in a store, written object by object. It holds nothing that is open, and can be pickled.
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import xxhash
 
-from datamat.directory.display import render_html
 from datamat.directory.files import MADE, WORK, commit, leave_stand_in, printable, read_regular, regular_path
 from datamat.directory.index_files import read_index
 from datamat.directory.keys import KeyDigest, key_hash, packed_hashes, row_runs, stored_key
@@ -35,6 +34,7 @@ from datamat.directory.sidecars.exporting import RECORD, known_sidecars, sidecar
 from datamat.directory.sidecars.indexes import tar_index
 from datamat.errors import CorruptDataError, InputError, OptionError, SchemaError, count_of, join_problems
 from datamat.formats import Offsets, get_format
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
@@ -67,7 +67,7 @@ _MOST_SHARDS = 8  # behind a URL, that are fetched and examined at the same time
 _SHARE_OF_DISK = 2  # they take half of what is free at most, but for one
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Problem:
     """One damage: the file, by its path in the directory, and what is wrong with it or with one of its records."""
 
@@ -320,7 +320,7 @@ def _shortened(lines: list[str]) -> list[str]:
 # manifest, the index and sidecars, and a stand-in. So what is said of a directory here is said of one behind a URL.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class VerifyReport:
     """What `verify` found. Its `str` names every damaged file, and the record if that is known.
 
@@ -365,6 +365,8 @@ class VerifyReport:
         return "\n".join([f"{self.path}: {title}", *(f"  {line}" for line in (*self.problems, *self.notes))])
 
     def _repr_html_(self) -> str:
+        from datamat.directory.display import render_html
+
         title, *lines = str(self).splitlines()
         return render_html(title, notes=lines)
 

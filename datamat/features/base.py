@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, final, over
 import numpy as np
 
 from datamat.errors import MissingDependencyError, SchemaError
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from datamat.features.statistics import FieldStatistics
@@ -116,7 +117,7 @@ def tf_dtype(dtype: str) -> str:
     return _TF_DTYPES.get(dtype, dtype)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen(slots=False, eq=False)
 class RaggedColumn:
     """One column of n records that hold any number of values each: a sequence of n arrays, all in one.
 
@@ -236,7 +237,7 @@ class Feature(abc.ABC):
 
     Example:
         >>> import dataclasses
-        >>> @dataclasses.dataclass(frozen=True)
+        >>> @frozen(slots=False)
         ... class Celsius(Feature):
         ...     def columns(self, name):
         ...         return {name: "int64"}

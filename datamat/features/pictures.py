@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fractions
 import functools
 import importlib.util
@@ -37,6 +36,7 @@ from datamat.features.base import (
 )
 from datamat.features.statistics import Counts, FieldStatistics, Numbers
 from datamat.features.values import Tensor, side_by_side
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -103,7 +103,7 @@ class _Picture(Feature):
         return "python"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Image(_Picture):
     """An image: uint8 or uint16 (height, width, channels), channels in RGB or RGBA order.
 
@@ -252,7 +252,7 @@ class Image(_Picture):
         return self.dtype == "uint8" or self.channels == 1
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Mask(_Picture):
     """Class ids per pixel: uint8 or uint16 (height, width), stored as PNG, always exact.
 
@@ -375,7 +375,7 @@ class Mask(_Picture):
             )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Depth(_Picture):
     """A depth map: the distance of each pixel from the camera, (height, width).
 
@@ -497,7 +497,7 @@ class Depth(_Picture):
         return _CROISSANT if self.dtype == "uint16" else None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Keypoints(Feature):
     """Points in one image: float32, each (x, y) in pixels, or (x, y, visibility).
 
@@ -632,7 +632,7 @@ class Keypoints(Feature):
         return _floats(self.shape)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Polygons(Feature):
     """Outlines of objects in one image: a list of polygons, each float32 (k, 2) of (x, y) in pixels.
 
@@ -863,7 +863,7 @@ _RATE_TOLERANCE = 1e-3
 _SHEET = 4  # frames that a preview shows
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Video(Feature):
     """A video: uint8 (num_frames, height, width, 3) in RGB, stored as an encoded file.
 

@@ -56,6 +56,7 @@ from datamat.features.values import (
     numbers_in,
     sound_extension,
 )
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -849,7 +850,7 @@ class _OfAnother(Feature):
         return self._asked.croissant_type()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Nullable(_OfAnother):
     """A value that may be missing: None, or a value of another feature.
 
@@ -1229,7 +1230,7 @@ class _ListOf(_OfAnother):
         return "json" if self.feature.tar_form() == "json" else "file"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class _Listed(_ListOf):
     """Any number of values that no array holds: strings, bytes, JSON, times, pictures, lists, arrays of any size."""
 
@@ -1438,7 +1439,7 @@ _COUNTS_OF_ITEMS = {"items", "length"}
 """Statistics of a list without gaps that count its items."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class _WithGaps(_ListOf):
     """A list in which each item is None or a value of a feature: a list of the values, and where they are."""
 
@@ -1554,7 +1555,7 @@ def _stored_list(feature: Feature) -> Feature:
     return _WithGaps(feature.feature) if isinstance(feature, Nullable) else _Listed(feature)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ListOf(_OfAnother):
     """A list of any length whose items are all values of one feature: texts, numbers, labels, times, files.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import importlib.util
 import io
@@ -41,6 +40,7 @@ from datamat.features.base import (
     to_json_text,
 )
 from datamat.features.statistics import Counts, FieldStatistics, Numbers
+from datamat.values import frozen
 
 __all__ = [
     "Audio",
@@ -88,7 +88,7 @@ _SIGNED = {"uint32": "int32", "uint64": "int64"}
 """Types of the same size for those that `tf.io.decode_raw` does not know."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ClassLabel(Feature):
     """A class id, or a list of them: int64, with the names of the classes.
 
@@ -208,7 +208,7 @@ class ClassLabel(Feature):
         return int(value)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class BBoxes(Feature):
     """Boxes of one image: float32 (n, 4), each (ymin, xmin, ymax, xmax) as a fraction of height and width.
 
@@ -340,7 +340,7 @@ class BBoxes(Feature):
         return {name: tfds_sequence(tfds_feature("bounding_boxes.BBoxFeature", boundingBox=box), None)}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Text(Feature):
     """A string, stored as UTF-8."""
 
@@ -390,7 +390,7 @@ class Text(Feature):
         return "tensor"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Bytes(Feature):
     """Any bytes, stored as they are: a PDF, a mesh, a pickle of another program.
 
@@ -440,7 +440,7 @@ class Bytes(Feature):
         return "tensor"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Json(Feature):
     """Anything that JSON can hold: dicts and lists, however nested, of str, numbers, booleans and None.
 
@@ -527,7 +527,7 @@ class Json(Feature):
         return value
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Timestamp(Feature):
     """A moment, to the microsecond: datetime64[us], stored as int64 microseconds since 1970.
 
@@ -631,7 +631,7 @@ class Timestamp(Feature):
         return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Scalar(Feature):
     """One number or truth value of a numpy dtype, stored exactly.
 
@@ -701,7 +701,7 @@ class Scalar(Feature):
         return {name: tfds_tensor((), self.dtype, is_raw=_KIND_OF_DTYPE[self.dtype] == "bytes")}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Tensor(Feature):
     """An array of a numpy dtype, stored exactly.
 
@@ -866,7 +866,7 @@ class Tensor(Feature):
         }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Tokens(Feature):
     r"""The token ids of one text, as many as it has: integers (n,), stored as little-endian bytes.
 
@@ -1288,7 +1288,7 @@ _SPECTRUM_COLOURS = ((8, 8, 40), (70, 20, 110), (170, 45, 110), (240, 120, 70), 
 """From silence to the loudest place, each lighter than the one before, so that it reads without colour, too."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Audio(Feature):
     """A recording: float32 (num_samples, num_channels) from -1 to 1, stored as an encoded file.
 

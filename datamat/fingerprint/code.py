@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import xxhash
 
+from datamat.values import frozen
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from importlib.machinery import ModuleSpec
@@ -97,7 +99,7 @@ ATOMS: dict[type, Callable[[Any], bytes]] = {
 """Content of values that hold no other values, by exact type."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Parts:
     """What an object is made of.
 
@@ -121,21 +123,21 @@ class Parts:
     memos: Mapping[Home, bool] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Import:
     """A module that code imports when it runs, by name; it need not be imported yet."""
 
     name: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Environment:
     """An environment variable that code reads, by name."""
 
     name: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Reached:
     """An object of which only some methods count, with whatever they use of it.
 
@@ -362,19 +364,19 @@ def assume_versions(known: Mapping[str, Origin]) -> None:
 
 
 def _look_up(top: str) -> Origin:
-    from importlib.metadata import PackageNotFoundError, distribution, distributions, version
+    from importlib.metadata import PackageNotFoundError, distribution, distributions
 
     try:
-        found = {top: version(top)}
+        found = {top: distribution(top)}
     except PackageNotFoundError:  # not named like its module, as opencv-python is not named cv2
         names = sorted({found.metadata["Name"] for found in distributions() if _provides(found, top)})
-        found = {name: version(name) for name in names}
-    for name in found:
-        with contextlib.suppress(PackageNotFoundError, ValueError):
-            origin = json.loads(distribution(name).read_text("direct_url.json") or "{}")
+        found = {name: distribution(name) for name in names}
+    for each in found.values():
+        with contextlib.suppress(ValueError):
+            origin = json.loads(each.read_text("direct_url.json") or "{}")
             if origin.get("dir_info", {}).get("editable"):  # the user's own project: every edit has this version
                 return ()
-    return tuple(found.items()) or _unknown(top)
+    return tuple((name, each.version) for name, each in found.items()) or _unknown(top)
 
 
 def _unknown(top: str) -> Origin:
@@ -442,7 +444,7 @@ _LIKE_ATTR = "LOAD_METHOD"
 _PASSED_OVER = frozenset({"EXTENDED_ARG", "PUSH_NULL"})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class CodeInPackage:
     """Bytecode, the package that its relative imports are relative to, and the globals that may name what it reads."""
 

@@ -33,6 +33,7 @@ from datamat.fingerprint.code import (
     unseen_of,
 )
 from datamat.fingerprint.objects import held_here, hidden_in, parts_of
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -75,7 +76,7 @@ def fingerprint(value: Any, *, where: str) -> str:
     return _hash(b"value", found.digest.encode(), beside.encode()).hex()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ModuleValue:
     """A value that code reads from a module of the user's, or from a class in one, and that may be set at run time.
 
@@ -90,7 +91,7 @@ class ModuleValue:
     value: Any
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Examined:
     """Everything that decides a value.
 

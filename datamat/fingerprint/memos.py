@@ -22,6 +22,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from datamat.fingerprint.code import ATOMS, LRU, constants_of
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +39,7 @@ _COLLECTIONS = frozenset(
 _CALL = "()"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Memo:
     """Where code keeps a value between its calls.
 

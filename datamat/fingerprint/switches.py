@@ -25,6 +25,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from datamat.errors import FingerprintError
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Switches"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class _Switch:
     """One switch.
 
@@ -205,7 +206,7 @@ _thread = threading.local()
 """`token`: the switches that this thread was given last."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Switches:
     """The switches of the libraries that a process has loaded.
 

@@ -24,7 +24,6 @@ costs little: a single record hardly compresses, and images are compressed alrea
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import io
 import mmap
@@ -54,6 +53,7 @@ from datamat.formats.example import (
     varint,
 )
 from datamat.formats.io import located, refuse_finished, write_all
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -84,7 +84,7 @@ _METADATA_OPTIONS = b"group_size:1,transpose:false,pad_to_block_boundary:false,u
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ArrayRecordFormat(ShardFormat):
     """ArrayRecord with one record per group: what grain and `tfds.data_source` open.
 

@@ -36,6 +36,7 @@ import numpy as np
 
 from datamat.errors import SchemaError
 from datamat.features import RaggedColumn, as_bfloat16, bytes_array, dtype_of
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +59,7 @@ _NO_NUMBERS = {"binary", "string", "json"}
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ArrowColumn:
     """One stored column and its Arrow type.
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 import bisect
 import collections
 import contextlib
-import dataclasses
 import functools
 import io
 import itertools
@@ -39,6 +38,7 @@ from datamat.formats import Block, Offsets, Record, ShardFormat, ShardReader, Sh
 from datamat.formats.arrow import ArrowColumn, arrow_columns
 from datamat.formats.example import check_block, checked_record, varint
 from datamat.formats.io import BufferedFile, bound, located, refuse_finished
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,7 +77,7 @@ _FIRST_GROUP = 4  # after the magic bytes
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ParquetFormat(ShardFormat):
     """Parquet with typed columns.
 
@@ -465,7 +465,7 @@ _CODECS = {"none": 0, "zstd": 6}
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class _Chunk:
     """A column chunk of large values in the file of a part.
 
@@ -1025,7 +1025,7 @@ class _ChangedError(Exception):
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class _LargeChunk:
     """A column chunk of large values, as the footer has it.
 

@@ -17,7 +17,6 @@ whole file shows any change.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import io
 import itertools
@@ -34,6 +33,7 @@ from datamat.features import as_bfloat16
 from datamat.formats import Block, Buffer, Offsets, Record, ShardFormat, ShardReader, ShardWriter
 from datamat.formats.example import as_ragged, check_block, checked_record, rows_of, values_of
 from datamat.formats.io import BufferedFile, RangeReader, bound, located, read_up_to, refuse_finished
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import os
@@ -185,7 +185,7 @@ _UNSAFE = re.compile(
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class WebDatasetFormat(ShardFormat):
     """Tar archives, as webdataset, wids, Hugging Face `datasets` and DALI read them.
 

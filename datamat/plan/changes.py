@@ -29,7 +29,7 @@ from datamat.features import Numbers, Statistics
 from datamat.formats import Offsets, get_format
 from datamat.plan.job import changed_digests
 from datamat.plan.pipeline import MadeColumns
-from datamat.writers.function import ITEM, FunctionWriter
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
@@ -74,7 +74,7 @@ __all__ = [
 _MOST_BYTES = 1 << 32  # of offsets
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class ReusedRows:
     """Where the records of consecutive rows lie in a finished shard.
 
@@ -150,7 +150,7 @@ def _with_seen(record: dict[str, Column], features: Features, measured: Sequence
 _FILE = "plan.json"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class PlannedShard:
     """The facts about a planned shard that show how far it is.
 
@@ -217,7 +217,7 @@ NOT_MADE = "not made yet"
 _MOST_NAMED = 3  # rows that one reason names
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ShardChange:
     """A shard that `run` would make, and why.
 
@@ -407,6 +407,8 @@ def _has_other_items(planned: PlannedJob, manifest: Manifest) -> bool:
         planned: source and options as they are now, and the directory.
         manifest: the published manifest of the directory.
     """
+    from datamat.writers.function import ITEM, FunctionWriter
+
     store, writer = planned.store, planned.job.records.writer
     field = next((field for field in store.fields if field.name == ITEM), None)
     if field is None or not isinstance(writer, FunctionWriter) or not writer.keys_are_positions:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import stat
@@ -19,6 +18,7 @@ from datamat.directory.files import SPOOL, commit
 from datamat.directory.keys import mix64
 from datamat.directory.mirror import is_path_of_url, stamp_of_url
 from datamat.directory.rows import INPUT, FileState, digest_files, input_of_urls
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,7 +52,7 @@ _WRITES = os.O_WRONLY | os.O_CREAT  # what is opened for both is read as well: n
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Neighbourhood:
     """Where files lie that may decide the content of records.
 

@@ -36,11 +36,11 @@ from datamat.fingerprint import Examined, Reached, Switches, examine, fingerprin
 from datamat.fingerprint.code import is_users_object
 from datamat.formats import ShardFormat, get_format
 from datamat.options import Remedies, RunOptions
-from datamat.parallel.engines import check_engine
 from datamat.plan.inputs import InputFiles, Neighbourhood
 from datamat.plan.memos import KnownMemos, digests_of_memos, write_places
 from datamat.plan.pipeline import Pipeline, RecordSource
 from datamat.plan.plan import SplitTerms, make_plan
+from datamat.values import frozen
 from datamat.writers.base import DatasetWriter
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ _COMPANIONS = {
 """What does the work of packages that only hand it on, as modules by the name of the distribution."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class JobDigests:
     """What decides the bytes of shards beside their rows; digests are 32 hex digits.
 
@@ -399,7 +399,7 @@ def resolve_formats(given: Any, features: Features) -> tuple[ShardFormat, ...]:
     return tuple(made.with_features(features) for made in found.values())
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@frozen(slots=False, eq=False, kw_only=True)
 class Job:
     """What was asked: the arguments of `Materializer`, checked and resolved.
 
@@ -670,7 +670,7 @@ class Job:
         """Return the splits that are drawn: those that `copies` names, or, if it is a number, the one to train on."""
         if not isinstance(self.copies, int):
             return self.copies
-        splits = [store.splits[code] for code in np.unique(store.split_codes).tolist()]
+        splits = [split for code, split in enumerate(store.splits) if (store.split_codes == code).any()]
         return [_TRAIN] if _TRAIN in splits else splits
 
     def _copies_by_split(self, store: RowStore) -> dict[str, int]:
@@ -699,6 +699,8 @@ def _check_sidecars(sidecars: Sequence[Sidecar]) -> None:
 
 
 def _check_executor(executor: Any, workers: WorkerOptions) -> None:
+    from datamat.parallel.engines import check_engine
+
     check_engine(executor)
     for name in ("sample_timeout_s", "max_rss"):
         if executor is not None and getattr(workers, name) is not None:
@@ -739,7 +741,7 @@ def _check_copies(copies: int | Mapping[str, int]) -> None:
 # The source and the options as they are now: what a finished directory is compared with, and recomputed from.
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen(slots=False, eq=False)
 class PlannedJob:
     """A job with the rows of its source and its plan, as they are now.
 

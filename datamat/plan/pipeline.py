@@ -36,6 +36,7 @@ from datamat.fingerprint import fingerprint
 from datamat.transforms import Augmenter
 from datamat.transforms.augmenter import each_sample
 from datamat.transforms.seeding import GlobalState, global_draws, loaded_libraries, row_rng, seed_row, with_rng
+from datamat.values import frozen
 from datamat.writers.base import DatasetWriter
 from datamat.writers.function import FunctionWriter
 
@@ -201,7 +202,7 @@ class RecordSource(Protocol):
 
 
 @final
-@dataclasses.dataclass(frozen=True)
+@frozen(slots=False)
 class Pipeline:
     """Takes a sample from its row to its records: the `RecordSource` of ordinary jobs.
 

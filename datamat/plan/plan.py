@@ -10,7 +10,6 @@ many workers there are.
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import fnmatch
 import functools
 import itertools
@@ -21,10 +20,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import xxhash
 
-from datamat.directory.display import Table, render_html
 from datamat.directory.keys import DATASET_NAME, ShardName, mix64, ordered_by, pieces
 from datamat.directory.mirror import AT_ONCE
 from datamat.errors import OptionError, count_of
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,7 +59,7 @@ _EVEN_BELOW = 4
 shards is empty with a probability under n * exp(-r), and then, too, they are cut evenly."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class PartSpec:
     """A run of consecutive rows of a shard: what one call of `Materializer.write_part` does.
 
@@ -85,7 +84,7 @@ class PartSpec:
     num_parts: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ShardSpec:
     """One output file to write.
 
@@ -144,7 +143,7 @@ class ShardSpec:
         return any(fnmatch.fnmatchcase(name, pattern) for name in (short, self.name))
 
 
-@dataclasses.dataclass(frozen=True)
+@frozen(slots=False)
 class Plan:
     """Which rows go to which shard. Prints as a table, also in a notebook.
 
@@ -288,6 +287,8 @@ class Plan:
         return "\n".join([self._title, *lines, *self._remarks])
 
     def _repr_html_(self) -> str:
+        from datamat.directory.display import Table, render_html
+
         head, *rows = self._table()
         return render_html(self._title, tables=[Table(head, rows)], notes=self._remarks)
 

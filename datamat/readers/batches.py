@@ -28,6 +28,7 @@ from datamat.readers.loader import (
 )
 from datamat.readers.remote import ahead
 from datamat.readers.sample import Sample
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -139,7 +140,7 @@ def check_shuffle(shuffle: Any) -> None:
 
 
 @final
-@dataclasses.dataclass(frozen=True)
+@frozen(slots=False)
 class Order:
     """The order of an epoch. An immutable value: thread-safe, picklable.
 
@@ -289,7 +290,7 @@ class EpochOrder(Protocol):
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Selected:
     """An order of the records of a selection.
 
@@ -337,7 +338,7 @@ _MOST_IN_PATTERN = 1000
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Mixture:
     """Which member of a mix stands at each place: in each block of places, each member as often as its quota says.
 
@@ -434,7 +435,7 @@ class Mixture:
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Mixed:
     """The order of a mix: at each place the next record of one of its members.
 
@@ -533,7 +534,7 @@ _BLOCKS_KNOWN = 4
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Schedule:
     """The batches from `start` to the end of an epoch.
 
@@ -606,7 +607,7 @@ _VERSION = 1
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Position:
     """Where a loader stands: a step of the schedule of an epoch.
 
@@ -748,7 +749,7 @@ _SAMPLES_PER_THREAD = 4  # in progress or ready, times `prefetch`, where samples
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Cut:
     """How records are cut into batches; `BatchOptions` describes the arguments.
 
@@ -883,7 +884,7 @@ def _tensor(value: Any) -> Any:
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Supervised:
     """Batches of another client, as tuples.
 

@@ -64,6 +64,7 @@ from datamat.readers.views import (
 )
 from datamat.transforms.albumentations import FunctionStage
 from datamat.transforms.augmenter import SampleTransform, field_names
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator
@@ -801,7 +802,7 @@ def _with_own_files(part: Part) -> Part:
 
 
 @final
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen(slots=False, eq=False)
 class _Mix:
     """What `mix` mixes.
 

@@ -26,6 +26,7 @@ from datamat.features.base import as_array
 from datamat.parallel import PathosExecutor, physical_cores
 from datamat.parallel.process_role import refuse_in_fork
 from datamat.readers.sharing import BlockUser, SharedFolder, block_owner
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -436,7 +437,7 @@ class Skipped(Protocol):
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class BatchJob:
     """One batch to make.
 
@@ -452,7 +453,7 @@ class BatchJob:
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class BatchMaker:
     """Makes batches of records. Thread-safe, and picklable if the transform is.
 
@@ -700,7 +701,7 @@ def in_processes(
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class _Worker:
     """What each worker receives once."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, Self, TypedDict
 from datamat.options import refuse_others
 from datamat.readers.batches import Cut, check_seed
 from datamat.readers.sequences import Form
+from datamat.values import frozen
 
 __all__ = ["BATCH_PARAMETERS", "BatchKeywords", "BatchOptions", "TfOptions"]
 
@@ -35,7 +35,7 @@ class BatchKeywords(TypedDict, total=False):
     as_supervised: Sequence[str] | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class BatchOptions:
     """How records become batches: in which order, by whom, and in what form.
 
@@ -125,7 +125,7 @@ class BatchOptions:
         return Form(self.pad, self.bucket, self.pack, self.collate_fn, self.as_supervised)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class TfOptions:
     """What only `to_tf` can do, as in `train.to_tf(32, tf=TfOptions(cache=True))`.
 

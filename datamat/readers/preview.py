@@ -18,6 +18,7 @@ import numpy as np
 from datamat import codecs
 from datamat.errors import OptionError
 from datamat.parallel.logs import get_logger
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import os
@@ -59,7 +60,7 @@ class Swatch(NamedTuple):
     number: int = -1
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Panel:
     """A picture of one field of a sample, or of several that lie over one another.
 
@@ -74,7 +75,7 @@ class Panel:
     legend: Mapping[str, tuple[Swatch, ...]]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Scene:
     """A sample as one sees it.
 
@@ -89,7 +90,7 @@ class Scene:
     words: tuple[tuple[str, str], ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Picture:
     """An image that a notebook displays.
 

@@ -32,6 +32,7 @@ from datamat.options import ErrorPolicy
 from datamat.parallel.affinity import physical_cores
 from datamat.parallel.logs import get_logger
 from datamat.readers.remote import MOST_LINE_BYTES, SMALL_BYTES, Download, LoadedUrl, RemoteReader, ShardFetcher
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -176,7 +177,7 @@ _LINES_PER_MARK = 16  # half a byte of memory for each record, and a few hundred
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class LineMarks:
     """Where every 16th line of a file begins: enough to find any line fast.
 
@@ -1297,7 +1298,7 @@ def _keep_at_most(most: int) -> None:
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class SampleReader:
     """Samples by position. Thread-safe and picklable.
 

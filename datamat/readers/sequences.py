@@ -12,7 +12,6 @@ records in the schedule, so that ranks, workers and states work as they do for r
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
@@ -24,6 +23,7 @@ import xxhash
 from datamat.errors import OptionError, SampleError
 from datamat.features import value_at, with_value
 from datamat.readers.batches import permuted, supervised_fields
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -177,7 +177,7 @@ def _rows(
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Padding:
     """Makes one array of the values of a field that differ in their first dimension.
 
@@ -214,7 +214,7 @@ class Padding:
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Packing:
     """Lays the sequences of each row one behind another, and says which token belongs to which.
 
@@ -319,7 +319,7 @@ def _filler(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Budget:
     """Holds batches of a bucket to their budget, where a function may have changed the lengths that were planned with.
 
@@ -424,7 +424,7 @@ def _checked(name: str, value: Mapping[Any, Any], features: Mapping[str, Any] | 
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Form:
     """What `to_numpy`, `to_torch` and `to_tf` make of samples beside stacking them; they document the arguments."""
 

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from datamat.errors import require_posix
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -91,7 +92,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class SharedBlock:
     """An array in a block of shared memory, as it travels.
 
@@ -109,7 +110,7 @@ class SharedBlock:
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Returned:
     """What a reader reports of its blocks along with a job.
 

@@ -37,6 +37,7 @@ from datamat.features.statistics import summarized_in_words
 from datamat.parallel.logs import get_logger
 from datamat.readers.dataset import load
 from datamat.readers.preview import in_words, look_at
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import os
@@ -62,7 +63,7 @@ _MOST_PORTS = 65_536
 _logger = get_logger("datamat.readers")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ViewPage:
     """A page about a dataset, with some of its samples; a notebook displays it.
 
@@ -183,7 +184,7 @@ def viewing(
 # ---------------------------------------------------------------- what is shown
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class _Shot:
     """What is shown of one sample.
 

@@ -28,6 +28,7 @@ from datamat.parallel import physical_cores
 from datamat.readers.batches import Order, Selected, records_at
 from datamat.readers.loader import DecodingThreads
 from datamat.readers.remote import LookAhead
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
@@ -59,7 +60,7 @@ __all__ = [
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Part:
     """The records of one directory.
 
@@ -337,7 +338,7 @@ def _joined(pieces: Sequence[Any], order: NDArray[np.int64]) -> Any:
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class _Steps:
     """All that a sample goes through. Picklable if the functions are."""
 

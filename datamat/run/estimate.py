@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import time
 import warnings
@@ -22,6 +21,7 @@ from datamat.run.dispatch import count_workers, open_executor, result_of
 from datamat.run.limits import free_bytes
 from datamat.run.worker import PartWorker
 from datamat.transforms.seeding import global_state_kept
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ __all__ = ["Estimate", "Measurement", "SampledRows", "choose_rows", "estimate", 
 _ROWS_PER_SAMPLE_OF_A_BLOCK = 64  # rows that go in blocks cost too little to be timed one by one
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class SampledRows:
     """The rows of a split that are measured for all of them.
 
@@ -63,7 +63,7 @@ class SampledRows:
     positions: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Measurement:
     """What a worker measured.
 
@@ -343,7 +343,7 @@ def estimate(job: Job, num_samples: int) -> Estimate:
     return found
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Estimate:
     """What a run from scratch will take. `str` gives a summary; a notebook shows a table.
 

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from datamat.directory.keys import safe_key
@@ -35,19 +34,19 @@ from datamat.run.dispatch import describe_death, open_executor, result_of
 from datamat.run.limits import signals_raised
 from datamat.run.materializer import DATASET_PARAMETERS, Materializer
 from datamat.run.module_state import ModuleState
-from datamat.run.report import RunReport
 from datamat.run.worker import RowMark, RowWatch, exit_error, limit_memory, may_pass, pause
 from datamat.transforms import Augmenter
 from datamat.transforms.seeding import global_state_kept
-from datamat.writers.base import Sample
-from datamat.writers.existing import MOST_AHEAD, shows_type
+from datamat.values import frozen
 from datamat.writers.function import function_writer
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from datamat.directory.rows import IndexRow
+    from datamat.run.report import RunReport
+    from datamat.writers.base import Sample
     from datamat.writers.function import FunctionWriter
 
 
@@ -147,6 +146,7 @@ def _at(sample: Any, path: _Path) -> Any:
 
 def _with_lists(first: _First, lists: Mapping[_Path, Any], num_items: int, logger: logging.Logger) -> Features:
     """Return the features of a first sample, with those of its lists without items."""
+    from datamat.writers.existing import MOST_AHEAD
 
     def replaced(declared: Mapping[str, Any], path: _Path = ()) -> dict[str, Any]:
         return {
@@ -168,7 +168,7 @@ def _with_lists(first: _First, lists: Mapping[_Path, Any], num_items: int, logge
     return Features(replaced(first.features.as_declared))
 
 
-@dataclasses.dataclass(frozen=True)
+@frozen(slots=False)
 class _Search:
     """Goes through the items; travels to a worker.
 
@@ -235,6 +235,8 @@ class _Search:
             paths: paths of the fields.
             dead: numbers of items that ended their workers.
         """
+        from datamat.writers.existing import MOST_AHEAD, shows_type
+
         pipeline = self._settled_pipeline()
         found: dict[_Path, Any] = {}
         with global_state_kept(), RowWatch(self.workers.sample_timeout_s) as watch:

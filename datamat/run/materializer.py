@@ -16,22 +16,9 @@ import glob
 import inspect
 import os
 import pathlib
-from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from datamat.directory.display import feature_table, render_html, shorten
-from datamat.directory.files import WORK, expand_home, lock_holder, locked, refuse_links
-from datamat.directory.groups import groups_in_words
-from datamat.directory.manifest import INDEX_FOLDER
-from datamat.directory.mirror import UrlFiles, mirrored, url_folder, urls_in_errors
-from datamat.directory.provenance import find_provenance
-from datamat.directory.remote import is_url, without_secrets
-from datamat.directory.rows import IndexRow, links_followed
-from datamat.directory.sidecars import Sidecar
-from datamat.directory.stores import ObjectStore
-from datamat.directory.verify import VerifyReport, verify
 from datamat.errors import OptionError, OutputError, SampleError, SourceError, fold, require_package
-from datamat.formats import ShardFormat
 from datamat.options import (
     RUN_PARAMETERS,
     WORK_PARAMETERS,
@@ -43,32 +30,33 @@ from datamat.options import (
     refusing_others,
     takes,
 )
-from datamat.parallel.byvalue import run_top_level_once
-from datamat.plan.job import Job, checked_version, resolve_formats
-from datamat.plan.pipeline import Pipeline
-from datamat.run.estimate import Estimate, estimate
-from datamat.run.limits import interrupted, signals_raised
-from datamat.run.repair import end_repair, prepare_repair, prepare_stored_repair, set_aside
-from datamat.run.replay import preview_copies, replay, verify_sample
-from datamat.run.report import RunReport
-from datamat.run.run import Mode, run_job, run_task, work_folder
-from datamat.run.slices import LEASE_S, TaskBucket, TaskNumber
-from datamat.run.status import compared_status, output_status
-from datamat.run.upload import laid_out, scratch_folder
-from datamat.run.worker import PartWorker
-from datamat.transforms.augmenter import field_names
-from datamat.writers.base import DatasetWriter, Sample, resolve_writer, writer_and_source
+from datamat.values import frozen
+
+# Each method imports what it needs: the class alone costs a program less than numpy does.
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
     from datamat.directory.ledger import FailedRow
-    from datamat.directory.mirror import SourceMirror
+    from datamat.directory.mirror import SourceMirror, UrlFiles
     from datamat.directory.provenance import Provenance
+    from datamat.directory.rows import IndexRow
+    from datamat.directory.sidecars import Sidecar
+    from datamat.directory.stores import ObjectStore
+    from datamat.directory.verify import VerifyReport
+    from datamat.formats import ShardFormat
     from datamat.plan.changes import ReusedRows
+    from datamat.plan.job import Job
     from datamat.plan.plan import PartSpec, Plan
     from datamat.readers.preview import Picture
     from datamat.run.dispatch import Tasks
+    from datamat.run.estimate import Estimate
     from datamat.run.receipts import Receipt, Sealed
+    from datamat.run.report import RunReport
+    from datamat.run.run import Mode
     from datamat.run.status import Status
+    from datamat.run.worker import PartWorker
+    from datamat.writers.base import DatasetWriter, Sample
 
 
 __all__ = ["DATASET_PARAMETERS", "Materializer", "output_place", "start"]
@@ -147,6 +135,13 @@ class Materializer:
         storage_options: Mapping[str, Any] | None = None,
         source_options: Mapping[str, Any] | None = None,
     ) -> None:
+        from datamat.directory.mirror import mirrored, urls_in_errors
+        from datamat.directory.rows import links_followed
+        from datamat.plan.job import Job, checked_version, resolve_formats
+        from datamat.plan.pipeline import Pipeline
+        from datamat.transforms.augmenter import field_names
+        from datamat.writers.base import resolve_writer, writer_and_source
+
         writer, source = writer_and_source(writer, source)
         if output is None:
             raise OptionError("output is missing; name the folder of the finished shards, as in output='out/mine'")
@@ -187,6 +182,9 @@ class Materializer:
         return [name for name in super().__dir__() if name.startswith("__") or not name.startswith("_")]
 
     def _repr_html_(self) -> str:
+        from datamat.directory.display import feature_table, render_html, shorten
+        from datamat.directory.groups import groups_in_words
+
         job = self._job
         transform = job.records.pipeline.augmenter.transform if job.records.pipeline is not None else None
         facts = [
@@ -209,6 +207,8 @@ class Materializer:
     @property
     def _source_text(self) -> str:
         """The path or URL of the source, without secrets; of anything else its class."""
+        from datamat.directory.remote import without_secrets
+
         source = self._job.source if self._job.mirror is None else str(self._job.mirror)
         if isinstance(source, (str, os.PathLike)):
             return without_secrets(os.fspath(source))
@@ -264,6 +264,8 @@ class Materializer:
             WorkerDied: a row ended the worker.
             SourceError, OptionError, FingerprintError: as for `plan`.
         """
+        from datamat.run.estimate import estimate
+
         how = RunOptions.of(options, "estimate", WorkKeywords.__annotations__)
         return estimate(self._made(dataclasses.replace(how, include=include, exclude=exclude)), num_samples)
 
@@ -290,6 +292,8 @@ class Materializer:
         Example:
             >>> Materializer("camvid", "CamVid", "out/camvid", transform=augment).preview()   # doctest: +SKIP
         """
+        from datamat.run.replay import preview_copies
+
         with self._job.planned() as planned:
             return preview_copies(planned, count, copies, opacity)
 
@@ -349,6 +353,11 @@ class Materializer:
         Works during a run, in this process or another, and after a crash; it only reads. An output in a store is
         compared on any machine.
         """
+        from datamat.directory.files import lock_holder
+        from datamat.run.slices import TaskBucket
+        from datamat.run.status import compared_status, output_status
+        from datamat.run.upload import laid_out
+
         job = self._job
         try:
             if job.store is None or lock_holder(job.work / "lock"):  # a run here knows more than the store
@@ -376,6 +385,9 @@ class Materializer:
             OptionError: `sample` is not between 0 and 1.
             SourceError: the source cannot be indexed.
         """
+        from datamat.directory.verify import verify
+        from datamat.run.replay import verify_sample
+
         if sample is None:
             store = self._job.store
             return verify(self._job.place, deep, storage_options=None if store is None else store.options)
@@ -400,6 +412,10 @@ class Materializer:
                 source no longer gives the bytes that were there: all else is repaired then, and the manifest stays.
             SampleError, SourceError, OutputLockedError: as for `run`.
         """
+        from datamat.directory.files import locked
+        from datamat.directory.verify import verify
+        from datamat.run.repair import end_repair, prepare_repair
+
         how = RunOptions.of(options, "repair", WorkKeywords.__annotations__)
         how = dataclasses.replace(how, existing="replace")
         job = self._made(how)
@@ -427,6 +443,12 @@ class Materializer:
         raise OutputError(f"{verify(output)}\nstill so after {_MOST_ROUNDS} repairs; test memory and disk")
 
     def _repair_stored(self, job: Job, store: ObjectStore) -> RunReport:
+        from datamat.directory.files import locked
+        from datamat.directory.verify import verify
+        from datamat.run.repair import end_repair, prepare_stored_repair
+        from datamat.run.run import work_folder
+        from datamat.run.slices import TaskBucket
+
         work, logger = work_folder(job.output), job.how.logger
         if store.keeps_conditions:
             TaskBucket(store).refuse_if_alive(logger)
@@ -467,6 +489,8 @@ class Materializer:
             OptionError: there is no such row or copy.
             SampleError: the row fails, as it does in a run; the cause is the error of `read` or of the transform.
         """
+        from datamat.run.replay import replay
+
         with self._job.planned() as planned:
             return replay(planned, key, copy)
 
@@ -481,6 +505,8 @@ class Materializer:
             OutputError: the run is not finished.
             CorruptDataError: the index cannot be read.
         """
+        from datamat.directory.provenance import find_provenance
+
         return find_provenance(self._job.output, self._job.source, key)
 
     def write_part(
@@ -529,6 +555,10 @@ class Materializer:
 
     def _made(self, how: RunOptions) -> Job:
         """Return the job, as it is made in one call."""
+        from datamat.directory.mirror import mirrored, urls_in_errors
+        from datamat.directory.rows import links_followed
+        from datamat.plan.pipeline import Pipeline
+
         job = dataclasses.replace(self._job, how=how)
         if how.scratch is None:
             return job
@@ -553,6 +583,8 @@ class Materializer:
 
     def _traveller(self, job: Job) -> Materializer:
         """Return what travels to the workers of a run: a copy with the part worker of that run."""
+        from datamat.run.worker import PartWorker
+
         traveller = copy.copy(self)  # its part worker is for this run only: what workers keep must not outlive it
         traveller._part_worker = PartWorker(job, job.work / "rows")
         traveller._job = traveller._part_worker.job
@@ -568,7 +600,7 @@ DATASET_PARAMETERS = tuple(
 """The parameters by name of `Materializer`, for the signatures of what takes them by `**options`."""
 
 
-@dataclasses.dataclass(frozen=True)
+@frozen(slots=False)
 class _Given:
     """Where the data is and where it goes, as the user named it: `scratch` decides the rest."""
 
@@ -579,19 +611,28 @@ class _Given:
 
     def urls(self, scratch: str | os.PathLike[str] | None, mirror: SourceMirror | None) -> UrlFiles:
         """Return what brings the files behind URLs that rows name."""
+        from datamat.directory.mirror import UrlFiles, url_folder
+
         root = "" if mirror is None else str(mirror.root)
         return UrlFiles(url_folder(self.output, scratch), self.source_options or {}, root)
 
 
-def start(job: Job, tasks_of: Callable[[Job], Tasks], *, mode: Mode = "make", lease_s: float = LEASE_S) -> RunReport:
+def start(
+    job: Job, tasks_of: Callable[[Job], Tasks], *, mode: Mode = "make", lease_s: float | None = None
+) -> RunReport:
     """Run a job, as `Materializer.run` and `convert` do: alone, or as one of several tasks that share its output.
 
     Args:
         job: the job, with its options checked and resolved.
         tasks_of: returns the bound methods that travel to the workers of a job; they find the rows in `.datamat/rows`.
         mode: what the run is for.
-        lease_s: how long another task may seem dead, in seconds, before this one takes its shards.
+        lease_s: how long another task may seem dead, in seconds, before this one takes its shards; None for a minute.
     """
+    from datamat.parallel.byvalue import run_top_level_once
+    from datamat.run.limits import interrupted, signals_raised
+    from datamat.run.run import run_job, run_task
+    from datamat.run.slices import LEASE_S, TaskNumber
+
     require_package("pyarrow", "the index of a dataset")
     run_top_level_once()  # also where there is nothing to do, and no pool starts
     how = job.how
@@ -599,7 +640,7 @@ def start(job: Job, tasks_of: Callable[[Job], Tasks], *, mode: Mode = "make", le
         try:
             if how.task_index is None or how.num_tasks is None:
                 return run_job(job, tasks_of(job), mode=mode)
-            return run_task(job, tasks_of, TaskNumber(how.task_index, how.num_tasks, lease_s))
+            return run_task(job, tasks_of, TaskNumber(how.task_index, how.num_tasks, lease_s or LEASE_S))
         except SampleError as error:
             fold(error)
             raise error.with_traceback(None)  # noqa: B904 -- it is the same error
@@ -615,6 +656,11 @@ _FILES_OF_WORK = ("lock", "inputs", "ledger.jsonl", "names.json", "sidecars.json
 
 def _repairable(job: Job) -> pathlib.Path:
     """Return the `.datamat` folder of an output; move aside what is in the way of its files and of index files."""
+    from datamat.directory.files import WORK, locked, refuse_links
+    from datamat.directory.manifest import INDEX_FOLDER
+    from datamat.run.repair import set_aside
+    from datamat.run.run import work_folder
+
     output, work, index = job.output, job.work, job.output / INDEX_FOLDER
     for name in _FILES_OF_WORK if work.is_dir() else ():
         if os.path.lexists(work / name) and not (work / name).is_file():
@@ -642,7 +688,13 @@ def output_place(
     Raises:
         OptionError: the URL cannot be written, or options for a store are given without one.
     """
+    from datamat.directory.files import expand_home
+    from datamat.directory.remote import is_url
+
     if is_url(output) and not os.fspath(output).startswith("file://"):
+        from datamat.directory.stores import ObjectStore
+        from datamat.run.upload import scratch_folder
+
         store = ObjectStore(os.fspath(output).rstrip("/"), dict(options or {}))
         return store, scratch_folder(store, scratch)
     return None, pathlib.Path(os.path.abspath(expand_home(os.fspath(output).removeprefix("file://"))))
@@ -650,6 +702,9 @@ def output_place(
 
 def _absolute(source: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Return a source that another working folder leaves as it is; a text that names no file is the writer's matter."""
+    from datamat.directory.files import expand_home
+    from datamat.directory.remote import is_url
+
     source = expand_home(source)
     text = os.fspath(source)
     if os.path.isabs(text) or is_url(text) or not (os.path.lexists(text) or glob.has_magic(text)):

@@ -41,6 +41,7 @@ from datamat.directory.sidecars.exporting import write_sidecars
 from datamat.directory.verify import verify
 from datamat.errors import CorruptDataError, OptionError, OutputError, join_problems
 from datamat.parallel import get_logger
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import logging
@@ -110,7 +111,7 @@ def merge(
             return _merged(sets, target, name, logger or get_logger("datamat"), began)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class _Set:
     """A directory to merge."""
 

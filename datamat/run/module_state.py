@@ -15,7 +15,6 @@ Workers that were forked from the program have all of its state, and compare not
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import types
 import uuid
@@ -36,6 +35,7 @@ from datamat.parallel import get_logger
 from datamat.parallel.byvalue import is_by_value
 from datamat.parallel.pickling import PLAIN, PickledFunction, dumps_code, load_code
 from datamat.plan.job import as_drawn, as_written
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -56,7 +56,7 @@ _Sent: TypeAlias = "tuple[tuple[_Place, ...], bytes, tuple[bytes, ...]]"
 _settled: set[str] = set()  # in a worker: tokens of the states that it has compared
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ModuleState:
     """What code reads of the user's modules, in the program that called `run`.
 

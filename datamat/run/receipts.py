@@ -25,6 +25,7 @@ from datamat.directory.keys import KeyDigest, RecordKey
 from datamat.directory.ledger import FailedRow
 from datamat.errors import CorruptDataError
 from datamat.formats import Offsets
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
@@ -105,7 +106,7 @@ class Outcome:
     statistics: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class PartInfo:
     """A part in one format.
 
@@ -124,7 +125,7 @@ class PartInfo:
     start: int | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class SealedFile:
     """A complete and flushed file of a shard, which has no name yet.
 
@@ -141,7 +142,7 @@ class SealedFile:
     offsets: FilePart
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Sealed:
     """What a worker returns for a shard that it has completed.
 
@@ -161,7 +162,7 @@ class Sealed:
     damaged: DamagedPartError | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Receipt:
     """What a worker returns for a part: never pixels.
 

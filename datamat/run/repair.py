@@ -52,7 +52,6 @@ from datamat.directory.manifest import (
     salvaged_shards,
 )
 from datamat.directory.sidecars.exporting import export, known_sidecars, sidecar_names
-from datamat.directory.verify import VerifyReport, unreadable, verify
 from datamat.errors import CorruptDataError, OutputError, join_problems
 from datamat.formats import Offsets, get_format
 from datamat.plan.changes import find_changes
@@ -60,6 +59,7 @@ from datamat.plan.inputs import content_digest
 from datamat.run.receipts import PartInfo, Receipt, part_path, replace_file, write_receipt
 from datamat.run.shards import GrowingShard
 from datamat.run.upload import RemoteOutput, forget_objects, note_uploaded
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 
     from datamat.directory.manifest import IndexInfo, ShardFiles, ShardInfo
     from datamat.directory.stores import ObjectStore
+    from datamat.directory.verify import VerifyReport
     from datamat.formats import ShardFormat
     from datamat.plan.job import Job, PlannedJob
     from datamat.plan.plan import PartSpec, ShardSpec
@@ -120,7 +121,7 @@ def prepare_repair(planned: PlannedJob, report: VerifyReport) -> None:
                     _keep_intact_parts(planned, shard, files[shard.name])
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class DamagedObjects:
     """Objects of a store that wait in quarantine until a repair has replaced them.
 
@@ -308,7 +309,7 @@ def _copied_part(
     return lines, keys
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Wanted:
     """The result that a repair must reach.
 
@@ -426,6 +427,8 @@ def repair_without_source(output: pathlib.Path) -> tuple[list[str], VerifyReport
     Raises:
         OutputError, CorruptDataError: as for `verify` and `export`.
     """
+    from datamat.directory.verify import verify
+
     done: list[str] = []
     report = verify(output)
     if report.ok or MANIFEST_FILE in report.files:
@@ -474,6 +477,8 @@ def _check_unchanged(planned: PlannedJob, infos: list[ShardInfo]) -> None:
 
 def _set_strangers_aside(planned: PlannedJob, damaged: set[str]) -> set[str]:
     """Move aside whatever belongs to no shard of the plan, or is in a file's place without being a file."""
+    from datamat.directory.verify import unreadable
+
     extensions = [made.extension for made in planned.job.formats]
     ours = {name for shard in planned.plan.shards for names in file_names(shard.name, extensions) for name in names}
     indexes = {name for split in planned.plan.splits for name in (index_file(split), keys_file(split))}

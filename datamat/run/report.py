@@ -22,20 +22,20 @@ import numpy as np
 
 from datamat import codecs
 from datamat.directory.counts import Counts
-from datamat.directory.display import render_html
 from datamat.directory.failures import Failure
 from datamat.directory.keys import ShardName
 from datamat.directory.ledger import LEDGER_FILE, Ledger, cut_text
 from datamat.directory.manifest import counts_of
-from datamat.directory.provenance import find_provenance
 from datamat.errors import DatamatError, IncompleteRunError, OutputError, SampleError, count_of
 from datamat.options import Remedies
 from datamat.run.timeline import Timeline, TimelineBuilder, Totals, render_page
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from datamat.directory.failures import Failure
     from datamat.directory.ledger import FailedRow
     from datamat.directory.manifest import ShardFiles, ShardInfo
     from datamat.options import ErrorPolicy, Hook, ShardOptions, WorkerOptions
@@ -85,7 +85,7 @@ class RunEvent:
     __slots__ = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RunStarted(RunEvent):
     """A run has locked its output, and has touched nothing yet.
 
@@ -116,7 +116,7 @@ class RunStarted(RunEvent):
     errors: ErrorPolicy
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PlanMade(RunEvent):
     """The source is indexed, and every row has its shard.
 
@@ -143,7 +143,7 @@ class PlanMade(RunEvent):
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class WorkersStarted(RunEvent):
     """The first parts are handed out.
 
@@ -158,7 +158,7 @@ class WorkersStarted(RunEvent):
     engine: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PartDone(RunEvent):
     """A part of a shard is done: its records and its receipt are on the disk.
 
@@ -204,7 +204,7 @@ class PartDone(RunEvent):
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PartDamaged(RunEvent):
     """A part changed between its worker and its shard, as on a bad disk, and is rebuilt.
 
@@ -221,7 +221,7 @@ class PartDamaged(RunEvent):
     message: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SampleDropped(RunEvent):
     """A sample was left out on purpose, by `Skip` or None, which is not a failure.
 
@@ -242,7 +242,7 @@ class SampleDropped(RunEvent):
     is_resumed: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SampleFailed(RunEvent):
     """A sample failed, and gave no record.
 
@@ -273,7 +273,7 @@ class SampleFailed(RunEvent):
     is_resumed: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SampleRetried(RunEvent):
     """A sample failed at first, and gave its records when it was tried again.
 
@@ -296,7 +296,7 @@ class SampleRetried(RunEvent):
     is_resumed: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SampleRecovered(RunEvent):
     """A sample that an earlier run quarantined is good now.
 
@@ -309,7 +309,7 @@ class SampleRecovered(RunEvent):
     key: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class WorkerLost(RunEvent):
     """A worker died, or was ended because a sample ran out of time; its part is retried.
 
@@ -330,7 +330,7 @@ class WorkerLost(RunEvent):
     message: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ShardFinished(RunEvent):
     """All parts of a shard are in its files, and these are flushed to the disk.
 
@@ -374,7 +374,7 @@ class ShardFinished(RunEvent):
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class LimitReached(RunEvent):
     """The run stops here, with work left.
 
@@ -399,7 +399,7 @@ class LimitReached(RunEvent):
     num_rows_planned: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RunEnded(RunEvent):
     """The run is over; nothing comes after this event.
 
@@ -765,10 +765,12 @@ class RunTally:
         )
 
     def _failures(self, extension: str) -> Iterator[Failure]:
+        from datamat.directory.failures import Failure
+
         for event in (event for events in self._failed.values() for event in events):
             if event.action != "raise":  # after which there is no report
                 split = ShardName.parse(event.shard).split
-                values = {name: getattr(event, name) for name in event.__slots__}
+                values = {name: getattr(event, name) for name in [field.name for field in dataclasses.fields(event)]}
                 yield Failure.of(values, event.action, split=split, shard=f"{event.shard}.{extension}")
 
     def _done(self) -> Counts:
@@ -1002,7 +1004,7 @@ def describe_dropped(num_dropped: int, num_dropped_records: int) -> str:
     return f"{' and '.join(listed)} left out" if listed else ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class RunReport:
     """What a run did. Its `str` is the summary.
 
@@ -1192,6 +1194,8 @@ class RunReport:
         return f"RunReport({self._headline})"
 
     def _repr_html_(self) -> str:
+        from datamat.directory.display import render_html
+
         return render_html("RunReport", self._facts, notes=filter(None, [self.limit]))
 
     @property
@@ -1220,6 +1224,8 @@ def _pictures_of(output: pathlib.Path, source: Any, failed: Sequence[Failure]) -
         source: source of the run.
         failed: the samples; the first few get pictures.
     """
+    from datamat.directory.provenance import find_provenance
+
     found = {}
     for sample in failed[:_MOST_PICTURES]:
         with contextlib.suppress(DatamatError, OSError):

@@ -11,7 +11,6 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from datamat.directory.equal_inputs import equal_inputs
 from datamat.directory.failures import failures_in
 from datamat.directory.files import (
     WORK,
@@ -1067,6 +1066,8 @@ class Run:
 
     def _described(self, finished: Sequence[ShardFiles]) -> Manifest:
         """Have the finished shards take their places, write the index files, and return the manifest."""
+        from datamat.directory.equal_inputs import equal_inputs
+
         self._withdraw()
         self._replace()
         infos = [files[0] for files in finished]

@@ -29,7 +29,6 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
-import dataclasses
 import json
 import os
 import platform
@@ -59,6 +58,7 @@ from datamat.plan.job import changed_digests
 from datamat.run.quarantine import QUARANTINE_FOLDER
 from datamat.run.shards import inputs_of_shard
 from datamat.run.upload import StoredShard
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import logging
@@ -100,7 +100,7 @@ Signs: TypeAlias = "Callable[[str], str | None]"
 """What a task shows, by its token: something else whenever it is alive; None where it has left."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class TaskNumber:
     """Which of several tasks this is.
 

@@ -61,6 +61,7 @@ from datamat.run.receipts import Receipt, part_folder
 from datamat.run.report import describe_dropped
 from datamat.run.slices import TaskBucket, is_shared, slices_folder
 from datamat.run.upload import scratch_folder
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import os
@@ -79,7 +80,7 @@ _AT_ONCE = 16
 _ENDS = {"run_finished", "run_failed", "interrupted", "deadline_reached", "disk_reached"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Done:
     """How much is there: of shards, and of parts of shards that are not finished."""
 
@@ -98,7 +99,7 @@ class Done:
         return cls(sum(not isinstance(made, Receipt) for made in there), **Counts.of(*counts).by_name())
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Status:
     """How far an output has got. `str` gives a summary.
 

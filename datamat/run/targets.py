@@ -15,7 +15,8 @@ import functools
 import json
 import os
 import re
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,7 +32,6 @@ from datamat.directory.manifest import (
     salvaged_shards,
 )
 from datamat.errors import OutputError, join_problems
-from datamat.readers.dataset import ShardedDataset
 
 if TYPE_CHECKING:
     import pathlib
@@ -185,10 +185,11 @@ def _source_places(job: Job) -> Iterator[str]:
     if job.mirror is not None:
         yield str(job.mirror.root)
         return
+    loaded: Any = sys.modules.get("datamat.readers.dataset")  # as long as nobody has loaded it, nothing is from there
     waiting = [job.source]
     while waiting:
         source = waiting.pop()
-        if isinstance(source, ShardedDataset):
+        if loaded is not None and isinstance(source, loaded.ShardedDataset):
             waiting += {os.path.dirname(file) for file in source.files}
         elif isinstance(source, dict):
             waiting += source.values()
@@ -203,8 +204,8 @@ def _refuse_inputs_in(output: pathlib.Path, planned: PlannedJob) -> None:
     real, store = os.path.realpath(output), planned.store
     with os.scandir(output) as entries:  # links may lead to a folder there by any name
         folders = {entry.name for entry in entries if entry.is_dir(follow_symlinks=False)}
-    named = [store.rows_naming(name) for name in {output.name, os.path.basename(real)}]
-    rows = np.arange(len(store)) if folders - {WORK, INDEX_FOLDER} else np.unique(np.concatenate(named))
+    is_searched = bool(folders - {WORK, INDEX_FOLDER})
+    rows = np.arange(len(store)) if is_searched else store.rows_naming(output.name, os.path.basename(real))
     is_inside = functools.cache(lambda folder: _is_below(folder, real))
     inside = [
         any(is_inside(os.path.dirname(path)) for paths in fields for path in paths)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import collections
-import dataclasses
 import html
 import re
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import numpy as np
 
 from datamat.directory.display import render_document
 from datamat.errors import count_of
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +42,7 @@ _MOST_FAILED = 200
 _US = 1e6
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PartTrace:
     """When and where a part was made, and what took how long.
 
@@ -126,7 +126,7 @@ class Totals:
         return stage, f"{share:.0%} of the work is {_REMEDIES[stage]}; or take more cores."
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Timeline:
     """What a run did when.
 

@@ -76,6 +76,7 @@ from datamat.errors import CorruptDataError, OutputError, OutputLockedError
 from datamat.plan.changes import render_snapshot
 from datamat.run.limits import tree_bytes
 from datamat.run.receipts import Receipt, part_folder, part_path, read_receipt, write_receipt
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import logging
@@ -141,7 +142,7 @@ def scratch_folder(store: ObjectStore, scratch: str | os.PathLike[str] | None) -
 # ---------------------------------------------------------------- in a worker
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class UploadTask:
     """A finished shard to upload; travels to a worker.
 
@@ -170,7 +171,7 @@ class UploadTask:
     pieces: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Uploaded:
     """A shard that is whole in the store.
 
@@ -183,7 +184,7 @@ class Uploaded:
     objects: dict[str, StoredObject]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class StoredShard:
     """A shard of a store as notes there describe it.
 
@@ -290,7 +291,7 @@ class _PartGoneError(Exception):
     """A part is not, or no longer, where its shard grows, or it is damaged."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class PieceTask:
     """A run of finished parts to upload; travels to a worker.
 
@@ -318,7 +319,7 @@ class PieceTask:
         return [file.extension for file in self.receipts[0].files]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class UploadedPiece:
     """A piece that is in the store.
 

@@ -31,7 +31,6 @@ import numpy as np
 from datamat.codecs.files import noting_files
 from datamat.directory.keys import RecordKey
 from datamat.directory.ledger import FailedRow, cut_text
-from datamat.directory.mirror import FetchAhead, fetches_files
 from datamat.directory.rows import RowStore, nested_paths
 from datamat.errors import (
     FingerprintError,
@@ -63,6 +62,7 @@ from datamat.run.shards import GrowingShard, PartWriter
 from datamat.run.timeline import PartTrace
 from datamat.transforms import forbid_update_check
 from datamat.transforms.seeding import global_state_kept
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from typing import IO
 
     from datamat.codecs.files import Notes
+    from datamat.directory.mirror import FetchAhead
     from datamat.directory.rows import IndexRow
     from datamat.errors import WorkerDied
     from datamat.features import ColumnBlock, Features
@@ -102,7 +103,7 @@ __all__ = [
 # alarm: a handler in C, which runs without Python, writes the stack into the note and ends the process.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class RowMark:
     """The rows that a worker is at.
 
@@ -657,6 +658,8 @@ class _PartTask:
     @contextlib.contextmanager
     def _fetching(self, lost: Sequence[FailedRow], reused: ReusedRows | None) -> Iterator[None]:
         """Fetch the files of the rows that are to be read ahead, where they are behind a URL; they go at the end."""
+        from datamat.directory.mirror import FetchAhead, fetches_files
+
         if not fetches_files() or not self._shared.store.file_fields:
             yield
             return

@@ -14,6 +14,7 @@ import numpy as np
 
 from datamat.errors import OptionError, SchemaError
 from datamat.transforms.seeding import RandomStreams, Sample, Stage, signature_of, with_rng
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -41,7 +42,7 @@ Hook: TypeAlias = Callable[..., Any]
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class FunctionStage(Stage):
     """A stage that calls a function with (sample), or with (sample, rng) if its signature asks for a generator.
 
@@ -126,7 +127,7 @@ def forbid_update_check() -> None:
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class AlbumentationsStage(Stage):
     """A stage that runs an albumentations pipeline, or one transform of it.
 
@@ -224,7 +225,7 @@ class AlbumentationsStage(Stage):
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class _Points:
     """The points of all fields of one sample, on their way through a pipeline.
 

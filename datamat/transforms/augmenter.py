@@ -21,6 +21,7 @@ from datamat.transforms.albumentations import (
     matched_fields,
 )
 from datamat.transforms.seeding import RandomStreams, Sample, Stage, seed_globals
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -36,7 +37,7 @@ __all__ = ["Augmenter", "SampleTransform", "each_sample", "field_names", "takes_
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Augmenter:
     """Draws the copies of a sample; equal arguments of `draw` give equal samples in any process and order.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import ctypes
-import dataclasses
 import functools
 import inspect
 import random
@@ -20,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
 import numpy as np
 import xxhash
+
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -225,7 +226,7 @@ def global_state_kept() -> Iterator[None]:
         state.put_back()
 
 
-@dataclasses.dataclass(frozen=True)
+@frozen(slots=False)
 class GlobalState:
     """The states of the global generators of this process; equal to another one if nothing was drawn in between.
 

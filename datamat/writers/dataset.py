@@ -10,7 +10,6 @@ files keep their bytes. `docs/writers.md` lists the sources.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from datamat.directory.rows import output_lies_in
 from datamat.errors import FingerprintError, InputError, OptionError, SchemaError, SourceError, join_problems
 from datamat.features import Bytes, Features, Image, ListOf
 from datamat.fingerprint import fingerprint
+from datamat.values import frozen
 from datamat.writers.base import DatasetWriter, DataSource, Sample
 from datamat.writers.existing import (
     ArrowSource,
@@ -50,7 +50,7 @@ OUTPUT_VERSION = 2
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class _Choice:
     """Which fields of a source to store, and under which names.
 

@@ -18,7 +18,7 @@ import pathlib
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, final, overload
+from typing import TYPE_CHECKING, Any, Protocol, final
 from urllib.parse import unquote
 
 import numpy as np
@@ -65,6 +65,7 @@ from datamat.parallel.logs import get_logger
 from datamat.readers.cache import RecordCache
 from datamat.readers.records import KeyIndex, RecordFiles
 from datamat.transforms.seeding import signature_of
+from datamat.values import frozen
 from datamat.writers.base import SOURCE_KINDS, DataSource
 from datamat.writers.foreign import (
     DAMAGES,
@@ -84,6 +85,7 @@ from datamat.writers.foreign import (
     litdata_table,
     mds_shards,
 )
+from datamat.writers.tables import TableRows, content_of, listed_column, table_of
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -97,187 +99,20 @@ __all__ = [
     "MOST_AHEAD",
     "ArrowSource",
     "SpooledSource",
-    "TableRows",
-    "content_of",
     "converted",
     "dicts_of",
     "files_below",
     "fill_lists",
     "identity_of",
-    "is_arrow_dataset",
-    "listed_column",
     "names_of",
     "open_source",
     "packed",
     "shows_type",
-    "table_of",
     "unpacked",
     "without_items",
 ]
 
 _logger = get_logger("datamat.writers")
-
-
-# ---------------------------------------------------------------- tables in memory
-#
-# Tables in memory, of pyarrow, pandas or polars, as rows. Types are recognized by name, so nothing is imported.
-
-
-def table_of(value: Any) -> pa.Table | None:
-    """Return a table of any package in `_TABLES` as a pyarrow table; None for anything else.
-
-    NaN in numbers of pandas stays NaN; levels of its index that have names become columns.
-
-    Args:
-        value: what may be a table.
-
-    Raises:
-        SourceError: two columns share a name, or a column holds values that Arrow cannot store.
-    """
-    convert = _known(value, _TABLES)
-    table: pa.Table | None = convert and convert(value)
-    if table is not None and len(set(table.column_names)) < len(table.column_names):
-        names = ", ".join(table.column_names)
-        raise SourceError(f"the table has two columns with the same name ({names}); rename one")
-    return table
-
-
-def listed_column(value: Any) -> list[Any] | None:
-    """Return a column or array of any of the three packages as a list; None for anything else.
-
-    Args:
-        value: what may be a column.
-    """
-    convert = _known(value, _COLUMNS)
-    return convert and convert(value)
-
-
-def is_arrow_dataset(value: Any) -> bool:
-    """Tell whether a value is a `pyarrow.dataset.Dataset`, which need not be in memory as a whole."""
-    return any((base.__module__.partition(".")[0], base.__name__) == _ARROW_DATASET for base in type(value).__mro__)
-
-
-def content_of(table: pa.Table) -> str:
-    """Return the digest of a table's content, which does not depend on how its columns are chunked.
-
-    Args:
-        table: `pyarrow.Table` whose columns, types and values count.
-    """
-    import pyarrow as pa
-
-    digest = xxhash.xxh3_128()
-    whole = table.replace_schema_metadata(None).combine_chunks()
-    with pa.PythonFile(_DigestFile(digest), "w") as file, pa.ipc.new_stream(file, whole.schema) as stream:
-        stream.write_table(whole)
-    return digest.hexdigest()
-
-
-@final
-class TableRows(Sequence[dict[str, Any]]):
-    """The rows of a table by position, each a dict of Python values; an empty cell is None.
-
-    Args:
-        table: `pyarrow.Table`, held in memory.
-    """
-
-    def __init__(self, table: pa.Table) -> None:
-        self.table = table
-
-    def __len__(self) -> int:
-        return int(self.table.num_rows)
-
-    @overload
-    def __getitem__(self, place: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, place: slice) -> TableRows: ...
-
-    def __getitem__(self, place: int | slice) -> dict[str, Any] | TableRows:
-        if isinstance(place, slice):
-            return TableRows(self.table.take(np.arange(len(self))[place]))
-        return {name: column[place].as_py() for name, column in zip(self.table.column_names, self.table.columns)}  # noqa: B905 -- 1 us
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in self.table.to_batches(max_chunksize=4096):
-            yield from batch.to_pylist()
-
-
-@final
-class _DigestFile:
-    """A file that digests what is written to it and stores nothing."""
-
-    closed = False
-
-    def __init__(self, digest: xxhash.xxh3_128) -> None:
-        self._digest = digest
-
-    def write(self, data: Any) -> int:
-        self._digest.update(data)
-        return len(data)
-
-    def flush(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def _known(value: Any, kinds: dict[tuple[str, str], Callable[[Any], Any]]) -> Callable[[Any], Any] | None:
-    for base in type(value).__mro__:
-        found = kinds.get((base.__module__.partition(".")[0], base.__name__))
-        if found is not None:
-            return found
-    return None
-
-
-def _of_batch(batch: pa.RecordBatch) -> pa.Table:
-    import pyarrow as pa
-
-    return pa.Table.from_batches([batch])
-
-
-def _of_stream(value: Any) -> pa.Table:
-    import pyarrow as pa
-
-    return pa.table(value)
-
-
-def _of_pandas(frame: Any) -> pa.Table:
-    import pyarrow as pa
-
-    named = [name for name in frame.index.names if name is not None]
-    frame = frame.reset_index(level=named) if named else frame
-    arrays = []
-    for place, name in enumerate(frame.columns):
-        column = frame.iloc[:, place]
-        plain = isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf"
-        try:
-            arrays.append(pa.array(column.to_numpy()) if plain else pa.Array.from_pandas(column))
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise SourceError(
-                f"column {name!r} of the table cannot be converted: {error}; give it values of one type, or pass "
-                "frame.to_dict('records')"
-            ) from error
-    return pa.table(arrays, names=[str(name) for name in frame.columns])
-
-
-_ARROW_DATASET = ("pyarrow", "Dataset")
-_TABLES: dict[tuple[str, str], Callable[[Any], Any]] = {
-    ("pyarrow", "Table"): lambda table: table,
-    ("pyarrow", "RecordBatch"): _of_batch,
-    _ARROW_DATASET: lambda dataset: dataset.to_table(),
-    ("pandas", "DataFrame"): _of_pandas,
-    ("polars", "DataFrame"): lambda frame: frame.to_arrow(),
-    ("polars", "LazyFrame"): lambda frame: frame.collect().to_arrow(),
-    ("duckdb", "DuckDBPyRelation"): _of_stream,
-}
-_COLUMNS: dict[tuple[str, str], Callable[[Any], Any]] = {
-    ("pyarrow", "ChunkedArray"): lambda column: column.to_pylist(),
-    ("pyarrow", "Array"): lambda column: column.to_pylist(),
-    ("pandas", "Series"): lambda column: column.tolist(),
-    ("pandas", "Index"): lambda column: column.tolist(),
-    ("polars", "Series"): lambda column: column.to_list(),
-}
-"""How each type is converted, by package and name of the type or of one of its bases."""
 
 
 # ---------------------------------------------------------------- columns of Arrow
@@ -298,7 +133,7 @@ _HF_FILES_OF: dict[str, Feature] = {"Image": Image(), "Audio": Audio(), "Video":
 _OF_FILES_ALONE = (Image, Audio, Video, Mask, Depth, Bytes)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Column:
     """A column of a table, or a field of a struct in it.
 
@@ -887,7 +722,7 @@ def _is_torch_iterable(dataset: Any) -> bool:
 # ---------------------------------------------------------------- files and folders
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class SourceFile:
     """A file that samples lie in.
 
@@ -1462,7 +1297,7 @@ class _MemoryTable:
 _MOST_DECODED = 256 << 20  # bytes of row groups that a worker holds
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class FolderValue:
     """A value that the name of a folder gives all rows below it: `year=2026`.
 

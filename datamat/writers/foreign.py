@@ -65,6 +65,7 @@ from datamat.features import (
 from datamat.formats import Offsets, get_format
 from datamat.formats.example import decode_example
 from datamat.formats.tfrecord import FRAMING_BYTES, read_payload, record_size
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
@@ -102,7 +103,7 @@ _FORMATS = ("tfrecord", "array_record")
 _LENGTH_BYTES = 8
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class _Shard:
     path: pathlib.Path
     split: str
@@ -449,7 +450,7 @@ _FREE_BYTES = 8 << 20
 """A file of this size may be packed at any ratio: blocks of zeros between small members are most of a small archive."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class SpoolOptions:
     """Where a source writes to disk what cannot be read in place: rows of an iterator, and what files unpack to.
 
@@ -1403,7 +1404,7 @@ def _raw_picture(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint8, offset=12 + length).reshape(height, width, _MODES[mode])
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class StoredFile:
     """A file that an `index.json` lists.
 

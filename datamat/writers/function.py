@@ -24,7 +24,7 @@ from datamat.features import Features
 from datamat.fingerprint import fingerprint
 from datamat.transforms.seeding import with_rng
 from datamat.writers.base import DatasetWriter, Sample
-from datamat.writers.existing import TableRows, listed_column, table_of
+from datamat.writers.tables import TableRows, listed_column, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -24,11 +24,9 @@ from datamat.writers.existing import (
     ArrowSource,
     files_below,
     files_of_pattern,
-    is_arrow_dataset,
-    listed_column,
     open_source,
-    table_of,
 )
+from datamat.writers.tables import is_arrow_dataset, listed_column, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

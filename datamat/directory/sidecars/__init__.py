@@ -13,8 +13,9 @@ puts them on the disk, with those that users add. datamat itself reads none of t
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Protocol
+
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
@@ -30,7 +31,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class FromShard:
     """The content of a sidecar file that depends on the bytes of one shard, such as an index of its members.
 

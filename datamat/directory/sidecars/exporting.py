@@ -62,6 +62,7 @@ from datamat.directory.sidecars.indexes import (
 from datamat.directory.sidecars.tfds import tfds_sidecars
 from datamat.errors import CorruptDataError, OptionError, OutputError, count_of
 from datamat.features import Features
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -120,7 +121,7 @@ class _Written(NamedTuple):
 Record: TypeAlias = Mapping[str, _Written]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ExportReport:
     """What `export` did. Its `str` names each file that changed.
 

@@ -12,7 +12,6 @@ from datamat.directory.manifest import shards_of
 from datamat.directory.sidecars import FromShard
 from datamat.errors import CorruptDataError
 from datamat.formats.arrow import arrow_columns
-from datamat.formats.webdataset import BLOCK_BYTES, END_OF_ARCHIVE, parse_header, read_pax_path
 
 if TYPE_CHECKING:
     import pathlib
@@ -90,6 +89,8 @@ def _split(name: str) -> tuple[str, str]:
 
 def _members(file: BinaryIO, path: str) -> Iterator[tuple[str, int, int]]:
     """Yield name, offset of the data, and size of each member."""
+    from datamat.formats.webdataset import BLOCK_BYTES, END_OF_ARCHIVE, parse_header, read_pax_path
+
     long_name = ""
     while (header := file.read(BLOCK_BYTES)) != END_OF_ARCHIVE[:BLOCK_BYTES]:
         member = parse_header(header)

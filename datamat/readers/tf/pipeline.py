@@ -52,6 +52,7 @@ from datamat.readers.tf.exit import feed_pipelines, free_iterators_at_exit
 from datamat.readers.tf.service import check_address, distribute
 from datamat.transforms.augmenter import SampleTransform, takes_arrays
 from datamat.transforms.seeding import with_rng
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -398,7 +399,7 @@ def _in_own_thread(function: Callable[..., Any], *, is_cheap: bool = False) -> C
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class _Column:
     """What becomes of a field in tensors.
 
@@ -534,7 +535,7 @@ def _numpy_dtype(dtype: str) -> np.dtype[Any]:
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class _Layout:
     """What the values of a field are in single samples.
 
@@ -1027,7 +1028,7 @@ _RUN_RECORDS, _RUN_BYTES = 256, 512 << 10  # small records that one thread hands
 _COMPRESSION = {"tfrecord": "", "tfrecord.gz": "GZIP"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class TfSource:
     """The shards to read, and how Python reads them.
 
@@ -1086,7 +1087,7 @@ class TfSource:
         return not (self.skips_damage or self.form.unit is not None or self.has_ranks)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ReadOptions:
     """The checked arguments of `ShardedDataset.to_tf`, which documents them; and `seeds`, which `make_dataset` adds.
 

@@ -17,7 +17,6 @@ write files. Use it only in networks that you trust.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import queue
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from datamat.errors import OptionError, ParallelError
 from datamat.readers.tf.decode import tensorflow
+from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -145,7 +145,7 @@ def _refusing_empty_epochs(tf: Any, dataset: Any, what: str) -> Any:
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Service:
     """A running service.
 
