@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import reprlib
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import xxhash
 
 from datamat.directory.remote import is_url, lasting
 from datamat.directory.rows import listed
-from datamat.errors import OptionError, join_problems
+from datamat.errors import OptionError, count_of, join_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -44,11 +45,11 @@ class Groups:
         self._given, self._name = given, groups_in_words(given)
         self._root = os.path.join(source, "") if source else ""
         self._contents = contents
-        self._seen = np.zeros(0, np.uint64)
+        self._seen: list[np.ndarray] = []
 
     def __str__(self) -> str:
-        count = "1 group" if len(self._seen) == 1 else f"{len(self._seen):,} groups"
-        return f"splits drawn by {count}: {self._name}"
+        number = len(np.unique(np.concatenate(self._seen)))
+        return f"splits drawn by {count_of(number, 'group')}: {self._name}"
 
     def hashes(self, block: RowBlock, before: int) -> np.ndarray:
         """Return uint64 (n,): the hash of the group of each row.
@@ -68,7 +69,7 @@ class Groups:
                 "the index"
             )
         found = np.fromiter(self._hashes(block, before), np.uint64, len(block))
-        self._seen = np.union1d(self._seen, found)
+        self._seen.append(np.unique(found))
         return found
 
     def _hashes(self, block: RowBlock, before: int) -> Iterator[int]:
@@ -78,8 +79,8 @@ class Groups:
             except (TypeError, ValueError) as error:
                 key, origin = listed(block.keys[number : number + 1])[0], block.origin_of(number, before)
                 raise OptionError(
-                    f"groups={self._name}: the group of {key!r} ({origin}) is {value!r}, {error}; want a str, int, "
-                    "bytes, path, or a tuple of these; a row that belongs to no group can be one, by its key"
+                    f"groups={self._name}: the group of {key!r} ({origin}) is {reprlib.repr(value)}, {error}; want a "
+                    "str, int, bytes, path, or a tuple of these; a row that belongs to no group can be one, by its key"
                 ) from None
 
     def _values(self, block: RowBlock, before: int) -> Iterator[Any]:
@@ -134,7 +135,7 @@ class Groups:
             return text.encode("utf-8", "surrogatepass")
         if isinstance(value, bytes):
             return value
-        if value is None or value == ():
+        if value is None or isinstance(value, tuple):
             return b""
         raise TypeError(f"of type {type(value).__name__}")
 

@@ -91,7 +91,7 @@ def test_tuples_are_told_apart_by_their_parts():
     assert "2 groups" in repr(plan)
 
 
-@pytest.mark.parametrize("group", [None, "", (), b"", ("a", None), 1.5, [1], {"a": 1}, object()])
+@pytest.mark.parametrize("group", [None, "", (), b"", ("a", None), 1.5, [1], {"a": 1}, object(), np.arange(2)])
 def test_what_is_no_group_is_refused_with_its_key(tmp_path, group):
     """Nothing empty, nothing whose text may vary; the first such row is named."""
     with pytest.raises(OptionError, match=r"'0-0' \(l:0-0\)"):
