@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 __version__ = "0.2.0"
 
 
+_MODULES = ("errors", "events", "features", "formats", "parallel", "testing", "writers")  # reached by `datamat.NAME`
+
+
 def _lazy(module: str) -> bool:
     """Load the names that a package imports for type checkers on first use; return whether that works.
 
@@ -35,6 +38,8 @@ def _lazy(module: str) -> bool:
     homes = {words[3]: words[1] for words in lines if words[4:] == ["as", words[3]]}
 
     def load_name(name: str) -> Any:
+        if module == "datamat" and name in _MODULES:
+            return importlib.import_module(f"datamat.{name}")
         if name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         value = namespace[name] = getattr(importlib.import_module(homes[name]), name)

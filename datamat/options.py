@@ -33,6 +33,7 @@ __all__ = [
     "ShardOptions",
     "WorkKeywords",
     "WorkerOptions",
+    "check_flags",
     "parse_bytes",
     "parse_duration",
     "refuse_others",
@@ -189,6 +190,13 @@ def _options_of(kind: type[_Options], name: str, given: Any, number: str, *other
     raise OptionError(f"{name} is {given!r}; want something like 8{wanted}, or {kind.__name__}({number}=8)")
 
 
+def check_flags(**flags: Any) -> None:
+    """Raise `OptionError` where a flag is neither True nor False, such as "no", which Python takes for true."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise OptionError(f"{name} is {value!r}; want True or False")
+
+
 @frozen()
 class ShardOptions:
     """How the samples of a split are laid out in files.
@@ -228,6 +236,7 @@ class ShardOptions:
             records_per_shard=self.records_per_shard,
             ranks=self.ranks,
         )
+        check_flags(shuffle=self.shuffle)
         if self.identity not in {"stat", "content"}:
             raise OptionError(f"ShardOptions: identity is {self.identity!r}; want 'stat' or 'content'")
         if self.records_per_shard is not None and (self.num_shards is not None or self.ranks is not None):
@@ -250,6 +259,8 @@ class ShardOptions:
             OptionError: it is none of these.
         """
         if isinstance(given, str):
+            if given.strip().isdecimal():  # as programs get it from their arguments
+                raise OptionError(f"shards is {given!r}; want a number, {int(given)}, or a size with its unit, '256MB'")
             return cls(shard_bytes=parse_bytes(given))
         return _options_of(cls, "shards", given, "num_shards", "256MB")
 
@@ -490,6 +501,11 @@ class RunOptions:
                 f"task_index is {self.task_index!r} and num_tasks {self.num_tasks!r}; give both, as in "
                 "run(task_index=3, num_tasks=16)"
             )
+        check_flags(progress=self.progress, retry_failed=self.retry_failed)
+        for name in ("include", "exclude"):
+            patterns = getattr(self, name)
+            if patterns is not None and not patterns:
+                raise OptionError(f"{name} is {patterns!r}; want shell patterns of shards, or None")
         if self.retry_failed and self.task_index is not None:
             raise OptionError("retry_failed is for one process; leave out task_index and num_tasks")
         if not callable(getattr(self.logger, "warning", None)):

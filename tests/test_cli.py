@@ -385,6 +385,22 @@ def test_failed_rows_are_listed_and_tried_again_on_request(pair, capfd):
     assert capfd.readouterr().out == f"{pathlib.Path('out').absolute()}: no sample failed\n"
 
 
+def test_other_limits_of_a_job_stay_where_the_command_line_has_a_number(jobs):
+    """`--workers 2` says how many, `--errors skip` what to do; timeouts and limits are the job's."""
+    with (jobs / "cli_jobs.py").open("a") as module:
+        module.write(
+            "\nimport datamat\nlimits = {'workers': datamat.WorkerOptions(sample_timeout_s=60), "
+            "'errors': datamat.ErrorPolicy('raise', max_errors=5), 'hooks': [lambda event: heard.append(event)]}\n"
+            "heard = []\npair = build()[0], limits\n"
+        )
+
+    assert main(["run", "cli_jobs:pair", "--workers", "1", "--errors", "skip"]) == 0
+
+    started = sys.modules["cli_jobs"].heard[0]
+    assert (started.workers.num_workers, started.workers.sample_timeout_s) == (1, 60)
+    assert (started.errors.action, started.errors.max_errors) == ("skip", 5)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -232,6 +232,8 @@ class Plan:
         chosen = self._named(include, "include") if include is not None else {shard.name for shard in self.shards}
         if exclude is not None:
             chosen -= self._named(exclude, "exclude")
+        if not chosen:
+            raise OptionError(f"include={include!r} and exclude={exclude!r} leave no shard to make")
         return tuple(shard for shard in self.shards if shard.name in chosen)
 
     def _named(self, patterns: str | Sequence[str], option: str) -> set[str]:

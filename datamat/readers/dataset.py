@@ -783,13 +783,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
     """Return rank and number of ranks; None where neither is given."""
-    if rank is None and world_size is None:
+    if rank is None or world_size is None:  # neither is given
         return None
-    if rank is None or world_size is None:
-        raise OptionError(
-            f"rank is {rank!r} and world_size is {world_size!r}; give both, or none: under tf.distribute they are "
-            "input_pipeline_id and num_input_pipelines of the InputContext"
-        )
     check_rank(rank, world_size, "world_size")
     return rank, world_size
 

@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self, TypedDict
 
-from datamat.options import refuse_others
+from datamat.errors import OptionError
+from datamat.options import check_flags, refuse_others
 from datamat.readers.batches import Cut, check_seed
 from datamat.readers.sequences import Form
 from datamat.values import frozen
@@ -100,6 +101,12 @@ class BatchOptions:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        check_flags(drop_last=self.drop_last)
+        if (self.rank is None) != (self.world_size is None):
+            raise OptionError(
+                f"rank is {self.rank!r} and world_size is {self.world_size!r}; give both, or none: under tf.distribute "
+                "they are input_pipeline_id and num_input_pipelines of the InputContext"
+            )
 
     @classmethod
     def of(cls, called: str, batch_size: int | None, given: BatchKeywords) -> Self:

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import os
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, final
 
 import numpy as np
@@ -17,6 +18,7 @@ from datamat.directory.keys import RecordKey, ShardName, records_by_row, stored_
 from datamat.directory.manifest import CONVERTED, MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, index_file, no_manifest
 from datamat.directory.remote import FetchedFolder, RemotePath, is_url, location
 from datamat.directory.rows import IndexRow
+from datamat.directory.sidecars import Sidecar
 from datamat.directory.verify import verify
 from datamat.errors import CorruptDataError, OptionError, SampleError, Skip
 from datamat.features import Statistics
@@ -27,16 +29,15 @@ from datamat.plan.plan import PartSpec, Plan, ShardSpec
 from datamat.readers.cache import RecordCache, ShardStore
 from datamat.readers.records import RecordFiles
 from datamat.run.materializer import output_place, start
+from datamat.run.report import RunReport
 from datamat.run.worker import PartWorker
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, MutableMapping, MutableSet, Sequence
+    from collections.abc import Iterator, MutableMapping, MutableSet
 
     from datamat.directory.rows import RowStore
-    from datamat.directory.sidecars import Sidecar
     from datamat.features import Column
-    from datamat.run.report import RunReport
 
 
 __all__ = ["SHARD", "StoredRecords", "convert"]

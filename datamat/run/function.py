@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from datamat.directory.keys import safe_key
@@ -34,19 +35,19 @@ from datamat.run.dispatch import describe_death, open_executor, result_of
 from datamat.run.limits import signals_raised
 from datamat.run.materializer import DATASET_PARAMETERS, Materializer
 from datamat.run.module_state import ModuleState
+from datamat.run.report import RunReport
 from datamat.run.worker import RowMark, RowWatch, exit_error, limit_memory, may_pass, pause
 from datamat.transforms import Augmenter
 from datamat.transforms.seeding import global_state_kept
 from datamat.values import frozen
+from datamat.writers.base import Sample
 from datamat.writers.function import function_writer
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator
 
     from datamat.directory.rows import IndexRow
-    from datamat.run.report import RunReport
-    from datamat.writers.base import Sample
     from datamat.writers.function import FunctionWriter
 
 

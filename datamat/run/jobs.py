@@ -7,6 +7,7 @@ run options, or a function that returns either; a file has the arguments of the 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import inspect
 import os
@@ -49,6 +50,10 @@ class NamedJob(NamedTuple):
             given: its arguments.
         """
         called, chosen = getattr(self.materializer, method), {**self.options, **given}
+        for name, field in (("workers", "num_workers"), ("errors", "action")):  # their other limits stay
+            whole = self.options.get(name)
+            if isinstance(whole, (WorkerOptions, ErrorPolicy)) and isinstance(given.get(name), int | str):
+                chosen[name] = dataclasses.replace(whole, **{field: given[name]})
         return called(**{name: chosen[name] for name in inspect.signature(called).parameters.keys() & chosen.keys()})
 
 

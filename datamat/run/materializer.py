@@ -27,6 +27,7 @@ from datamat.options import (
     RunOptions,
     ShardOptions,
     WorkKeywords,
+    check_flags,
     refusing_others,
     takes,
 )
@@ -143,7 +144,8 @@ class Materializer:
         from datamat.writers.base import resolve_writer, writer_and_source
 
         writer, source = writer_and_source(writer, source)
-        if output is None:
+        check_flags(follow_links=follow_links)
+        if output is None or output == "":
             raise OptionError("output is missing; name the folder of the finished shards, as in output='out/mine'")
         source = _absolute(source) if isinstance(source, (str, os.PathLike)) else source
         store, folder = output_place(output, storage_options, None)

@@ -76,6 +76,11 @@ def function_writer(
         OptionError: `fn` is no function, there are no inputs, or `block` is given beside a function that draws.
         SourceError: an item has no valid key, or two items have the same key.
     """
+    if isinstance(inputs, (str, bytes, Mapping)):
+        raise OptionError(
+            f"materialize: inputs is a {type(inputs).__name__}, {reprlib.repr(inputs)}; want the items themselves: a "
+            "list, such as sorted(glob.glob(pattern)) or list(mapping.items())"
+        )
     if not callable(fn):
         raise OptionError(
             f"materialize: fn is a {type(fn).__name__}, {reprlib.repr(fn)}; want a function of one item that returns a "

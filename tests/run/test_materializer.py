@@ -7,6 +7,7 @@ the few that run whole jobs in real processes.
 import contextlib
 import functools
 import glob
+import inspect
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import typing
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import albumentations as A
@@ -26,6 +28,7 @@ import pytest
 import small_pairs
 from prepared import Prepared
 
+import datamat
 from datamat import (
     DatasetWriter,
     Features,
@@ -48,6 +51,7 @@ from datamat import (
 )
 from datamat.codecs import decode_image
 from datamat.formats import get_format
+from datamat.options import RunDatasetKeywords, RunKeywords
 from datamat.run.convert import convert
 from datamat.testing import InlineExecutor
 
@@ -542,6 +546,11 @@ def test_nondeterministic_transform_is_refused(pairs, tmp_path):
         ({"workers": 0}, r"num_workers is 0; want a positive number"),
         ({"shards": 0.5}, r"shards is 0.5; want something like 8, '256MB', or ShardOptions\(num_shards=8\)"),
         ({"shards": "large"}, "size 'large': want a positive number of bytes, or text as in '20GB'"),
+        ({"shards": "4"}, "shards is '4'; want a number, 4, or a size with its unit"),
+        ({"follow_links": "False"}, "follow_links is 'False'; want True or False"),
+        ({"retry_failed": "no"}, "retry_failed is 'no'; want True or False"),
+        ({"include": []}, r"include is \[\]; want shell patterns"),
+        ({"exclude": "*"}, "leave no shard to make"),
         ({"errors": 0.1}, "errors is 0.1; want 'raise', 'skip', 'quarantine', or an ErrorPolicy"),
         ({"errors": "ignore"}, "action is 'ignore'; want 'raise', 'skip' or 'quarantine'"),
         ({"existing": "keep"}, "existing is 'keep'; want 'update', 'replace' or 'refuse'"),
@@ -616,6 +625,32 @@ def test_tilde_means_the_home_folder(tmp_path, monkeypatch, kind):
     assert len(load(kind("~/out"))) == len(load(home / "converted")) == 3
     assert verify(kind("~/out")).ok and Manifest.read(kind("~/out")).name == "pairs"
     assert _job(source, home / "out").run(progress=False).did_nothing
+
+
+def test_hints_of_calls_resolve_at_run_time():
+    """Editors and callers read them; signatures have each option by its name."""
+    for call in (datamat.materialize, datamat.convert):
+        assert {"return", "output"} <= typing.get_type_hints(call).keys()
+        assert {"workers", "errors", "deadline", "scratch"} <= inspect.signature(call).parameters.keys()
+    both = typing.get_type_hints(RunDatasetKeywords)
+    assert both.keys() == typing.get_type_hints(RunKeywords).keys() | {
+        one.name for one in inspect.signature(Materializer).parameters.values() if one.kind is one.KEYWORD_ONLY
+    }
+
+
+@pytest.mark.parametrize("inputs", ["imgs/*.png", {"train": [1, 2]}, b"bytes"])
+def test_inputs_that_are_no_items_are_refused(tmp_path, inputs):
+    """Python would go through letters, or through the keys."""
+    with pytest.raises(OptionError, match="want the items themselves"):
+        datamat.materialize(lambda item: {"x": item}, inputs, tmp_path / "out")
+
+
+def test_output_without_a_name_is_refused(tmp_path, monkeypatch):
+    """It would be the current folder: of a variable that is not set."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match="output is missing"):
+        datamat.materialize(lambda item: {"x": item}, range(3), "")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
