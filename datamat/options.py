@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import difflib
 import functools
 import inspect
 import logging
@@ -173,7 +174,7 @@ class Deadline:
 
 def _positive(owner: str, **values: float | None) -> None:
     for name, value in values.items():
-        if value is not None and (isinstance(value, bool) or value <= 0):
+        if value is not None and (isinstance(value, bool | str) or value <= 0):
             raise OptionError(f"{owner}: {name} is {value!r}; want a positive number, or None for the default")
 
 
@@ -582,9 +583,20 @@ _NAMES_OF_OTHERS = {
 }
 
 
+_SHORT = {
+    "num_workers": "run(workers=...)",
+    "num_shards": "Materializer(..., shards=...)",
+    "shard_bytes": "Materializer(..., shards='256MB')",
+    "overwrite": "run(existing='replace')",
+    "on_error": "run(errors='skip')",
+}
+
+
 def _where_option_is(name: str) -> str | None:
     """Return how to write an option of that name, if there is one elsewhere, or by another name."""
     found = _NAMES_OF_OTHERS.get(name, name)
+    if found in _SHORT:
+        return _SHORT[found]
     for keyword, kind in (("workers", WorkerOptions), ("shards", ShardOptions), ("errors", ErrorPolicy)):
         if found in {field.name for field in dataclasses.fields(kind)}:
             return f"{keyword}={kind.__name__}({found}=...)"
@@ -618,7 +630,9 @@ def refuse_others(
     for name in [name for name in given if name not in known]:
         if where := elsewhere(name):
             raise OptionError(f"{called} has no option {name!r}; write {where}")
-        raise TypeError(f"{called}() got an unexpected keyword argument {name!r}")
+        close = difflib.get_close_matches(name, known, 1)
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        raise TypeError(f"{called}() got an unexpected keyword argument {name!r}{meant}")
 
 
 def takes(*options: inspect.Parameter) -> Callable[[_Function], _Function]:

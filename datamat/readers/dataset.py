@@ -438,7 +438,9 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             FingerprintError: with `snapshot`, something that `static_transform` holds cannot be compared between
                 programs, such as a function traced by `tf.function`.
         """
-        given, of_tf = BatchOptions.of("to_tf", batch_size, options), tf or TfOptions()
+        given, of_tf = BatchOptions.of("to_tf", batch_size, options), TfOptions() if tf is None else tf
+        if not isinstance(of_tf, TfOptions):
+            raise OptionError(f"tf is {tf!r}; want something like TfOptions(cache=True)")
         form = dataclasses.replace(given.form, as_supervised=None)
         ranks = _ranks(given.rank, given.world_size)
         is_planned = form.makes_batches or ranks is not None

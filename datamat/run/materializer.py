@@ -9,6 +9,7 @@ Whatever stops a run, the next one takes over each finished part and continues f
 
 from __future__ import annotations
 
+import collections.abc
 import contextlib
 import copy
 import dataclasses
@@ -145,6 +146,10 @@ class Materializer:
 
         writer, source = writer_and_source(writer, source)
         check_flags(follow_links=follow_links)
+        if splits is not None and not isinstance(splits, collections.abc.Mapping):
+            raise OptionError(f"splits is {splits!r}; want shares by split, as in {{'train': 0.9, 'val': 0.1}}")
+        if not isinstance(copies, int | collections.abc.Mapping):
+            raise OptionError(f"copies is {copies!r}; want a number of at least 1, or such numbers by split")
         if output is None or output == "":
             raise OptionError("output is missing; name the folder of the finished shards, as in output='out/mine'")
         source = _absolute(source) if isinstance(source, (str, os.PathLike)) else source
@@ -158,7 +163,7 @@ class Materializer:
         with links_followed(follow_links), urls_in_errors():  # a writer may look into its source when it is bound to it
             writer = resolve_writer(writer, source)
         self._job = Job(
-            records=Pipeline.of(writer, transform, seed, field_names(untouched)),
+            records=Pipeline.of(writer, transform, seed, field_names(untouched or ())),
             source=source,
             output=folder,
             store=store,
@@ -169,7 +174,7 @@ class Materializer:
             copies=copies if isinstance(copies, int) else dict(copies),
             seed=seed,
             version=checked_version(version),
-            sidecars=tuple(sidecars),
+            sidecars=tuple(sidecars or ()),
             how=RunOptions(),
             follow_links=follow_links,
             mirror=mirror,

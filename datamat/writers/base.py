@@ -355,6 +355,11 @@ def writer_and_source(writer: Any, source: Any) -> tuple[Any, Any]:
         return "dataset", writer
     if isinstance(writer, (str, DatasetWriter)) or inspect.isclass(writer):
         return writer, source
+    if source is not None and inspect.isroutine(writer):
+        raise OptionError(
+            f"writer is the function {writer.__name__}; to store what it returns, call "
+            f"materialize({writer.__name__}, items, output)"
+        )
     if source is not None:
         raise OptionError(
             f"writer is a {type(writer).__qualname__}, which is data, and so is the source, {source!r}; give one of "

@@ -81,6 +81,8 @@ def function_writer(
             f"materialize: inputs is a {type(inputs).__name__}, {reprlib.repr(inputs)}; want the items themselves: a "
             "list, such as sorted(glob.glob(pattern)) or list(mapping.items())"
         )
+    if isinstance(files, (str, os.PathLike)):
+        raise OptionError(f"materialize: files is {files!r}; want a list of paths, as in files=[{str(files)!r}]")
     if not callable(fn):
         raise OptionError(
             f"materialize: fn is a {type(fn).__name__}, {reprlib.repr(fn)}; want a function of one item that returns a "

@@ -390,6 +390,7 @@ def test_models_train_on_it(tf, pairs):
         ({"tf": TfOptions(snapshot="")}, "snapshot"),
         ({"tf": TfOptions(snapshot=True)}, "snapshot"),
         ({"rank": 1}, "rank is 1 and world_size is None"),
+        ({"tf": {"cache": True}}, "want something like TfOptions"),
         ({"drop_last": "False"}, "drop_last is 'False'; want True or False"),
         ({"rank": 2, "world_size": 2}, "rank is 2 of world_size 2"),
         ({"rank": 0, "world_size": 1, "tf": TfOptions(cache=True)}, "cache or snapshot together with world_size"),

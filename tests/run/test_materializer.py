@@ -536,6 +536,10 @@ def test_nondeterministic_transform_is_refused(pairs, tmp_path):
     ("options", "message"),
     [
         ({"copies": 0}, "copies is 0"),
+        ({"copies": "3"}, "copies is '3'; want a number of at least 1"),
+        ({"splits": 0.8}, "splits is 0.8; want shares by split"),
+        ({"splits": ["train", "val"]}, r"splits is \['train', 'val'\]; want shares by split"),
+        ({"splits": {"train": "0.8"}}, "splits is {'train': '0.8'}; want shares by split"),
         ({"copies": {"train": True}}, "copies is"),
         ({"copies": {"nowhere": 2}}, "copies names the split 'nowhere'; the index has train, val"),
         ({"splits": {"train": 0.5}}, "add up to 0.5"),
@@ -656,9 +660,10 @@ def test_output_without_a_name_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        ("num_proc", "workers=WorkerOptions(num_workers=...)"),  # of Hugging Face's `map`
+        ("num_proc", "run(workers=...)"),  # of Hugging Face's `map`
         ("max_errors", "errors=ErrorPolicy(max_errors=...)"),
         ("deadline", "run(deadline=...)"),
+        ("overwrite", "run(existing='replace')"),
         ("workers", "run(workers=...)"),
         ("drop", "ImportWriter(drop=...)"),
     ],
@@ -669,3 +674,7 @@ def test_option_that_belongs_elsewhere_is_shown_there(tmp_path, name, where):
         Materializer("files", tmp_path, tmp_path / "out", **{name: 2})
     with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
         Materializer("files", tmp_path, tmp_path / "out", nonsense=2)
+    with pytest.raises(TypeError, match=r"argument 'shard'; did you mean 'shards'\?"):
+        Materializer("files", tmp_path, tmp_path / "out", shard=2)
+    with pytest.raises(OptionError, match=r"call materialize\(len, items, output\)"):
+        Materializer(len, [[1]], tmp_path / "out")
