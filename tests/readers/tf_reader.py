@@ -52,7 +52,7 @@ def datasets(folders, names):
     for name in names:
         kind, options, _ = WAYS[name]
         made = load(folders[kind], "train").to_tf(**options)
-        found[name] = made.take(45) if options.get("repeat") else made.repeat(EPOCHS)
+        found[name] = made.take(45) if name.startswith("repeated") else made.repeat(EPOCHS)
     return found
 
 

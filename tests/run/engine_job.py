@@ -14,8 +14,6 @@ import time
 
 import numpy as np
 import psutil
-from prepared import Prepared
-
 from datamat import DatasetWriter, Features, IndexRow, Scalar, ShardOptions, Tensor
 
 NUM_ROWS = 64
@@ -63,6 +61,8 @@ def job(output, flags=None, **options):
     if flags:  # they decide no byte
         options["version"] = "1"
     shards = ShardOptions(num_shards=3)
+    from prepared import Prepared  # which workers, who import this module, do not have
+
     return Prepared(Numbers(flags), None, output, shards=shards, copies=2, transform=jitter, **options)
 
 

@@ -226,7 +226,7 @@ def test_row_that_ends_each_worker_is_named_by_its_part(tmp_path, programs, flag
 def test_what_it_cannot_do_is_refused_by_name(tmp_path):
     """Before anything is connected to."""
     with pytest.raises(OptionError, match="only datamat's own workers, which can be replaced, enforce sample_timeout"):
-        engine_job.job(tmp_path, executor="tcp://127.0.0.1:1", workers=WorkerOptions(sample_timeout_s=3))
+        engine_job.job(tmp_path, executor="tcp://127.0.0.1:1", workers=WorkerOptions(sample_timeout_s=3)).run()
 
 
 def test_client_that_cannot_be_waited_for_is_refused(tmp_path):
@@ -235,14 +235,14 @@ def test_client_that_cannot_be_waited_for_is_refused(tmp_path):
         with Client(cluster) as client:
             pass
         with pytest.raises(OptionError, match="executor is a Client that was closed; pass one that is open"):
-            engine_job.job(tmp_path, executor=client)
+            engine_job.job(tmp_path, executor=client).run()
 
         async def waits():
             async with Client(cluster.scheduler_address, asynchronous=True) as client:
                 with pytest.raises(
                     OptionError, match="made with asynchronous=True, whose event loop a run would block"
                 ):
-                    engine_job.job(tmp_path, executor=client)
+                    engine_job.job(tmp_path, executor=client).run()
 
         asyncio.run(waits())
     with (
