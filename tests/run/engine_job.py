@@ -14,6 +14,7 @@ import time
 
 import numpy as np
 import psutil
+
 from datamat import DatasetWriter, Features, IndexRow, Scalar, ShardOptions, Tensor
 
 NUM_ROWS = 64
