@@ -480,7 +480,7 @@ def describe(
 
     Raises:
         InputError: the file is of no known format.
-        OutputError: the directory is not a finished directory of datamat, or the URL cannot be read.
+        OutputError: nothing is there, or no finished directory of datamat, or the URL cannot be read.
         OSError: the file cannot be opened.
         CorruptDataError: it is a pipe or a device, or, in a directory, a link that leads out of it.
         MissingDependencyError: the package that reads the format is not installed.
@@ -495,6 +495,8 @@ def describe(
         return _describe_remote(place, records)
     if place.is_dir():
         return _describe_directory(place, Manifest.read(place), records)
+    if not place.exists():
+        raise OutputError(f"{place} is not there; correct the path")
     name, read = _format_of(place)
     return _describe_file(place, name, read, records)
 

@@ -402,7 +402,9 @@ def materialize(
     dataset = cast("DatasetKeywords", {name: value for name, value in both.items() if name not in of_run})
     if features is None:
         try:
-            writer.features = infer_features(writer, dataset.get("seed", 0), RunOptions.of(run))
+            how = RunOptions.of(run)
+            run["deadline"] = how.deadline  # which counts from here: what comes first may take long
+            writer.features = infer_features(writer, dataset.get("seed", 0), how)
         except SampleError as error:
             fold(error)
             raise error.with_traceback(None)  # noqa: B904 -- it is the same error

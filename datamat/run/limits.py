@@ -151,7 +151,10 @@ class ErrorLimit:
 
     def _error(self, how_many: str, remedy: str) -> IncompleteRunError:
         listed = "".join(f"\n  {row}" for row in self._first)
-        more = f"\n  and {self.num_failed - len(self._first)} more" if self.num_failed > len(self._first) else ""
+        num_more = self.num_failed - len(self._first)
+        more = f"\n  and {num_more} more" if num_more else ""
+        if not listed:  # all failed in earlier runs
+            more = "; status().failures lists them"
         return IncompleteRunError(
             f"{self.num_failed} of {self._num_rows} rows failed, {how_many}; {remedy}, or fix them and call "
             f"{self._retry}, which tries them again. What is finished stays{listed}{more}"

@@ -48,6 +48,24 @@ def _made(fn, inputs, output, *, workers=None, **options):
 TWO_WORKERS = WorkerOptions(num_workers=2, start_method="fork")
 
 
+def test_deadline_counts_from_the_call(tmp_path):
+    """The first item, from which the features are inferred, has taken all there is."""
+    made = []
+
+    def slow_at_first(number):
+        begun = time.monotonic()
+        while not made and time.monotonic() < begun + 1:
+            pass
+        made.append(number)
+        return {"x": number}
+
+    report = materialize(
+        slow_at_first, range(3), tmp_path / "out", deadline=0.9, executor=InlineExecutor(), progress=False
+    )
+
+    assert report.stopped == "deadline" and made == [0]
+
+
 def test_items_that_failed_are_retried(tmp_path):
     """Every message names the argument: the caller has no job to call `run` of."""
     bad = tmp_path / "bad"
