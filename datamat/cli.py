@@ -744,6 +744,10 @@ def _ended(given: Mapping[str, Any], console: Console) -> int:
         raise
     except (DatamatError, OSError) as error:
         return console.fail(NOT_WELL, error)
+    except Exception as error:  # of a job, whose lines a traceback shows
+        if not given["json"]:
+            raise
+        return console.fail(NOT_WELL, error)
     except KeyboardInterrupt:
         return console.fail(INTERRUPTED, KeyboardInterrupt("interrupted; the same command continues from here"))
     except SystemExit as error:

@@ -12,7 +12,8 @@ FOLDER = pathlib.Path(__file__).parent
 
 _MADE = "<!-- From here on: made by"
 _ERRORS_OF_JOBS = """
-If a job raises an error of its own, such as `ImportError`, the command prints its traceback and ends with 1.
+If a job raises an error of its own, such as `ImportError`, the command prints its traceback and ends with
+1; with `--json`, it prints an object with the `error`.
 """
 
 

@@ -93,7 +93,19 @@ def test_directory_without_a_dataset_gives_two(tmp_path, capsys, place):
 
 def test_file_that_is_not_there_gives_two(tmp_path, capsys):
     assert main(["describe", f"{tmp_path}/nothing"]) == 2
-    assert capsys.readouterr().err == f"datamat: {tmp_path}/nothing: No such file or directory\n"
+    assert capsys.readouterr().err == f"datamat: {tmp_path}/nothing is not there; correct the path\n"
+
+
+def test_json_has_the_error_of_a_job(tmp_path, capsys, monkeypatch):
+    """Whatever it raises: a program reads one object."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs_that_raise.py").write_text("def job():\n    raise RuntimeError('no disk')\n")
+
+    code, found = _json(capsys, "run", "jobs_that_raise:job")
+
+    assert code == 1 and found["error"] == {"type": "RuntimeError", "message": "no disk"}
+    with pytest.raises(RuntimeError, match="no disk"):
+        main(["run", "jobs_that_raise:job"])
 
 
 def test_error_in_the_module_of_a_job_names_its_line(tmp_path, capsys, monkeypatch):
