@@ -29,7 +29,7 @@ from datamat.directory.keys import RecordKey, RecordNames, safe_key
 from datamat.directory.mirror import fill, with_urls
 from datamat.directory.remote import is_url, redacted, without_secrets
 from datamat.directory.rows import nested_paths, stored_rows
-from datamat.errors import DatamatError, OptionError, OutputError, SampleError, SchemaError, Skip, described
+from datamat.errors import DatamatError, OptionError, OutputError, SampleError, SchemaError, Skip, count_of, described
 from datamat.features import dtype_of, holds_numbers, num_bytes_of
 from datamat.features.base import as_array
 from datamat.fingerprint import fingerprint
@@ -382,7 +382,9 @@ class Pipeline:
             raise
         except Exception as error:
             _let_go(error)
-            raise SampleError(keys[0], f"in a block of {len(keys)} rows: {with_urls(described(error))}") from error
+            raise SampleError(
+                keys[0], f"in a block of {count_of(len(keys), 'row')}: {with_urls(described(error))}"
+            ) from error
         if block is not None and GlobalState.take() != before:
             raise OptionError(f"{self._name_of('read_block')} drew random numbers: {_NOT_IN_BLOCKS}")
         return block

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from datamat.directory.keys import safe_key
-from datamat.errors import BrokenPoolError, IncompleteRunError, SampleError, Skip, WorkerDied, fold
+from datamat.errors import BrokenPoolError, IncompleteRunError, SampleError, Skip, WorkerDied, count_of, fold
 from datamat.features import Features
 from datamat.features.base import as_array
 from datamat.fingerprint import Switches
@@ -314,8 +314,8 @@ class _Search:
         limit = self.errors.limit(len(self.writer))
         if limit is not None and num_failed > limit:
             raise IncompleteRunError(
-                f"materialize: {num_failed:,} inputs failed, more than max_errors={self.errors.max_errors} allows; the "
-                f"last: {error}"
+                f"materialize: {count_of(num_failed, 'input')} failed, more than max_errors={self.errors.max_errors} "
+                f"allows; the last: {error}"
             ) from error
         if num_failed >= _MOST_FAILED:
             raise IncompleteRunError(

@@ -587,5 +587,5 @@ def _describe(entry: LedgerEntry) -> str:
     message = str(values.get("message", ""))
     error = str(values.get("error", ""))
     texts = [text for text in (values.get("key"), "" if message.startswith(error) else error, message) if text]
-    counts = [f"{values[name]} {name}" for name in ("rows", "records") if name in values]
+    counts = [count_of(values[f"{noun}s"], noun) for noun in ("row", "record") if f"{noun}s" in values]
     return f"{when}: {', '.join([*map(str, texts), *counts])}" if texts or counts else when
