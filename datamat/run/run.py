@@ -341,8 +341,8 @@ def _run_locked(
                 remote.adopt(planned.plan)
             if mode == "finalize" and (lacking := [change.shard for change in find_changes(planned)]):
                 raise IncompleteRunError(
-                    f"{job.place} lacks {count_of(len(lacking), 'shard')} ({join_problems(lacking)}): run the tasks that "
-                    "make them again, or call run() to make them in this process"
+                    f"{job.place} lacks {count_of(len(lacking), 'shard')} ({join_problems(lacking)}): run the tasks "
+                    "that make them again, or call run() to make them in this process"
                 )
         except (OutputError, IncompleteRunError):
             shutil.rmtree(job.work / "rows", ignore_errors=True)
