@@ -669,8 +669,10 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return self._selection.at(self._place_of(item, is_read=True))
 
     def _unknown_key(self, key: str) -> KeyError:
-        """Return the error of a key that no record has; who came with the name of a split is told how to load one."""
+        """Return the error of a key that no record has; who came with a split or a field is told what to do."""
         error = KeyError(key)
+        if key in self.features:
+            error.add_note(f"{key!r} is a field, not a key: each sample has it, and columns({key!r}) reads no other")
         for part in self._records.parts:
             if part.split is None and key in part.manifest.splits:
                 error.add_note(f"{key!r} is a split, not a key: load({str(part.path)!r}, {key!r}) reads it")

@@ -79,6 +79,9 @@ def test_split_that_is_asked_for_as_a_key_is_explained(pairs):
 
     assert caught.value.args == ("val",)
     assert caught.value.__notes__ == [f"'val' is a split, not a key: load({str(pairs)!r}, 'val') reads it"]
+    with pytest.raises(KeyError) as caught:
+        load(pairs)["image"]
+    assert "columns('image')" in caught.value.__notes__[0]
     assert not hasattr(of_split.value, "__notes__")
 
 
