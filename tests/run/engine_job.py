@@ -62,7 +62,8 @@ def job(output, flags=None, **options):
     if flags:  # they decide no byte
         options["version"] = "1"
     shards = ShardOptions(num_shards=3)
-    from prepared import Prepared  # which workers, who import this module, do not have
+    sys.path.append(str(pathlib.Path(__file__).parents[1]))  # workers, who import this module, have no `prepared`
+    from prepared import Prepared
 
     return Prepared(Numbers(flags), None, output, shards=shards, copies=2, transform=jitter, **options)
 
