@@ -18,17 +18,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
-from datamat import codecs
 from datamat.directory.counts import Counts
 from datamat.directory.failures import Failure
 from datamat.directory.keys import ShardName
 from datamat.directory.ledger import LEDGER_FILE, Ledger, cut_text
 from datamat.directory.manifest import counts_of
-from datamat.errors import DatamatError, IncompleteRunError, OutputError, SampleError, count_of
+from datamat.errors import IncompleteRunError, OutputError, SampleError, count_of
 from datamat.options import Remedies
-from datamat.run.timeline import Timeline, TimelineBuilder, Totals, render_page
+from datamat.run.timeline import Timeline, TimelineBuilder, Totals
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -73,8 +70,6 @@ __all__ = [
 _KEYS_PER_LINE = 10_000  # of the ledger
 _LINE_EVERY_S, _DRAW_EVERY_S = 30.0, 0.1
 _BAR_WIDTH = 10
-_MOST_PICTURES = 24  # of samples that failed, on the page of a run
-_THUMBNAIL, _MOST_PIXELS = 128, 1 << 26
 
 # ---------------------------------------------------------------- events
 
@@ -760,7 +755,6 @@ class RunTally:
             num_shards_held=0 if is_complete else sum(shard.is_held for shard in self._shards.values()),
             remedies=job.remedies,
             timeline=self._timeline.timeline(elapsed_s=elapsed_s, num_workers=self._num_workers),
-            source=os.fspath(job.source) if isinstance(job.source, (str, os.PathLike)) else "",
             failures=tuple(self._failures(job.formats[0].extension)),
         )
 
@@ -1035,7 +1029,6 @@ class RunReport:
         left_aside: number, suffixes and first names of the files of the source that the index has not taken.
         remedies: calls that `str` recommends next.
         timeline: which worker made which part when, and how long each stage took.
-        source: path or URL of the source; "" if it is neither.
         failures: the samples that this run skipped or quarantined, in the order in which parts were done; those of
             shards that it left as they were are among `datamat.failures(output)`.
     """
@@ -1064,7 +1057,6 @@ class RunReport:
     num_shards_held: int = 0
     remedies: Remedies = dataclasses.field(default_factory=Remedies)
     timeline: Timeline = dataclasses.field(default_factory=Timeline, compare=False)
-    source: str = ""
     left_aside: str = ""
     failures: tuple[Failure, ...] = ()
 
@@ -1083,28 +1075,6 @@ class RunReport:
     def limit(self) -> str:
         """What limited the run, and what to change, in a sentence; "" if that is not known."""
         return self.timeline.advice
-
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page about the run: one HTML file, which needs no other and no network.
-
-        It shows each worker with its parts and their stages, throughput and memory over time, the slowest samples,
-        those that failed (with small pictures where their files can be read), and what limits the run.
-
-        Args:
-            path: file to write; its folder must be there.
-
-        Raises:
-            OSError: it cannot be written.
-
-        Example:
-            >>> job.run().to_html("run.html")   # doctest: +SKIP
-        """
-        pictures = {}
-        if self.source and isinstance(self.output, os.PathLike):
-            pictures = _pictures_of(self.output, self.source, self.failures)
-        page = render_page(f"Run of {self.output}", self._facts, self.timeline, self.failures, pictures)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(page)
 
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline of the run in Chrome's Trace Event Format: open the file in ui.perfetto.dev.
@@ -1214,30 +1184,3 @@ class RunReport:
         if self.num_workers and not self.did_nothing:
             facts.append(("workers busy", f"{self.busy_share:.0%}"))
         return facts
-
-
-def _pictures_of(output: pathlib.Path, source: Any, failed: Sequence[Failure]) -> dict[str, bytes]:
-    """Return small PNG images of the samples that failed, by key, as far as an input file of theirs is a picture.
-
-    Args:
-        output: the finished directory, whose index names the input files.
-        source: source of the run.
-        failed: the samples; the first few get pictures.
-    """
-    from datamat.directory.provenance import find_provenance
-
-    found = {}
-    for sample in failed[:_MOST_PICTURES]:
-        with contextlib.suppress(DatamatError, OSError):
-            for path in find_provenance(output, source, sample.key).sources.values():
-                with contextlib.suppress(DatamatError, OSError):
-                    found[sample.key] = _thumbnail(codecs.read_file(path))
-                    break
-    return found
-
-
-def _thumbnail(data: bytes) -> bytes:
-    codecs.probe(data, max_pixels=_MOST_PIXELS)
-    image = codecs.decode_image(data, channels=3)
-    step = max(1, -(-max(image.shape[:2]) // _THUMBNAIL))
-    return codecs.encode_png(np.ascontiguousarray(image[::step, ::step]))

@@ -1,21 +1,17 @@
-"""The timeline of a run, its page and its trace: what they say, and that a browser shows them."""
+"""The timeline of a run and its trace: what they say."""
 
 from __future__ import annotations
 
-import html.parser
 import itertools
 import json
-import re
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
 import small_pairs
 
 from datamat import WorkerOptions
-from datamat.codecs import decode_image, encode_png
-from datamat.run.timeline import PartTrace, Timeline, TimelineBuilder, Totals, render_page
+from datamat.codecs import encode_png
+from datamat.run.timeline import PartTrace, TimelineBuilder, Totals
 
 
 def trace(number=0, *, began_at=0.0, elapsed_s=1.0, busy_s=None, worker="h:1", stages=None, slowest=()):
@@ -103,57 +99,6 @@ def test_short_run_is_limited_by_its_start_and_end(elapsed_s, word):
     assert ("took 1.0 of 2.1 s" in found.advice) == (word == "start and end")
 
 
-class Page(html.parser.HTMLParser):
-    """Text, tags and addresses of a page."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.links, self.text = [], [], []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.links += [value for name, value in attrs if name in {"src", "href"}]
-
-    def handle_data(self, data):
-        self.text.append(data)
-
-
-def test_page_needs_nothing_else_and_says_everything(run, tmp_path):
-    """One file, no script, no address; the sentence, the lanes, the stages, the slow and the failed samples."""
-    _, report = run
-
-    report.to_html(tmp_path / "run.html")
-
-    page = Page((tmp_path / "run.html").read_text(encoding="utf-8"))
-    text = "\n".join(page.text)
-    assert "script" not in page.tags and "link" not in page.tags
-    assert all(link.startswith("data:image/png;base64,") for link in page.links)
-    assert len(page.links) == 2, "the two samples that do not fit are pictures all the same"
-    assert page.tags.count("svg") >= 5
-    assert report.limit.replace("`", "") in "".join(page.text)
-    for wanted in ("worker 1: ", "transform", "Slowest samples", "train003", "train005", "(skip)"):
-        assert wanted in text
-    assert re.search(r"\d+% busy", text)
-
-
-BAD = "<script>alert(1)</script>"
-
-
-def test_page_shows_code_as_code_and_memory_without_gaps():
-    """A worker keeps its memory between two parts, as at 2 s here; what keys and others say is escaped."""
-    parts = (trace(began_at=0.0), trace(1, began_at=3.0, slowest=((BAD, 1.0),)))
-    advice = f"take `WorkerOptions(num_workers=...)` & wait{BAD}"
-
-    page = render_page(BAD, [(BAD, BAD)], Timeline(parts=parts, advice=advice, elapsed_s=4.0, num_workers=1), (), {})
-
-    assert "take <code>WorkerOptions(num_workers=...)</code> &amp; wait" in page and "<script" not in page
-    chart = page.split("Peak memory", 1)[1].split("</svg>", 1)[0]
-    heights = set(re.findall(r"L\S+ (\S+)H", chart))
-    assert len(heights) == 1, heights
-
-
 def test_chrome_trace_has_parts_and_stages_within_them(run, tmp_path):
     """Complete events, in microseconds, as the format has them; stages lie within their part."""
     _, report = run
@@ -172,36 +117,3 @@ def test_chrome_trace_has_parts_and_stages_within_them(run, tmp_path):
             and stage["ts"] + stage["dur"] <= part["ts"] + part["dur"] + 0.01
             for part in parts
         )
-
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-def test_browser_shows_the_page_light_and_dark(run, tmp_path):
-    """Headless Chromium draws it: dark ink on light paper, light ink on dark paper, and the stages in colours."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip("no Chromium here; apt-get install chromium")
-    run[1].to_html(tmp_path / "run.html")
-    means = {}
-    for scheme, options in {"light": [], "dark": ["--blink-settings=preferredColorScheme=0"]}.items():
-        picture = tmp_path / f"{scheme}.png"
-        subprocess.run(
-            [
-                *(browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
-                *(f"--user-data-dir={tmp_path / scheme}", f"--screenshot={picture}", "--window-size=1000,1600"),
-                *options,
-                (tmp_path / "run.html").as_uri(),
-            ],
-            check=True,
-            capture_output=True,
-            timeout=200,
-        )
-        pixels = decode_image(picture.read_bytes(), channels=3).astype(int)
-        means[scheme] = pixels.mean()
-        for colour in ((0x00, 0x72, 0xB2), (0xE6, 0x9F, 0x00)):
-            assert (np.abs(pixels - colour).max(axis=2) < 3).sum() > 50, f"{scheme}: a stage is not drawn"
-
-    assert means["light"] > 200 and means["dark"] < 80
