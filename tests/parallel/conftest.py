@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import threading
 from typing import TYPE_CHECKING
 
@@ -44,3 +45,14 @@ def _pools_end() -> Iterator[None]:
     """Let no test leave a pool behind."""
     yield
     assert not _pool_threads(), "a test left a pool running"
+
+
+@pytest.fixture(autouse=True)
+def _exceptions_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo what dask has done if another test of this process imported it.
+
+    Its tblib teaches copyreg how to pickle every exception that is defined by then.
+    """
+    for kind in list(copyreg.dispatch_table):
+        if isinstance(kind, type) and issubclass(kind, BaseException):
+            monkeypatch.delitem(copyreg.dispatch_table, kind)

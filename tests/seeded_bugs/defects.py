@@ -741,7 +741,7 @@ DEFECTS = {
             "a progress bar whose terminal is gone, or a bug in a hook, ends a run of hours",
             "datamat.run.report:RunEvents._call",
             replace("Exception", "()"),
-            "tests/run/test_hooks.py::test_hook_that_raises_is_switched_off_and_loses_nothing[on_plan]",
+            "tests/run/test_hooks.py::test_hook_that_raises_is_switched_off_and_loses_nothing[PlanMade]",
         ),
         Defect(
             "display-unescaped",
