@@ -403,7 +403,7 @@ def test_repair_that_was_killed_does_not_make_a_run_accept_other_bytes(source, o
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("datamat.run.materializer.end_repair", lambda *_: None)  # nothing runs after a kill
+        patch.setattr("datamat.run.repair.end_repair", lambda *_: None)  # nothing runs after a kill
         patch.setattr("datamat.run.run.write_snapshot", kill)
         with pytest.raises(Killed):
             _job(source, output, version="1").repair(progress=False)
