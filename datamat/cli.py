@@ -57,6 +57,7 @@ from datamat.directory.verify import VerifyReport, verify
 from datamat.errors import DatamatError, InputError, OptionError, OutputError, ParallelError, count_of, place_of
 from datamat.features import Feature
 from datamat.formats import format_names
+from datamat.options import FOR_COMMANDS
 from datamat.readers.dataset import ShardedDataset, load
 from datamat.readers.tf.service import check_address, serving
 from datamat.readers.view import view, viewing
@@ -721,12 +722,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given["parser"].error(
             f"unrecognized arguments: {' '.join(unknown)}"
         )  # argparse shows the usage of all commands
+    before = FOR_COMMANDS.set(True)
     try:
         with _console(given["called"].name, as_json=given["json"]) as console:
             return _ended(given, console)
     except BrokenPipeError:  # as of `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes what is left
         return PIPE_CLOSED
+    finally:
+        FOR_COMMANDS.reset(before)
 
 
 def _ended(given: Mapping[str, Any], console: Console) -> int:

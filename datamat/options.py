@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import datetime
 import difflib
@@ -15,10 +16,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar
 
-from datamat.errors import OptionError
+from datamat.errors import OptionError, count_of
 from datamat.values import frozen
 
 __all__ = [
+    "FOR_COMMANDS",
     "LONGEST_GRACE_S",
     "RUN_PARAMETERS",
     "WORK_PARAMETERS",
@@ -246,7 +248,8 @@ class ShardOptions:
             )
         if self.num_shards is not None and self.ranks is not None and self.num_shards % self.ranks:
             raise OptionError(
-                f"ShardOptions: {self.num_shards} shards do not divide evenly among {self.ranks} ranks; "
+                f"ShardOptions: num_shards={self.num_shards} does not divide evenly among "
+                f"{count_of(self.ranks, 'rank')}; "
                 f"take num_shards={-(-self.num_shards // self.ranks) * self.ranks}"
             )
         if self.num_shards is not None and self.num_shards > 99_999:
@@ -377,19 +380,40 @@ class ErrorPolicy:
         return int(self.max_errors * num_rows) if isinstance(self.max_errors, float) else self.max_errors
 
 
+FOR_COMMANDS: contextvars.ContextVar[bool] = contextvars.ContextVar("for_commands", default=False)
+"""Whether messages are for the user of a command line, who passes flags and holds no Python object."""
+
+
 @frozen()
 class Remedies:
-    """The calls that messages suggest as a remedy: not every caller of a run holds a `Materializer`.
+    """What messages suggest as a remedy, as the user would write it: a call with an option, or a flag.
 
-    Attributes:
-        again: call that resumes the run.
-        retry: call that retries failed rows.
-        existing: call that says what becomes of finished shards, with `{}` in place of the choice.
+    Args:
+        call: the call that makes the dataset, with `{}` in place of its options.
     """
 
-    again: str = "run()"
-    retry: str = "run(retry_failed=True)"
-    existing: str = "run(existing='{}')"
+    call: str = "run({})"
+
+    @property
+    def again(self) -> str:
+        """What resumes the run."""
+        return "the same command" if FOR_COMMANDS.get() else self.call.format("").replace("..., ", "...")
+
+    @property
+    def failures(self) -> str:
+        """What lists the rows that failed."""
+        return "`datamat status --failed`" if FOR_COMMANDS.get() else "`status().failures`"
+
+    def option(self, name: str, value: Any) -> str:
+        """Return an option as the user writes it: "existing='replace'", or "--existing replace"."""
+        if FOR_COMMANDS.get():
+            return f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+        return f"{name}={value!r}"
+
+    def passing(self, name: str, value: Any) -> str:
+        """Return the call with an option: "run(existing='replace')"; for a command, the flag alone."""
+        option = self.option(name, value)
+        return option if FOR_COMMANDS.get() else self.call.format(option)
 
 
 Existing: TypeAlias = Literal["update", "replace", "refuse"]

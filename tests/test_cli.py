@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import pathlib
+import re
 import runpy
 import shutil
 import signal
@@ -17,7 +18,7 @@ import pytest
 import small_pairs
 
 import datamat
-from datamat import load, verify
+from datamat import IncompleteRunError, load, verify
 from datamat.cli import COMMANDS, main
 
 pytestmark = pytest.mark.timeout(300)
@@ -378,6 +379,21 @@ def test_run_options_of_a_job_count_unless_the_command_line_has_others(pair, cap
         == len([*pathlib.Path("out").glob("*-train-*.tfrecord")])
     )
     assert refused == 1 and "train003" in capfd.readouterr().err
+
+
+def test_remedies_are_flags_of_the_command(pair, capfd):
+    """A command line has no keywords; the same error in Python names those."""
+    main(["run", "pair_jobs:job"])
+    assert "--retry-failed" in capfd.readouterr().err
+
+    assert main(["run", "pair_jobs:job", "--errors", "raise"]) == 1
+    said = capfd.readouterr().err
+    assert {"--retry-failed", "--errors skip", "`datamat status --failed`"} <= set(
+        re.findall(r"`.+?`|--[\w-]+(?: \w+)?", said)
+    )
+    assert "run(" not in said
+    with pytest.raises(IncompleteRunError, match=r"run\(retry_failed=True\)"):
+        sys.modules["pair_jobs"].job()[0].run(progress=False)
 
 
 def test_failed_rows_are_listed_and_tried_again_on_request(pair, capfd):

@@ -186,7 +186,7 @@ def preview_values(values: Sequence[bytes] | np.ndarray) -> str:
     """Return the values of one field of one record as text to display, shortened where they are long."""
     if isinstance(values, np.ndarray):
         few = ", ".join(f"{value:g}" if values.dtype.kind == "f" else str(value) for value in values[:8].tolist())
-        more = f", ... ({len(values):,} values)" if len(values) > 8 else ""
+        more = f", ... ({count_of(len(values), 'value')})" if len(values) > 8 else ""
         return few + more if len(values) == 1 else f"[{few}{more}]"
     texts = [_shown_bytes(value) for value in values[:8]]
     return texts[0] if len(values) == 1 else f"[{', '.join(texts)}{', ...' if len(values) > 8 else ''}]"
@@ -264,11 +264,11 @@ def _is_text(value: bytes) -> bool:
 def _shown_bytes(value: bytes) -> str:
     info = picture_of(value)
     if info is not None:
-        return f"<{info.encoding}, {info.height} x {info.width}, {len(value):,} bytes>"
+        return f"<{info.encoding}, {info.height} x {info.width}, {count_of(len(value), 'byte')}>"
     if _is_text(value):
         text = value.decode()
         return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...")
-    return f"<{len(value):,} bytes: {value[:16].hex(' ')}{' ...' if len(value) > 16 else ''}>"
+    return f"<{count_of(len(value), 'byte')}: {value[:16].hex(' ')}{' ...' if len(value) > 16 else ''}>"
 
 
 # ---------------------------------------------------------------- messages
@@ -427,8 +427,9 @@ class Description:
     def __str__(self) -> str:
         contents = ", ".join(f"{count:,} {kind}" for kind, count in self.contents.items())
         in_brackets = f" ({contents})" if contents else ""
+        number = count_of(self.num_records, "record")
         lines = [
-            f"{self.path}: {self.format}, {self.num_bytes:,} bytes, {count_of(self.num_records, 'record')}{in_brackets}"
+            f"{self.path}: {self.format}, {count_of(self.num_bytes, 'byte')}, {number}{in_brackets}",
         ]
         if self.problem:
             lines.append(f"DAMAGED: {self.problem}")
@@ -436,7 +437,7 @@ class Description:
             lines.append(f"{self.equal_inputs}")
         lines += _table(self.fields)
         if self.fields and self.num_looked_into < self.num_records:
-            lines.append(f"fields as in the first {self.num_looked_into:,} records")
+            lines.append(f"fields as in the first {count_of(self.num_looked_into, 'record')}")
         for split, known in self.statistics.items():
             lines += [f"{split}: {field}: {summarized_in_words(summary)}" for field, summary in known.items()]
         return "\n".join([*lines, *self.records])

@@ -17,7 +17,7 @@ import numpy as np
 from datamat.directory.files import open_regular, regular_path
 from datamat.directory.keys import KeyLookup, RecordKey, key_hash, row_type
 from datamat.directory.rows import FILES, decode_value
-from datamat.errors import CorruptDataError, require_package, want_of_resources
+from datamat.errors import CorruptDataError, count_of, require_package, want_of_resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -143,9 +143,9 @@ def _budget(metadata: Any, wanted: int | None, num_bytes: int) -> int:
     """
     num_rows = metadata.num_rows
     if wanted not in (None, num_rows):
-        raise CorruptDataError(f"it has {num_rows} rows, the manifest says {wanted}")
+        raise CorruptDataError(f"it has {count_of(num_rows, 'row')}, the manifest says {wanted}")
     if num_rows > num_bytes * _MOST_ROWS_PER_BYTE:
-        raise CorruptDataError(f"it has {num_rows} rows in {num_bytes} bytes, more than an index can")
+        raise CorruptDataError(f"it has {count_of(num_rows, 'row')} in {num_bytes} bytes, more than an index can")
     budget: int = max(_LEAST_BUDGET, num_rows * _MOST_BYTES_PER_ROW)
     if sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)) > budget:
         raise CorruptDataError(f"its {num_rows} rows take more than {budget} bytes of memory")
@@ -230,7 +230,9 @@ class MappedKeys:
             with open_regular(regular_path(folder, name)) as file:
                 found = os.fstat(file.fileno()).st_size
                 if found != self._num_bytes or not found:
-                    raise CorruptDataError(f"it has {found} bytes, the keys of {num_rows} rows take {self._num_bytes}")
+                    raise CorruptDataError(
+                        f"it has {found} bytes, the keys of {count_of(num_rows, 'row')} take {self._num_bytes}"
+                    )
                 pages = mmap.mmap(file.fileno(), found, access=mmap.ACCESS_READ)
         except (OSError, ValueError, CorruptDataError) as error:
             raise want_of_resources(self.path, error) or CorruptDataError(

@@ -28,7 +28,7 @@ from datamat.directory.files import commit_json, read_json
 from datamat.directory.keys import SPLIT_NAME, KeyLookup, bad_key, mix64, safe_keys
 from datamat.directory.mirror import LIKELY_BYTES, url_path
 from datamat.directory.remote import is_url, lasting
-from datamat.errors import READ_FLAGS, OutputError, SourceError, join_problems
+from datamat.errors import READ_FLAGS, OutputError, SourceError, count_of, join_problems
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def describe_files(names: Sequence[str]) -> str:
         return "no file"
     kinds = ", ".join(f"{suffix} {count}" for suffix, count in counts.most_common(_MOST_SUFFIXES))
     more = ", ..." if len(names) > _MOST_SHOWN else ""
-    files = "1 file" if len(names) == 1 else f"{len(names):,} files"
+    files = count_of(len(names), "file")
     return f"{files} ({kinds}): {', '.join(names[:_MOST_SHOWN])}{more}"
 
 
@@ -443,7 +443,9 @@ def _names_below(folder: str, prefix: str) -> list[str]:
                 elif entry.is_file():  # of a link, what it leads to; pipes and devices hold nothing of their own
                     found.append(name)
         if len(found) > MOST_FILES:
-            raise ValueError(f"a folder of more than {MOST_FILES:,} files; name the files that a row needs instead")
+            raise ValueError(
+                f"a folder of more than {count_of(MOST_FILES, 'file')}; name the files that a row needs instead"
+            )
     return found
 
 

@@ -32,7 +32,7 @@ import xxhash
 
 from datamat.directory.files import WORK, commit_json, parse_json
 from datamat.directory.remote import open_filesystem, reason_of, redacted, retried, status_of
-from datamat.errors import DatamatError, OptionError, OutputError
+from datamat.errors import DatamatError, OptionError, OutputError, count_of
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -373,7 +373,8 @@ class ObjectStore:
 
     def _other_there(self, name: str, found: StoredObject | None, size: int, checksum: str) -> OutputError:
         return OutputError(
-            f"{self.url_of(name)} holds {found or 'nothing'} where {size} bytes with the checksum {checksum} belong; "
+            f"{self.url_of(name)} holds {found or 'nothing'} where {count_of(size, 'byte')} with the checksum "
+            f"{checksum} belong; "
             "something else writes there: end that, and run again"
         )
 

@@ -194,7 +194,7 @@ class ShardCheck:
         if other := next((other for other in alike if other.is_whole(path)), None):
             return [f"its content is that of {other.file}"]
         if len(keys) != info.num_records:
-            counts = f"found {len(keys)} records, the manifest says {info.num_records}"
+            counts = f"found {count_of(len(keys), 'record')}, the manifest says {info.num_records}"
             return [f"{counts}; {size} bytes for {info.num_bytes}"]
         if KeyDigest(keys).hexdigest() != info.key_digest:
             return ["its records are whole, but they are not those of the manifest, or in another order"]
@@ -274,7 +274,7 @@ def _listed(kinds: Mapping[str, str]) -> str:
 
 def _first_difference(stored: Offsets, found: Offsets, info: ShardInfo) -> str:
     if len(stored) != len(found):
-        return f"it has {len(stored)} offsets, {info.file} holds {len(found)} records"
+        return f"it has {len(stored)} offsets, {info.file} holds {count_of(len(found), 'record')}"
     differing = (stored.offset != found.offset) | (stored.size != found.size)
     if stored.skip is not None and found.skip is not None:
         differing |= stored.skip != found.skip
@@ -357,7 +357,7 @@ class VerifyReport:
 
     def __str__(self) -> str:
         if self.ok:
-            formats = f" in {self.num_formats} formats" if self.num_formats > 1 else ""
+            formats = f" in {count_of(self.num_formats, 'format')}" if self.num_formats > 1 else ""
             records = count_of(self.num_records, "record")
             title = f"{count_of(self.num_shards, 'shard')}{formats}, {records}: all as the manifest says"
         else:
@@ -619,7 +619,8 @@ def _index_problems(
     rows = [[key for key, _ in group] for _, group in groupby(zip(keys, numbers, strict=True), key=lambda row: row[1])]
     counts = [len(group) for group in rows]
     if counts != [shard.num_rows for shard in shards]:
-        what = f"it has {len(keys)} rows in {len(counts)} shards, the manifest says {sum(s.num_rows for s in shards)}"
+        size = f"{count_of(len(keys), 'row')} in {count_of(len(counts), 'shard')}"
+        what = f"it has {size}, the manifest says {sum(s.num_rows for s in shards)}"
         return [*found, Problem(info.file, f"{what} in {len(shards)}")], []
     return found, rows
 

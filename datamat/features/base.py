@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, final, over
 
 import numpy as np
 
-from datamat.errors import MissingDependencyError, SchemaError
+from datamat.errors import MissingDependencyError, SchemaError, count_of
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -871,7 +871,7 @@ def one_bytes(name: str, columns: Mapping[str, Column]) -> bytes:
     if isinstance(column, bytes):
         return column
     if len(column) != 1 or not isinstance(column[0], bytes):
-        raise SchemaError(f"column {name!r} of the record holds {len(column)} values; want one bytes value")
+        raise SchemaError(f"column {name!r} of the record holds {count_of(len(column), 'value')}; want one bytes value")
     return column[0]
 
 

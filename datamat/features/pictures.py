@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from datamat import codecs
-from datamat.errors import InputError, MissingDependencyError, OptionError, SchemaError
+from datamat.errors import InputError, MissingDependencyError, OptionError, SchemaError, count_of
 from datamat.features.base import (
     Column,
     ColumnBlock,
@@ -289,11 +289,12 @@ class Mask(_Picture):
             raise SchemaError(f"Mask: shape is {self.shape}; want (height, width)")
         if len(self.names) > _MOST_IDS[self.dtype]:
             raise SchemaError(
-                f"Mask: {len(self.names)} class names; {self.dtype} ids go to {_MOST_IDS[self.dtype] - 1}"
+                f"Mask: {count_of(len(self.names), 'class name')}; {self.dtype} ids go to {_MOST_IDS[self.dtype] - 1}"
             )
         if self.palette and self.names and len(self.palette) < len(self.names):
             raise SchemaError(
-                f"Mask: {len(self.palette)} palette colours for {len(self.names)} class names; give each class one"
+                f"Mask: {len(self.palette)} palette colours for {count_of(len(self.names), 'class name')}; give each "
+                "class one"
             )
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, g
 import numpy as np
 
 from datamat import codecs
-from datamat.errors import InputError, MissingDependencyError, SchemaError
+from datamat.errors import InputError, MissingDependencyError, SchemaError, count_of
 from datamat.features.base import (
     Column,
     ColumnBlock,
@@ -1062,7 +1062,7 @@ class Nullable(_OfAnother):
         if counts == {0}:
             return None
         if counts != {1}:
-            raise ValueError(f"{max(counts)} values, not one or none")
+            raise ValueError(f"{count_of(max(counts), 'value')}, not one or none")
         return {column: values[0] for column, values in found.items()}
 
 
@@ -1538,7 +1538,7 @@ class _WithGaps(_ListOf):
         """Return values with None where one is missing."""
         present = np.asarray(columns[f"{name}/present"], np.int64)
         if present.sum() != len(values):
-            raise ValueError(f"{len(values)} values, where {present.sum()} are marked as present")
+            raise ValueError(f"{count_of(len(values), 'value')}, where {present.sum()} are marked as present")
         there = iter(values)
         return [next(there) if is_there else None for is_there in present.tolist()]
 

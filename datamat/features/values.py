@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from datamat.errors import InputError, MissingDependencyError, SchemaError
+from datamat.errors import InputError, MissingDependencyError, SchemaError, count_of
 from datamat.features.base import (
     Column,
     ColumnBlock,
@@ -118,7 +118,8 @@ class ClassLabel(Feature):
         object.__setattr__(self, "num_classes", checked_int(self.num_classes, "ClassLabel: num_classes"))
         if self.names and len(self.names) != self.num_classes:
             raise SchemaError(
-                f"ClassLabel: {len(self.names)} names for num_classes={self.num_classes}; leave num_classes out"
+                f"ClassLabel: {count_of(len(self.names), 'name')} for num_classes={self.num_classes}; leave "
+                "num_classes out"
             )
         if not self.num_classes or self.num_classes < 1:
             raise SchemaError("ClassLabel: no classes; give names=(...) or num_classes=")
@@ -1501,7 +1502,11 @@ def _decoded_sound(name: str, data: bytes) -> tuple[np.ndarray, int]:
         raise InputError(f"field {name!r} holds a sound file of the format {kind}; {wanted}")
     missing = _missing_bytes(data) if _SOUNDS[kind] == "wav" else 0
     if missing or len(samples) != num_samples:
-        found = f"{missing} bytes are missing" if missing else f"{len(samples)} of {num_samples} samples are there"
+        found = (
+            f"{missing} bytes are missing"
+            if missing
+            else f"{len(samples)} of {count_of(num_samples, 'sample')} are there"
+        )
         raise InputError(f"field {name!r} holds a {kind} file that is cut short: {found}; {wanted}")
     return samples, int(rate)
 

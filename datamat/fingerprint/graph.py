@@ -397,7 +397,7 @@ class _Graph:
         while (node := self._nodes[number]).parent >= 0:
             steps.append(_step(self._nodes[node.parent].parts, node.position))
             number = node.parent
-        return self._where + "".join(reversed(steps))
+        return (self._where + "".join(reversed(steps))).lstrip(".")
 
 
 _PREFIXES = {kind: b"%d:atom %b" % (5 + len(kind.__name__), kind.__name__.encode()) for kind in ATOMS}
@@ -481,7 +481,7 @@ def _names_in(node: _ObjectNode) -> dict[int, str]:
     return {
         place: step.removeprefix(" -> ").removeprefix(".").removesuffix(" of the class")
         for place, step in steps.items()
-        if step.startswith((" -> ", ".")) and step != ".__self__"
+        if step.startswith((" -> ", "."))
     }
 
 

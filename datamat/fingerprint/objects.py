@@ -251,8 +251,8 @@ def _is_albumentations(kind: type) -> bool:
 def _method(value: types.MethodType) -> Parts:
     owner, name = value.__self__, value.__func__.__name__
     if is_users_object(owner) and _is_same_code(getattr(type(owner), name, None), value.__func__):
-        return Parts(b"method", [value.__func__, Reached(owner, frozenset({name}))], ["", ".__self__"])
-    return Parts(b"method", [value.__func__, value.__self__], ["", ".__self__"])
+        return Parts(b"method", [value.__func__, Reached(owner, frozenset({name}))], ["", "'s self"])
+    return Parts(b"method", [value.__func__, value.__self__], ["", "'s self"])
 
 
 def _is_same_code(one: Any, other: Any) -> bool:
@@ -266,7 +266,7 @@ def _builtin(value: Any) -> Parts:
     owner = getattr(value, "__self__", None)
     if owner is None or isinstance(owner, types.ModuleType):
         return Parts(f"builtin {value.__qualname__}".encode(), [Import(value.__module__ or "builtins")], [""])
-    return Parts(f"builtin {value.__name__}".encode(), [owner], [".__self__"])
+    return Parts(f"builtin {value.__name__}".encode(), [owner], ["'s self"])
 
 
 def _descriptor(value: Any) -> Parts:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeAlias, TypeVar, final
 import google_crc32c
 import numpy as np
 
-from datamat.errors import CorruptDataError
+from datamat.errors import CorruptDataError, count_of
 from datamat.formats import Block, Buffer, Offsets, Record, ShardFormat, ShardReader, ShardWriter
 from datamat.formats.example import (
     MAX_EXAMPLE_BYTES,
@@ -316,7 +316,9 @@ class TFRecordFormat(ShardFormat):
         try:
             payload, size = unframe(buffer, skip)
             if size != len(buffer) - skip:
-                raise CorruptDataError(f"the record has {size} bytes, but the index says {len(buffer) - skip}")
+                raise CorruptDataError(
+                    f"the record has {count_of(size, 'byte')}, but the index says {len(buffer) - skip}"
+                )
             return decode_example(payload)
         except CorruptDataError as exc:
             raise located(exc, path, number, offset) from exc

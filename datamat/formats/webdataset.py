@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final
 import numpy as np
 import xxhash
 
-from datamat.errors import CorruptDataError, SchemaError
+from datamat.errors import CorruptDataError, SchemaError, count_of
 from datamat.features import as_bfloat16
 from datamat.formats import Block, Buffer, Offsets, Record, ShardFormat, ShardReader, ShardWriter
 from datamat.formats.example import as_ragged, check_block, checked_record, rows_of, values_of
@@ -238,7 +238,9 @@ class WebDatasetFormat(ShardFormat):
         try:
             found = self._read_sample(file)
             if found is None or file.tell() != len(buffer):
-                raise CorruptDataError(f"the sample has {file.tell()} bytes, but the index says {len(buffer)}")
+                raise CorruptDataError(
+                    f"the sample has {count_of(file.tell(), 'byte')}, but the index says {len(buffer)}"
+                )
             return found
         except CorruptDataError as exc:
             raise located(exc, path, number, offset) from exc

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from datamat.errors import BrokenPoolError, ParallelError
+from datamat.errors import BrokenPoolError, ParallelError, count_of
 from datamat.parallel import pickling, worker
 from datamat.parallel.tasks import PREFETCH_COST_S, FunctionTable, prefetch_depth, split
 from datamat.parallel.worker import Reply, Request
@@ -443,7 +443,7 @@ class Dispatcher:
     def _count_startup_death(self, cause: str) -> None:
         self._startup_deaths += 1
         if self._startup_deaths >= self._max_startup_deaths:
-            self._break(f"{self._startup_deaths} workers in a row ended while they started", cause)
+            self._break(f"{count_of(self._startup_deaths, 'worker')} in a row ended while they started", cause)
 
     def _send_forgotten(self) -> None:
         """Have the workers drop callables that nobody can call any longer."""

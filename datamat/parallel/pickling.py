@@ -382,7 +382,7 @@ def describe_path(stack: list[Any]) -> str:
         before = stack[i - 1] if i else None
         method = stack[i - 2] if i > 1 else None
         if isinstance(method, types.MethodType) and obj is method.__self__:
-            place = f"{place}.__self__" if place else "self"
+            place = f"{place}{standins.step_to('__self__')}" if place else "self"
         elif isinstance(before, dict):
             key = next((key for key, value in before.items() if value is obj), None)
             owner = stack[i - 2] if i > 1 else None
@@ -392,6 +392,9 @@ def describe_path(stack: list[Any]) -> str:
             place += f"[{next((n for n, value in enumerate(before) if value is obj), '?')}]"
         elif not place and isinstance(obj, types.FunctionType):
             place = obj.__qualname__
+        if i + 1 < len(stack) and (name := standins.name_in_places(obj)) is not None:
+            place = name
+    place = place.lstrip("._")
     if len(place) > _LONGEST_PLACE:
         place = f"{place[: _LONGEST_PLACE // 2]}...{place[-_LONGEST_PLACE // 2 :]}"
     return place or standins.type_name(stack[-1])

@@ -846,6 +846,17 @@ _NEVER_ENTERED = (type, types.ModuleType)
 _MAX_ITEMS = 1_000  # what longer collections hold is mostly data, and looked at together
 
 
+def name_in_places(obj: Any) -> str | None:
+    """Return what messages call an object in place of how it is reached: `_datamat_name` of its class; else None."""
+    name = getattr(type(obj), "_datamat_name", None)
+    return name if isinstance(name, str) else None
+
+
+def step_to(attribute: str) -> str:
+    """Return the step of a place to an attribute; to the object that a method is bound to, in words."""
+    return "'s self" if attribute == "__self__" else f".{attribute}"
+
+
 class _ReachedObject:
     """An object on the way from the root.
 
@@ -866,12 +877,13 @@ class _ReachedObject:
         """Return how users reach the object."""
         steps: list[str] = []
         node = self
-        while node.parent is not None:
+        while node.parent is not None and (not steps or name_in_places(node.obj) is None):
             is_item = is_a(node.parent.obj, _COLLECTIONS) and node.key != "__dict__"
             if not is_a(node.parent.obj, set | frozenset):
-                steps.append(f"[{node.key!r}]" if is_item else f".{node.key}")
+                steps.append(f"[{node.key!r}]" if is_item else step_to(node.key))
             node = node.parent
-        return "".join((str(node.key), *reversed(steps)))
+        name = name_in_places(node.obj)
+        return "".join((str(node.key) if name is None else name, *reversed(steps))).lstrip("._")
 
     def put(self, value: Any) -> None:
         """Replace the object in what holds it."""

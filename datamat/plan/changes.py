@@ -332,24 +332,24 @@ def find_loss(planned: PlannedJob, known: Mapping[str, ShardFiles]) -> str:
         return ""  # nothing is published
     if num_same == len(known):
         return ""
-    replace = job.remedies.existing.format("replace")
+    replace = job.remedies.passing("existing", "replace")
     if job.records.pipeline is None and CONVERTED not in manifest.made_by:
         return (
             f"the finished dataset {manifest.name!r} there was not made by a conversion, and this one would replace "
-            f"it; give another output, or call {replace}"
+            f"it; give another output, or use {replace}"
         )
     if lost := _lost_rows(planned, manifest):
         num_rows = sum(info.num_rows for info in manifest.shards)
         return (
-            f"the source no longer has {len(lost):,} of the {num_rows:,} rows that are finished there "
-            f"({join_problems(lost)}), and a run would remove their records. Give back what is missing; or call "
+            f"the source no longer has {len(lost):,} of the {count_of(num_rows, 'row')} that are finished there "
+            f"({join_problems(lost)}), and a run would remove their records. Give back what is missing; or use "
             f"{replace}, by which the source alone decides; or give another output"
         )
     if not num_same and _has_other_items(planned, manifest):
         return (
             "none of the inputs is among those that are finished there, and a run would replace their records: without "
             "key=, an input has its position as key, so the new ones have the keys of the old. Pass key= in both "
-            f"calls, to tell them apart; or call {replace}, to have the new ones alone; or give another output"
+            f"calls, to tell them apart; or use {replace}, to have the new ones alone; or give another output"
         )
     return ""
 

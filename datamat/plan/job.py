@@ -31,7 +31,7 @@ from datamat.directory.rows import (
     relative_to_source,
     write_rows,
 )
-from datamat.errors import OptionError, SourceError, join_problems
+from datamat.errors import OptionError, SourceError, count_of, join_problems
 from datamat.fingerprint import Examined, Reached, Switches, examine, fingerprint, versions_of
 from datamat.fingerprint.code import is_users_object
 from datamat.formats import ShardFormat, get_format
@@ -174,7 +174,7 @@ class JobDigests:
         transform = None if augmenter is None else augmenter.transform
         if augmenter is not None and augmenter.withheld:
             transform = [transform, augmenter.withheld]
-        code = _examined(as_written(records.writer), "writer", version)
+        code = _examined(as_written(records.writer), getattr(records.writer, "_datamat_name", "writer"), version)
         declared, others = _schema_of(features, version)
         drawing = _examined(as_drawn(transform), "transform", version)
         places = {*code.memos, *drawing.memos}
@@ -800,7 +800,8 @@ def _refuse_endless_manifest(plan: Plan, num_formats: int) -> None:
     num_bytes = num_formats * (_SHARD_BYTES * len(plan.shards) + _PART_BYTES * num_parts)
     if num_bytes > MOST_MANIFEST_BYTES:
         raise OptionError(
-            f"the plan has {num_parts:,} parts in {len(plan.shards):,} shards, and its manifest {num_bytes:,} bytes or "
+            f"the plan has {count_of(num_parts, 'part')} in {count_of(len(plan.shards), 'shard')}, and its manifest "
+            f"{num_bytes:,} bytes or "
             f"more, of which readers take {MOST_MANIFEST_BYTES:,}; divide the rows among several datasets, each with "
             "an output of its own, or make fewer shards"
         )

@@ -105,7 +105,7 @@ class ShardSpec:
     def __post_init__(self) -> None:
         # Workers complete a shard once they see as many parts as `num_parts` says.
         if any(part.num_parts != len(self.parts) for part in self.parts):
-            raise ValueError(f"{self.name} has {len(self.parts)} parts; they say {self.parts[0].num_parts}")
+            raise ValueError(f"{self.name} has {count_of(len(self.parts), 'part')}; they say {self.parts[0].num_parts}")
 
     @property
     def start(self) -> int:
@@ -208,9 +208,11 @@ class Plan:
             num_rows = sum(shard.num_rows for shard in shards)
             why = "rows failed or were left out, or gave more or fewer samples than copies"
             if num_records is None:
-                why = f"{num_rows:,} rows do not divide by {self.ranks}, and all copies of a row are in one shard"
+                rows = count_of(num_rows, "row")
+                why = f"{rows} cannot be divided by {self.ranks}, and all copies of a row are in one shard"
             messages[split] = (
-                f"split {split!r} gives its {self.ranks} ranks {min(found):,} to {max(found):,} records: {why}; have "
+                f"split {split!r} gives its {self.ranks} ranks {min(found):,} to {count_of(max(found), 'record')}: "
+                f"{why}; have "
                 f"every rank end its epoch after {min(found):,}"
             )
         return messages
@@ -476,7 +478,8 @@ def _rank_bounds(count: int, wanted: int, ranks: int, split: str) -> list[int]:
     """
     if count < ranks:
         raise OptionError(
-            f"split {split!r} has {count} rows, too few for one in each of {ranks} shards, one for each rank; lower "
+            f"split {split!r} has {count_of(count, 'row')}, too few for one in each of {ranks} shards, one for each "
+            "rank; lower "
             "ranks, or leave the split out of the source and write it to an output of its own"
         )
     each, left = divmod(count, ranks)

@@ -701,7 +701,7 @@ def read_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Positio
         found = [Position(one["epoch"], Schedule(**one["schedule"]), one["step"], one["num_lanes"]) for one in states]
         first = min(found, key=lambda position: position.step)
         if len(found) not in (1, first.num_workers):
-            raise TypeError(f"{len(found)} states of {first.num_workers} workers")
+            raise TypeError(f"{len(found)} states of {count_of(first.num_workers, 'worker')}")
     except (KeyError, TypeError, AttributeError) as error:
         raise OptionError(
             f"this is not a state that state_dict of datamat's loader returned ({error!r}); load one of those"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from datamat import codecs
-from datamat.errors import OptionError
+from datamat.errors import OptionError, count_of
 from datamat.parallel.logs import get_logger
 from datamat.values import frozen
 
@@ -407,7 +407,7 @@ def in_words(feature: Feature, value: Any, in_full: bool = False) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
-        return f"{len(value):,} bytes"
+        return count_of(len(value), "byte")
     if np.ndim(value) == 0 and isinstance(value, (np.generic, int, float)):
         return _number_in_words(value, names)
     if np.ndim(value) == 1 and isinstance(value, (np.ndarray, list, tuple)):

@@ -24,7 +24,15 @@ from datamat.directory.index_files import KIND, MappedKeys, SplitIndex, field_of
 from datamat.directory.keys import RecordKey, RecordNames, safe_key, stored_key
 from datamat.directory.manifest import MANIFEST_FILE, index_file, keys_file, part_of
 from datamat.directory.remote import RemotePath
-from datamat.errors import CorruptDataError, InputError, OptionError, OutputError, SchemaError, want_of_resources
+from datamat.errors import (
+    CorruptDataError,
+    InputError,
+    OptionError,
+    OutputError,
+    SchemaError,
+    count_of,
+    want_of_resources,
+)
 from datamat.features import join_blocks
 from datamat.features.schema import NO_MEMORY
 from datamat.formats import Offsets, ShardFormat
@@ -141,7 +149,7 @@ class SkippedRecords:
     def _check(self, last: CorruptDataError | None) -> None:
         if len(self._positions) > self._most:
             raise CorruptDataError(
-                f"{len(self._positions)} damaged records were skipped, and at most {self._most} are allowed"
+                f"skipped {count_of(len(self._positions), 'damaged record')}, and the policy allows {self._most}"
                 + (f"; the last one: {last}" if last else "; the log names them")
             ) from last
 
@@ -932,7 +940,8 @@ class ShardOpener:
             content = file.read(limit + 1)
             if len(content) > limit:
                 raise CorruptDataError(
-                    f"{place} has more bytes than the offsets of {info.num_records} records take; run repair() to "
+                    f"{place} has more bytes than the offsets of {count_of(info.num_records, 'record')} take; run "
+                    "repair() to "
                     "rewrite it"
                 )
             offsets = _tested(content, place, info)
@@ -982,7 +991,8 @@ def _tested(content: bytes, place: pathlib.Path | RemotePath, info: ShardInfo) -
         raise CorruptDataError(f"{place}: {error}; run the job again to rewrite it") from error
     if len(offsets) != info.num_records:
         raise CorruptDataError(
-            f"{place} holds {len(offsets)} offsets, the manifest says {info.num_records} records; run the job again"
+            f"{place} holds {len(offsets)} offsets, the manifest says {count_of(info.num_records, 'record')}; run the "
+            "job again"
         )
     end = np.uint64(info.num_bytes)
     outside = np.flatnonzero((offsets.offset > end) | (offsets.size > end - np.minimum(offsets.offset, end)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from datamat.errors import count_of
+
 __all__ = ["Sample"]
 
 _MOST_NUMBERS, _MOST_CHARACTERS, _MOST_ITEMS = 8, 60, 3
@@ -32,10 +34,10 @@ def _shown(value: Any) -> str:
         is_small = len(shape) < 2 and sum(shape) <= _MOST_NUMBERS and hasattr(value, "tolist")
         return repr(value.tolist()) if is_small else f"<{str(value.dtype).removeprefix('torch.')} {shape}>"
     if isinstance(value, (bytes, bytearray, memoryview)) and len(value) > _MOST_CHARACTERS:
-        return f"<{len(value):,} bytes>"
+        return f"<{count_of(len(value), 'byte')}>"
     if isinstance(value, str) and len(value) > _MOST_CHARACTERS:
         return f"{value[:_MOST_CHARACTERS]!r}... ({len(value):,} characters)"
     if isinstance(value, (list, tuple)):
-        more = f", ... ({len(value):,} items)" if len(value) > _MOST_ITEMS else ""
+        more = f", ... ({count_of(len(value), 'item')})" if len(value) > _MOST_ITEMS else ""
         return f"[{', '.join(map(_shown, value[:_MOST_ITEMS]))}{more}]"
     return repr(value)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import xxhash
 
-from datamat.errors import OptionError, SampleError
+from datamat.errors import OptionError, SampleError, count_of
 from datamat.features import value_at, with_value
 from datamat.readers.batches import permuted, supervised_fields
 from datamat.values import frozen
@@ -80,7 +80,8 @@ class Planner:
         self._plans: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         if len(lengths) and lengths.max() > budget:
             raise OptionError(
-                f"the record at position {int(lengths.argmax())} has {int(lengths.max())} tokens, and the budget is "
+                f"the record at position {int(lengths.argmax())} has {count_of(int(lengths.max()), 'token')}, and the "
+                "budget is "
                 f"{budget}; filter or cut such records (map), or set a larger budget"
             )
 
@@ -350,7 +351,8 @@ class Budget:
             keys = batch.get("key") if samples is None else [sample.get("key", "?") for sample in samples]
             raise SampleError(
                 "?" if keys is None else str(keys[longest]),
-                f"its field {self.field!r} has {lengths[longest]} tokens now, so its batch of {len(lengths)} has more "
+                f"its field {self.field!r} has {count_of(lengths[longest], 'token')} now, so its batch of "
+                f"{len(lengths)} has more "
                 f"than {self.tokens}: lengths are measured once, before the first epoch; change them in the same way "
                 "in each epoch, or after they are batched",
             )

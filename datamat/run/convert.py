@@ -330,7 +330,7 @@ def convert(
         version=None,
         sidecars=tuple(sidecars),
         how=how,
-        remedies=Remedies("convert()", "convert(..., retry_failed=True)", "convert(..., existing='{}')"),
+        remedies=Remedies("convert(..., {})"),
     )
     try:
         return start(job, _part_worker)

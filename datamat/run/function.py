@@ -224,7 +224,8 @@ class _Search:
                 self._check(position + 1 - num_dropped, error)
         what = "failed" if not num_dropped else "failed or were left out" if error else "were left out"
         raise IncompleteRunError(
-            f"materialize: all {len(self.writer):,} inputs {what}, so there is no sample to infer the features "
+            f"materialize: all {count_of(len(self.writer), 'input')} {what}, so there is no sample to infer the "
+            "features "
             "from; fix the function, or pass features=" + (f"; the last: {last}" if last else "")
         ) from error
 
@@ -336,13 +337,6 @@ def _named(row: IndexRow) -> Iterator[None]:
 # ---------------------------------------------------------------- materialize
 
 
-_REMEDIES = Remedies(
-    again="the same call",
-    retry="materialize(..., retry_failed=True)",
-    existing="materialize(..., existing='{}')",
-)
-
-
 @takes(*DATASET_PARAMETERS, *RUN_PARAMETERS)
 def materialize(
     fn: Callable[[Any], Sample],
@@ -409,5 +403,5 @@ def materialize(
             fold(error)
             raise error.with_traceback(None)  # noqa: B904 -- it is the same error
     made = Materializer(writer, None, output, **dataset)
-    made._job = dataclasses.replace(made._job, remedies=_REMEDIES)
+    made._job = dataclasses.replace(made._job, remedies=Remedies("materialize(..., {})"))
     return made.run(**run)

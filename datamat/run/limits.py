@@ -14,7 +14,8 @@ import threading
 from typing import TYPE_CHECKING, NoReturn
 
 from datamat.directory.files import is_stand_in
-from datamat.errors import IncompleteRunError
+from datamat.errors import IncompleteRunError, count_of
+from datamat.options import Remedies
 
 if TYPE_CHECKING:
     import pathlib
@@ -114,11 +115,11 @@ class ErrorLimit:
     Args:
         policy: error policy, which sets the limit.
         num_rows: number of rows of the run.
-        retry: call that tries failed rows again, for messages.
+        remedies: what the user may do about it, for messages.
     """
 
-    def __init__(self, policy: ErrorPolicy, num_rows: int, retry: str = "run(retry_failed=True)") -> None:
-        self._retry = retry
+    def __init__(self, policy: ErrorPolicy, num_rows: int, remedies: Remedies = Remedies()) -> None:  # noqa: B008 -- a frozen value
+        self._remedies = remedies
         self._limit = policy.limit(num_rows)
         self._num_rows = num_rows
         self._num_done = 0
@@ -154,10 +155,11 @@ class ErrorLimit:
         num_more = self.num_failed - len(self._first)
         more = f"\n  and {num_more} more" if num_more else ""
         if not listed:  # all failed in earlier runs
-            more = "; status().failures lists them"
+            more = f"; {self._remedies.failures} lists them"
         return IncompleteRunError(
-            f"{self.num_failed} of {self._num_rows} rows failed, {how_many}; {remedy}, or fix them and call "
-            f"{self._retry}, which tries them again. What is finished stays{listed}{more}"
+            f"{self.num_failed} of {count_of(self._num_rows, 'row')} failed, {how_many}; {remedy}, or fix them and use "
+            f"{self._remedies.passing('retry_failed', True)}, which tries them again. What is finished "
+            f"stays{listed}{more}"
         )
 
 

@@ -203,7 +203,7 @@ def _examined(records: RecordSource) -> tuple[dict[Home, ModuleValue], dict[str,
     with contextlib.suppress(OptionError):  # features that are not known yet are inferred: none of them is the user's
         foreign = {name: type(feature) for name, feature in records.features.foreign.items()}
     found = [
-        examine(as_written(records.writer), where="writer"),
+        examine(as_written(records.writer), where=getattr(records.writer, "_datamat_name", "writer")),
         examine(as_drawn(_transform(records)), where="transform"),
         examine(foreign, where="writer.features"),
     ]

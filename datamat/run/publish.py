@@ -102,7 +102,7 @@ def write_index_files(
                     if like is not None and _digest_so_far(file) != like.checksum:
                         raise OutputError(
                             f"{path} cannot be repaired: source and packages give other bytes than those of the "
-                            "manifest; give back what has changed, or remove manifest.json and call run()"
+                            "manifest; give back what has changed, or remove manifest.json and run again"
                         )
             written.append(IndexInfo.of_file(path))
     for split in set(before) - plan.splits.keys():

@@ -471,7 +471,7 @@ def _check_unchanged(planned: PlannedJob, infos: list[ShardInfo]) -> None:
     reasons += [f"{name}: no longer in the plan" for name in made if name not in wanted]
     raise OutputError(
         f"{planned.job.place} cannot be repaired: source or options are not those that it was made from "
-        f"({join_problems(reasons)}); run() brings it up to date, or restore what has changed"
+        f"({join_problems(reasons)}); a run brings it up to date, or restore what has changed"
     )
 
 

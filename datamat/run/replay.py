@@ -121,7 +121,9 @@ def verify_sample(planned: PlannedJob, share: float, *, deep: bool) -> VerifyRep
     place = planned.job.output if store is None else RemotePath(store.url, store.options)
     report = examine(place, deep=deep, recomputed=recomputation.difference)
     missing = [] if MANIFEST_FILE in report.files else recomputation.missing()
-    problems = [Problem(MANIFEST_FILE, f"row {key!r} of the source is in no record; run() adds it") for key in missing]
+    problems = [
+        Problem(MANIFEST_FILE, f"row {key!r} of the source is in no record; the next run adds it") for key in missing
+    ]
     return dataclasses.replace(report, found=(*report.found, *problems))
 
 

@@ -839,7 +839,7 @@ class ProgressBar:
         rate = self._num_new / elapsed_s
         share = min(self._num_records / max(self._total, 1), 1.0)
         parts = [
-            f"{self._name} {share:4.0%} {_drawn(share)} {self._num_records:,}/{self._total:,} samples",
+            f"{self._name} {share:4.0%} {_drawn(share)} {self._num_records:,}/{count_of(self._total, 'sample')}",
             f"{rate:,.0f}/s" if rate >= 1 else f"{rate * 60:,.0f}/min",
         ]
         left = self._total - self._num_records
@@ -1121,7 +1121,7 @@ class RunReport:
     def _remarks(self) -> list[str]:
         remarks = []
         if self.num_failed:
-            rows, retry = count_of(self.num_failed, "row"), self.remedies.retry
+            rows, retry = count_of(self.num_failed, "row"), self.remedies.passing("retry_failed", True)
             remarks.append(f"{rows} failed; `datamat.failures` says why, and {retry} tries them again")
         if left_out := describe_dropped(self.num_dropped, self.num_dropped_records):
             remarks.append(f"{left_out}; .datamat/ledger.jsonl says why")
@@ -1142,11 +1142,12 @@ class RunReport:
             return "nothing to do, up to date"
         state = "complete"
         if not self.is_complete:
-            state = f"finished as far as include/exclude say, {self.remedies.again} without them makes the rest"
+            state = f"finished as far as include and exclude say, {self.remedies.again} without them makes the rest"
         if self.stopped:
             share = self.num_rows / max(self.num_rows_planned, 1)
             state = (
-                f"stopped by its {self.stopped} with {self.num_rows:,} of {self.num_rows_planned:,} rows done "
+                f"stopped by its {self.stopped} with {self.num_rows:,} of {count_of(self.num_rows_planned, 'row')} "
+                "done "
                 f"({share:.0%}), {self.remedies.again} again continues from there"
             )
         if self.num_shards_held:

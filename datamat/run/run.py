@@ -205,10 +205,11 @@ def judge_existing(planned: PlannedJob, finished: Finished) -> None:
     """
     job, output, existing = planned.job, planned.job.output, planned.job.how.existing
     manifest, known = finished
+    refuse = job.remedies.option("existing", "refuse")
     if existing == "refuse" and manifest is None and _shards_by_their_files(output):
         raise OutputError(
             f"{output} holds finished shards, but its manifest is missing or damaged, and does not say which of them "
-            "would be replaced, which existing='refuse' forbids; call repair() first, or leave out existing"
+            f"would be replaced, which {refuse} forbids; repair it first, or leave that out"
         )
     wanted = {shard.name: shard for shard in planned.plan.shards}
     stay = {name for name in known.keys() & wanted.keys() if planned.inputs.stand(wanted[name], known[name])}
@@ -240,11 +241,11 @@ def judge_existing(planned: PlannedJob, finished: Finished) -> None:
     why = "; ".join(reasons)
     if existing == "refuse":
         raise OutputError(
-            f"{job.place}: {affected} would be replaced or removed, which existing='refuse' forbids: {why}; undo what "
-            "changed, give another output, or leave out existing"
+            f"{job.place}: {affected} would be replaced or removed, which {refuse} forbids: {why}; undo what "
+            "changed, give another output, or leave that out"
         )
-    refuse = job.remedies.existing.format("refuse")
-    job.how.logger.warning("%s: %s will be made again: %s; %s raises instead", job.place, affected, why, refuse)
+    raising = job.remedies.passing("existing", "refuse")
+    job.how.logger.warning("%s: %s will be made again: %s; %s stops instead", job.place, affected, why, raising)
 
 
 def _num_rows(known: Mapping[str, ShardFiles], names: Iterable[str]) -> int:
@@ -342,7 +343,7 @@ def _run_locked(
             if mode == "finalize" and (lacking := [change.shard for change in find_changes(planned)]):
                 raise IncompleteRunError(
                     f"{job.place} lacks {count_of(len(lacking), 'shard')} ({join_problems(lacking)}): run the tasks "
-                    "that make them again, or call run() to make them in this process"
+                    "that make them again, or run the job alone to make them in this process"
                 )
         except (OutputError, IncompleteRunError):
             shutil.rmtree(job.work / "rows", ignore_errors=True)
@@ -648,7 +649,7 @@ class Run:
         self._events = events
         self._retries = job.how.retry_failed
         self._wants_all = job.how.errors.action == "raise" and mode != "repair" and not self._retries
-        self._limit = ErrorLimit(job.how.errors, sum(shard.num_rows for shard in planned.chosen), job.remedies.retry)
+        self._limit = ErrorLimit(job.how.errors, sum(shard.num_rows for shard in planned.chosen), job.remedies)
         self._queue = PartQueue(
             job,
             tasks,
@@ -777,10 +778,12 @@ class Run:
         shown = "; ".join(keys[:_MOST_NAMED])
         if num_failed > _MOST_NAMED <= len(keys):
             shown += f"; and {num_failed - _MOST_NAMED} more"
+        remedies = self._job.remedies
         raise IncompleteRunError(
             f"{self._output} is without {count_of(num_failed, 'row')} that failed in earlier runs ({shown}), and "
-            f"errors='raise' wants them all: fix them and call {self._job.remedies.retry}, which tries them again, or "
-            "pass errors='skip' to do without them; `status().failures` says what was wrong with each"
+            f"{remedies.option('errors', 'raise')} wants them all: fix them and use "
+            f"{remedies.passing('retry_failed', True)}, which tries them again, or pass "
+            f"{remedies.option('errors', 'skip')} to do without them; {remedies.failures} says what was wrong with each"
         )
 
     def _set_finished(self, shard: ShardSpec, files: ShardFiles, *, is_reused: bool) -> None:
@@ -1033,12 +1036,13 @@ class Run:
                 f"{self._job.place}: {len(self._unlike)} shards cannot be repaired, because the source no longer gives "
                 f"the bytes that they had ({'; '.join(self._unlike.values())}). All else is repaired, and the manifest "
                 "still describes the old bytes. Restore what has changed (files, code, versions of packages), or "
-                "remove manifest.json and call run() to get what the source gives now"
+                "remove manifest.json and run again to get what the source gives now"
             )
         missing = [shard.name for shard in self._planned.chosen if shard.name not in self._finished]
         if missing:
             raise IncompleteRunError(
-                f"{len(missing)} of {len(self._planned.chosen)} shards are not finished ({missing[0]}, ...); run again"
+                f"{len(missing)} of {count_of(len(self._planned.chosen), 'shard')} unfinished ({missing[0]}, ...); "
+                "run again"
             )
         for shard in self._plan.shards:  # those that include and exclude omit may be there from other runs
             if (
@@ -1230,8 +1234,9 @@ def _check_conserved(shard: ShardSpec, receipt: Receipt, store: RowStore) -> Non
         return
     keys = store.keys(store.order[part.start : part.stop])
     raise IncompleteRunError(
-        f"part {part.number} of {shard.name} has {len(keys)} rows, {join_problems(keys)}; its receipt counts "
-        f"{receipt.num_done} with {receipt.num_records} records, {len(receipt.failed)} that failed and "
+        f"part {part.number} of {shard.name} has {count_of(len(keys), 'row')}, {join_problems(keys)}; its receipt "
+        "counts "
+        f"{receipt.num_done} with {count_of(receipt.num_records, 'record')}, {len(receipt.failed)} that failed and "
         f"{receipt.num_dropped} that were left out; each should give {shard.copies} records, fail or be left out: "
         "run again to make it again"
     )
@@ -1241,7 +1246,8 @@ def _check_published(shard: ShardSpec, info: ShardInfo) -> None:
     num_expected = info.num_done * shard.copies - info.num_dropped_records
     if info.num_rows != shard.num_rows or info.num_records < num_expected:
         raise IncompleteRunError(
-            f"{info.file} holds {info.num_records} records of {info.num_done} rows, {info.num_failed} failed and "
+            f"{info.file} holds {count_of(info.num_records, 'record')} of {count_of(info.num_done, 'row')}, "
+            f"{info.num_failed} failed and "
             f"{info.num_dropped} were left out; "
             f"the plan has {shard.num_rows} rows and {shard.copies} copies of each: remove the file and run again"
         )

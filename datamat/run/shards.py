@@ -45,7 +45,7 @@ from datamat.directory.manifest import (
 )
 from datamat.directory.rows import INPUT
 from datamat.directory.sidecars.indexes import index_ahead, prepare_index
-from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError
+from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError, count_of
 from datamat.features import Statistics
 from datamat.formats.io import write_all
 from datamat.plan.inputs import content_digest, read_inputs
@@ -1066,8 +1066,9 @@ class ShardBuilder:
         counts = Counts.of(*receipts)
         if sealed.num_records != counts.num_records:
             raise IncompleteRunError(
-                f"{self.spec.name} was completed with {sealed.num_records} records; the receipts of its "
-                f"{len(receipts)} parts say {counts.num_records}: this is a defect of datamat, please report it; "
+                f"{self.spec.name} was completed with {count_of(sealed.num_records, 'record')}; the receipts of its "
+                f"{count_of(len(receipts), 'part')} give {counts.num_records}: this is a defect of datamat, please "
+                "report it; "
                 f"remove {self._growing.folder} and run again"
             )
         keys = KeyDigest()

@@ -174,15 +174,17 @@ class Status:
         if self.state == "empty":
             return "nothing was started here"
         if self.state == "damaged":
-            return "its manifest is damaged; repair() rebuilds it"
+            return "its manifest is damaged; a repair rebuilds it"
         if self.state == "complete":
             return f"complete: {count_of(done.num_shards, 'shard')}, {size}"
         verb = f"being written by {printable(self.holder)}" if self.state == "running" else "not finished"
-        remedy = "" if self.state == "running" else "; run() continues from there"
+        remedy = "" if self.state == "running" else "; the next run continues from there"
         if self.num_rows is None:
             return f"{verb}: {count_of(done.num_shards, 'shard')} done, {size}{remedy}"
         share = f"{done.num_rows:,} of {count_of(self.num_rows, 'row')} ({done.num_rows / max(self.num_rows, 1):.0%})"
-        return f"{verb}: {share} and {done.num_shards} of {self.num_shards} shards done, {size}{remedy}"
+        return (
+            f"{verb}: {share} and {done.num_shards} of {count_of(self.num_shards or 0, 'shard')} done, {size}{remedy}"
+        )
 
     def _story(self) -> list[str]:
         lines = [_describe(entry) for entry in self.events]
@@ -204,12 +206,11 @@ class Status:
         changed = [change for change in self.changes if change.reasons != (NOT_MADE,)]
         lines = [f"  {count_of(len(begun), 'shard')} {NOT_MADE}"] if begun else []
         if changed:
-            lines.append(f"  run() would rebuild {count_of(len(changed), 'shard')}:")
+            lines.append(f"  the next run would rebuild {count_of(len(changed), 'shard')}:")
             lines += [f"    {change}" for change in changed]
         if self.obsolete:
-            lines.append(
-                f"  run() would remove {count_of(len(self.obsolete), 'shard')} that are no longer in the plan:"
-            )
+            number = count_of(len(self.obsolete), "shard")
+            lines.append(f"  the next run would remove {number} that are no longer in the plan:")
             lines += [f"    {name}" for name in self.obsolete]
         return lines or ["  up to date with source, writer and options"]
 

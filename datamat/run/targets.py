@@ -31,7 +31,7 @@ from datamat.directory.manifest import (
     manifest_bytes,
     salvaged_shards,
 )
-from datamat.errors import OutputError, join_problems
+from datamat.errors import OutputError, count_of, join_problems
 
 if TYPE_CHECKING:
     import pathlib
@@ -214,6 +214,7 @@ def _refuse_inputs_in(output: pathlib.Path, planned: PlannedJob) -> None:
     keys = store.keys(rows[np.flatnonzero(inside)])
     if keys:
         raise OutputError(
-            f"{output} holds input files of {len(keys):,} rows ({join_problems(keys)}), so that the output would be "
+            f"{output} holds input files of {count_of(len(keys), 'row')} ({join_problems(keys)}), so that the output "
+            "would be "
             "its own source; give an output outside of the source"
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING, Any
 
+from datamat.errors import count_of
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -100,8 +101,8 @@ class Totals:
         whole_s = self.span_s * num_workers
         if whole_s and self.at_work_s < _LEAST_AT_WORK * whole_s:
             return "too few parts", (
-                f"The {num_workers} workers were at a part {self.at_work_s / whole_s:.0%} of the time: there were too "
-                "few parts to keep them busy; fewer workers would take as long, `WorkerOptions(num_workers=...)`."
+                f"Parts kept {count_of(num_workers, 'worker')} at work {self.at_work_s / whole_s:.0%} of the time: "
+                "there were too few to keep them busy; fewer workers would take as long, `workers=...`."
             )
         stage, seconds = max(self.stages.items(), key=lambda item: item[1])
         if self.busy_s < _LEAST_BUSY * self.at_work_s:

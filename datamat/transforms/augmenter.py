@@ -6,11 +6,11 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 
-from datamat.errors import OptionError, SampleError, SchemaError, Skip, described
+from datamat.errors import OptionError, SampleError, SchemaError, Skip, count_of, described
 from datamat.fingerprint import fingerprint
 from datamat.transforms.adapters import fields_passed, library_stage, of_a_library
 from datamat.transforms.albumentations import (
@@ -63,6 +63,7 @@ class Augmenter:
         [{'key': 'a', 'x': 10}]
     """
 
+    _datamat_name: ClassVar[str] = ""  # its user knows `transform`
     features: Features
     transform: Any = None
     augment: Hook | None = None
@@ -370,7 +371,8 @@ class SampleTransform:
         if len(samples) > 1:
             raise SampleError(
                 key,
-                f"{self._stage.name} returned {len(samples)} samples, and a reader wants one for each record; return "
+                f"{self._stage.name} returned {count_of(len(samples), 'sample')}, and a reader wants one for each "
+                "record; return "
                 "one, or write them with Materializer",
             )
         return samples[0]

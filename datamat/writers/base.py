@@ -114,6 +114,7 @@ class DatasetWriter(abc.ABC):
         {'square': 9}
     """
 
+    _datamat_name = "writer"  # in messages of what it holds
     name: str = ""
     features: Features
     file_fields: ClassVar[Sequence[str] | None] = None

@@ -36,6 +36,7 @@ from datamat.errors import (
     OptionError,
     SchemaError,
     SourceError,
+    count_of,
     join_problems,
 )
 from datamat.features import (
@@ -2465,7 +2466,9 @@ def _names(names: Sequence[str] | None, count: int) -> Sequence[str]:
     if names is None:
         return _PAIR[:count] if count <= len(_PAIR) else [f"field_{number}" for number in range(count)]
     if len(names) != count:
-        raise SourceError(f"names are {', '.join(names)}, but a sample has {count} values; give one name for each")
+        raise SourceError(
+            f"names are {', '.join(names)}, but a sample has {count_of(count, 'value')}; give one name for each"
+        )
     return names
 
 
@@ -2503,7 +2506,9 @@ def _sample_of_tar(row: Mapping[str, Any], members: TarRows) -> dict[str, Any]:
     """Return a row of WebDataset as a sample, with its key."""
     key = row["__key__"]
     if not isinstance(key, str):
-        raise SourceError(f"a row is a batch of {len(key)} samples; leave .batched() out, so that each is one")
+        raise SourceError(
+            f"a row is a batch of {count_of(len(key), 'sample')}; leave .batched() out, so that each is one"
+        )
     found: dict[str, Any] = {"key": _fit(key)}
     for name, value in members.read(row).items():
         found |= {name: value} if name in members.features else dict(_flattened({name: value}))

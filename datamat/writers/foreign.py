@@ -46,6 +46,7 @@ from datamat.errors import (
     OptionError,
     OutputError,
     SourceError,
+    count_of,
     want_of_resources,
 )
 from datamat.features import (
@@ -366,7 +367,9 @@ def _offsets_of(shard: _Shard) -> np.ndarray:
     """Return the offset of each record of a shard, int64 (n,)."""
     offsets = _record_offsets(str(shard.path), str(shard.path))
     if len(offsets) != shard.num_records:
-        raise CorruptDataError(f"the file holds {len(offsets)} records, {INFO_FILE} says {shard.num_records}")
+        raise CorruptDataError(
+            f"the file holds {count_of(len(offsets), 'record')}, {INFO_FILE} says {shard.num_records}"
+        )
     return offsets
 
 
@@ -703,7 +706,7 @@ def _unsnapped(file: BinaryIO, _: SpoolOptions) -> Iterator[bytes]:
     else:
         raise ValueError("it does not begin with its size")
     if size > _SNAPPY_RATIO * len(data):
-        raise ValueError(f"its {len(data):,} bytes cannot hold the {size:,} that they say they do")
+        raise ValueError(f"its {count_of(len(data), 'byte')} cannot hold the {size:,} that they say they do")
     whole = pa.Codec("snappy").decompress(data, size)
     for start in range(0, size, _PIECE):
         yield whole[start : start + _PIECE].to_pybytes()
@@ -728,7 +731,7 @@ def _unframed(file: BinaryIO, spool: SpoolOptions) -> Iterator[bytes]:
         file.seek(place)
         data = _unpacked_item(_exactly(file, size), spool)
         if len(data) != num_bytes:
-            raise ValueError(f"a frame holds {len(data):,} bytes, and its table says {num_bytes:,}")
+            raise ValueError(f"a frame holds {count_of(len(data), 'byte')}, and its table says {num_bytes:,}")
         yield data
 
 
@@ -1372,7 +1375,9 @@ def _mds_list(kind: str, data: bytes) -> list[Any]:
     place = head + 4 * (1 + count)
     ends = np.cumsum([place, *np.frombuffer(data, "<u4", count, head + 4).tolist()]).tolist()
     if ends[-1] != len(data):
-        raise CorruptDataError(f"a list of {count} pictures takes {ends[-1]:,} bytes, but {len(data):,} are there")
+        raise CorruptDataError(
+            f"a list of {count_of(count, 'picture')} takes {ends[-1]:,} bytes, but {len(data):,} are there"
+        )
     pictures = [data[start:end] for start, end in itertools.pairwise(ends)]
     return list(map(_raw_picture, pictures)) if kind == "list[pil]" else pictures
 

@@ -233,6 +233,7 @@ class FunctionWriter(DatasetWriter):
         block: function that it calls for many items at once, or None.
     """
 
+    _datamat_name = ""  # its user knows `fn` and `inputs`
     file_fields = ()
     block: Callable[[Any], Mapping[str, Any] | None] | None = None
 

@@ -163,8 +163,8 @@ def test_plan_shows_what_ranks_get_and_what_does_not_divide(tmp_path):
     plain, _ = _plan(tmp_path, [f"{n}" for n in range(1000)])
 
     assert uneven.uneven() == {
-        "train": "split 'train' gives its 8 ranks 250 to 252 records: 1,003 rows do not divide by 8, and all copies of "
-        "a row are in one shard; have every rank end its epoch after 250"
+        "train": "split 'train' gives its 8 ranks 250 to 252 records: 1,003 rows cannot be divided by 8, and all "
+        "copies of a row are in one shard; have every rank end its epoch after 250"
     }
     assert "records per rank" in repr(uneven) and "250 or 252" in repr(uneven)
     assert (even.uneven(), even.rank_records("train")) == ({}, [125] * 8)

@@ -154,14 +154,12 @@ def test_limit_stops_the_skipping(copied):
     damage(load(copied, "train"), 1, 2, 3)
 
     for limit in (2, 0.04):
-        with pytest.raises(
-            CorruptDataError, match="3 damaged records were skipped, and at most 2 are allowed; the last"
-        ):
+        with pytest.raises(CorruptDataError, match=r"skipped 3 damaged records, .* 2; the last"):
             list(load(copied, "train", errors=ErrorPolicy("skip", max_errors=limit)))
     assert len(list(load(copied, "train", errors=ErrorPolicy("skip", max_errors=3)))) == 57
     for info in load(copied, "val").manifest.splits["val"]:
         (copied / info.file).write_bytes(b"")
-    with pytest.raises(CorruptDataError, match="4 damaged records were skipped, and at most 3"):
+    with pytest.raises(CorruptDataError, match=r"skipped 4 damaged records, .* 3"):
         list(load(copied, "val", errors="skip"))
 
 

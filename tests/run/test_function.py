@@ -78,9 +78,9 @@ def test_items_that_failed_are_retried(tmp_path):
 
     report = _made(make_sample, range(10), tmp_path / "out", errors="skip")
     assert "materialize(..., retry_failed=True) tries them again" in str(report)
-    with pytest.raises(IncompleteRunError, match=r"fix them and call materialize\(\.\.\., retry_failed=True\), which"):
+    with pytest.raises(IncompleteRunError, match=r"fix them and use materialize\(\.\.\., retry_failed=True\), which"):
         _made(make_sample, range(10), tmp_path / "out")
-    with pytest.raises(IncompleteRunError, match=r"raise max_errors, or fix them and call materialize\(\.\.\., retry"):
+    with pytest.raises(IncompleteRunError, match=r"raise max_errors, or fix them and use materialize\(\.\.\., retry"):
         _made(make_sample, range(10), tmp_path / "other", errors=ErrorPolicy("skip", max_errors=0))
     bad.unlink()
 

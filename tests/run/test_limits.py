@@ -100,7 +100,7 @@ def test_error_limit_names_the_first_failures():
     limit = ErrorLimit(ErrorPolicy("skip", max_errors=12), 1000)
     limit.add(500, 12, rows(12))
 
-    with pytest.raises(IncompleteRunError, match=r"13 of 1000 rows failed, more than the 12") as caught:
+    with pytest.raises(IncompleteRunError, match=r"13 of 1,000 rows failed, more than the 12") as caught:
         limit.add(0, 1, rows(1))
     assert "000: ValueError: number 0" in str(caught.value) and "009: " in str(caught.value)
     assert "010: " not in str(caught.value) and "and 3 more" in str(caught.value)

@@ -86,7 +86,7 @@ def test_live_run_is_reported_from_another_process(source, tmp_path):
     assert f"being written by process {run.pid} on " in str(alive) and "of 24 rows" in str(alive)
     assert (alive.num_rows, alive.num_shards) == (dead.num_rows, dead.num_shards) == (24, 4)
     assert dead.state == "unfinished" and dead.done.num_rows < 24
-    assert "not finished" in str(dead) and "run() continues from there" in str(dead)
+    assert "not finished" in str(dead) and "next run continues from there" in str(dead)
     assert "that run ended silently" in str(dead)
 
 
@@ -132,7 +132,7 @@ def test_damage_is_reported_and_hides_nothing(output, damage):
     if damage == "manifest":
         os.truncate(output / "manifest.json", 100)
         status = read_status(output)
-        assert status.state == "damaged" and "repair()" in str(status)
+        assert status.state == "damaged" and "repair" in str(status)
         return
     ledger.write_bytes(b"\x80\x04\n" * 3) if damage == "ledger" else ledger.unlink()
 

@@ -1114,7 +1114,7 @@ DEFECTS = {
             "remedy-of-another",
             "an error of materialize recommends run(retry_failed=True), which its caller does not have",
             "datamat.run.function:materialize",
-            delete("__made._job = dataclasses.replace(__made._job, remedies=_REMEDIES)"),
+            delete("__made._job = dataclasses.replace(__made._job, remedies=Remedies('materialize(..., {})'))"),
             "tests/run/test_function.py::test_items_that_failed_are_retried",
         ),
         Defect(
