@@ -12,6 +12,8 @@ PYTHONS := $(PYTHON) $(if $(filter file,$(origin PYTHON)),python3.11 python3.12 
 INSTALL := $(UV) pip install --python $(BIN)/python --compile-bytecode \
 	--constraint constraints.txt --build-constraint constraints.txt --editable
 
+FETCHES := echo "Fetching what datamat needs into $(VENV): about 760 MB, most of it TensorFlow; 3 GB when unpacked."
+
 LOKY := loky==3.7.0
 
 # The test files outside of tests/interop that skip something where a package is missing.
@@ -74,10 +76,12 @@ setup: $(VENV)/.dev  ## make .venv with all that the commands below need; they d
 # Set-up. Each stamp is redone when the project file or the pinned versions change.
 
 $(VENV)/.run: $(UV) pyproject.toml constraints.txt
+	@$(FETCHES)
 	$(INSTALL) .
 	@touch $@
 
 $(VENV)/.dev: $(UV) pyproject.toml constraints.txt
+	@$(FETCHES)
 	$(INSTALL) . --group dev
 	@touch $@ $(VENV)/.run
 

@@ -27,7 +27,7 @@ from datamat.formats.example import decode_example, encode_example
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from datamat.features import Kind
+    from datamat.features.base import Kind
 
 IMAGE_COLUMNS: dict[str, Kind] = {"image": "bytes", "mask": "bytes", "key": "bytes"}
 ROW_COLUMNS: dict[str, Kind] = {"key": "bytes", "x": "float32", "y": "float32", "label": "int64", "id": "int64"}

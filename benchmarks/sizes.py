@@ -30,7 +30,7 @@ from datamat import (
     Timestamp,
     Tokens,
 )
-from datamat.features import dtype_of
+from datamat.features.base import dtype_of
 from datamat.formats import get_format
 
 RECORDS = 256

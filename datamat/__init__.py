@@ -55,6 +55,7 @@ if TYPE_CHECKING or not _lazy(__name__):
     from datamat.directory.describe import describe as describe
     from datamat.directory.failures import failures as failures
     from datamat.directory.manifest import Manifest as Manifest
+    from datamat.directory.provenance import Provenance as Provenance
     from datamat.directory.rows import IndexRow as IndexRow
     from datamat.directory.sidecars.exporting import export as export
     from datamat.directory.verify import VerifyReport as VerifyReport
@@ -105,11 +106,14 @@ if TYPE_CHECKING or not _lazy(__name__):
     from datamat.parallel import get_logger as get_logger
     from datamat.parallel import physical_cores as physical_cores
     from datamat.parallel import register_standin as register_standin
+    from datamat.plan.plan import Plan as Plan
     from datamat.readers.dataset import ShardedDataset as ShardedDataset
     from datamat.readers.dataset import concat as concat
     from datamat.readers.dataset import load as load
     from datamat.readers.dataset import mix as mix
+    from datamat.readers.preview import Picture as Picture
     from datamat.run.convert import convert as convert
+    from datamat.run.estimate import Estimate as Estimate
     from datamat.run.function import materialize as materialize
     from datamat.run.materializer import Materializer as Materializer
     from datamat.run.merge import merge as merge

@@ -218,8 +218,11 @@ def _json_object(given: str) -> dict[str, Any]:
     return found
 
 
-def _number_or_text(given: str) -> int | str:
-    return int(given) if given.isdigit() else given
+def _number_or_text(given: str) -> float | str:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(given)
+    return given
 
 
 def _place(given: str) -> pathlib.Path | str:
@@ -268,7 +271,11 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "decides; refuse: stop before any finished shard is replaced",
     },
     "retry_failed": {**_FLAG, "help": "also try again the rows that failed in earlier runs"},
-    "deadline": {"metavar": "T", "help": "stop cleanly within this time, as in 23h30m, with exit code 1"},
+    "deadline": {
+        "type": _number_or_text,
+        "metavar": "T",
+        "help": "stop cleanly within this time, as in 23h30m, or within so many seconds, with exit code 1",
+    },
     "max_disk": {"metavar": "SIZE", "help": "stop before the output grows larger, as in 20GB, with exit code 1"},
     "scratch": {
         "metavar": "FOLDER",

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "READ_FLAGS",
-    "RESOURCES",
     "BrokenPoolError",
     "CorruptDataError",
     "DatamatError",
@@ -65,19 +63,11 @@ __all__ = [
     "TaskTimeout",
     "UnpicklableError",
     "WorkerDied",
-    "count_of",
-    "described",
-    "fold",
-    "join_problems",
-    "place_of",
-    "require_package",
-    "require_posix",
-    "want_of_resources",
 ]
 
 
 def __dir__() -> list[str]:
-    return [name for name in __all__ if isinstance(globals()[name], type)]  # the others are datamat's own
+    return __all__
 
 
 RESOURCES = (errno.ENFILE, errno.EMFILE, errno.ENOMEM)

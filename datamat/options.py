@@ -37,6 +37,7 @@ __all__ = [
     "WorkKeywords",
     "WorkerOptions",
     "check_flags",
+    "check_mappings",
     "parse_bytes",
     "parse_duration",
     "refuse_others",
@@ -198,6 +199,13 @@ def check_flags(**flags: Any) -> None:
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise OptionError(f"{name} is {value!r}; want True or False")
+
+
+def check_mappings(**given: Any) -> None:
+    """Raise `OptionError` where options for a store are not a dict."""
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Mapping):
+            raise OptionError(f"{name} is {value!r}; want a dict of options for fsspec, as in {{'anon': True}}")
 
 
 @frozen()
@@ -402,7 +410,7 @@ class Remedies:
     @property
     def failures(self) -> str:
         """What lists the rows that failed."""
-        return "`datamat status --failed`" if FOR_COMMANDS.get() else "`status().failures`"
+        return "`datamat status --failed`" if FOR_COMMANDS.get() else "`datamat.status(output).failures`"
 
     def option(self, name: str, value: Any) -> str:
         """Return an option as the user writes it: "existing='replace'", or "--existing replace"."""

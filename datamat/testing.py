@@ -34,11 +34,13 @@ import itertools
 import json
 import operator
 import os
+import pathlib
 import pickle
 import random
 import re
 import unittest
 import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -47,6 +49,7 @@ import numpy as np
 from datamat.codecs import encode_jpeg, encode_png
 from datamat.directory.manifest import Manifest
 from datamat.directory.rows import IndexRow
+from datamat.directory.sidecars import Sidecar
 from datamat.directory.sidecars.exporting import export
 from datamat.directory.verify import verify
 from datamat.errors import CorruptDataError, MissingDependencyError, OptionError, SampleError, SchemaError
@@ -56,6 +59,7 @@ from datamat.features import (
     Bytes,
     ClassLabel,
     Depth,
+    Feature,
     Features,
     Image,
     Json,
@@ -68,12 +72,11 @@ from datamat.features import (
     Timestamp,
     Tokens,
     Video,
-    dtype_of,
-    holds_numbers,
 )
+from datamat.features.base import dtype_of, holds_numbers
 from datamat.features.schema import register_feature
-from datamat.formats import Offsets, get_format
-from datamat.options import WorkerOptions
+from datamat.formats import Offsets, ShardFormat, get_format
+from datamat.options import Hook, WorkerOptions
 from datamat.parallel import PathosExecutor
 from datamat.parallel.standins import registrations
 from datamat.readers.dataset import load
@@ -85,13 +88,8 @@ from datamat.writers.dataset import ImportWriter
 from datamat.writers.existing import open_source
 
 if TYPE_CHECKING:
-    import pathlib
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from datamat.directory.sidecars import Sidecar
-    from datamat.features import Feature
-    from datamat.formats import ShardFormat, ShardWriter
-    from datamat.options import Hook, RunKeywords
+    from datamat.formats import ShardWriter
+    from datamat.options import RunKeywords
     from datamat.run.report import RunReport
     from datamat.writers.base import Sample
 

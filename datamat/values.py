@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import reprlib
+import sys
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
@@ -63,16 +64,16 @@ def frozen(*, slots: bool = True, eq: bool = True, kw_only: bool = False) -> Cal
 def _init_of(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Callable[..., None]:
     """Return the `__init__` of a class, which sets its fields and calls `__post_init__`."""
     module = cls.__module__  # which tracebacks go by
-    namespace: dict[str, Any] = {"__name__": module, "_set": object.__setattr__, "_MISSING": _MISSING}
+    outer: dict[str, Any] = {"_set": object.__setattr__, "_MISSING": _MISSING}  # what it closes over
     plain, named, body = ["self"], list[str](), list[str]()
     for field in fields:
         name, given = field.name, field.name
         if field.default_factory is not _MISSING:
-            namespace[f"_of_{name}"] = field.default_factory
+            outer[f"_of_{name}"] = field.default_factory
             given = f"_of_{name}() if {name} is _MISSING else {name}" if field.init else f"_of_{name}()"
             default = "=_MISSING"
         elif field.default is not _MISSING:
-            namespace[f"_of_{name}"] = field.default
+            outer[f"_of_{name}"] = field.default
             given = name if field.init else f"_of_{name}"
             default = f"=_of_{name}"
         elif field.init:
@@ -81,12 +82,19 @@ def _init_of(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Callable[
             continue
         if field.init:
             (named if field.kw_only else plain).append(f"{name}{default}")
-        body.append(f" _set(self, {name!r}, {given})")
+        body.append(f"  _set(self, {name!r}, {given})")
     if hasattr(cls, "__post_init__"):
-        body.append(" self.__post_init__()")
+        body.append("  self.__post_init__()")
     parameters = ", ".join([*plain, *(["*", *named] if named else [])])
-    exec(f"def __init__({parameters}):\n" + "\n".join(body or [" pass"]), namespace)  # noqa: S102 -- as dataclasses do
-    init: Callable[..., None] = namespace["__init__"]
+    source = [
+        f"def made({', '.join(outer)}):",
+        f" def __init__({parameters}):",
+        *(body or ["  pass"]),
+        " return __init__",
+    ]
+    found: dict[str, Any] = {}
+    exec("\n".join(source), vars(sys.modules[module]), found)  # noqa: S102 -- as dataclasses do
+    init: Callable[..., None] = found["made"](**outer)
     init.__qualname__, init.__module__ = f"{cls.__qualname__}.__init__", module
     init.__annotations__ = {field.name: field.type for field in fields if field.init} | {"return": None}
     return init

@@ -33,7 +33,7 @@ from datamat import (
     materialize,
     view,
 )
-from datamat.view import ViewPage  # noqa: TC002 -- a script, whose annotations are read
+from datamat.view import ViewPage
 
 DOCS = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent / "examples"))

@@ -3,12 +3,13 @@
 1. draws a street set of a few hundred pairs in CamVid's layout
 2. begins to materialize it, with four augmented copies of each training pair, and is killed half-way (SIGKILL)
 3. runs again: takes over every finished part, and ends complete
-4. verifies each byte, reads everything back through tf.data, and draws a preview
+4. verifies each byte, reads everything back through tf.data, draws a preview, and says what to open
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pathlib
 import shutil
@@ -34,6 +35,7 @@ def main() -> None:
         materialize_street(source, output)
         return
     shutil.rmtree(options.folder, ignore_errors=True)
+    print(f"drawing {options.pairs} street scenes, to have raw data like CamVid's", flush=True)
     started = time.perf_counter()
     make_street_set(source, num_pairs=options.pairs)
     print(f"drew {options.pairs} street scenes with masks in {time.perf_counter() - started:.1f} s: {source}")
@@ -44,6 +46,7 @@ def main() -> None:
 
 def materialize_street(source: pathlib.Path, output: pathlib.Path) -> None:
     """The job itself: what users write."""
+    print("loading albumentations, which draws the copies", flush=True)
     os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
     import albumentations as A  # noqa: N812 -- the name that its users know
 
@@ -68,13 +71,15 @@ def kill_half_way(command: list[str], output: pathlib.Path) -> None:
     parts = output / ".datamat" / "parts"
     while process.poll() is None and sum(1 for _ in parts.glob("*/*.json")) < 20:
         time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it was faster
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     print(f"\nkilled it with SIGKILL after {sum(1 for _ in parts.glob('*/*.json'))} finished parts; running it again:")
 
 
 def import_tensorflow_quietly() -> None:
     """TensorFlow greets on standard error with a page that is not the demo's."""
+    print("loading TensorFlow, to read everything back through tf.data", flush=True)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -102,7 +107,9 @@ def show_result(output: pathlib.Path, preview: pathlib.Path) -> None:
         print(f"tf.data read {num_read:5} records of {split:5} ({labelled / num_read:.0%} of the pixels labelled)")
         total += num_read
     load(output, "train").preview(12, columns=4).save(preview)
-    print(f"{total} records in all, each exactly once; shards in {output}, pictures in {preview}")
+    command = pathlib.Path(sys.executable).with_name("datamat")
+    print(f"{total} records in all, each exactly once\n\nOpen {preview}, or look at any sample, and at the shards:")
+    print(f"  {command} view {output} --serve\n  {command} describe {output}")
 
 
 if __name__ == "__main__":

@@ -128,6 +128,12 @@ def test_unfinished_run_gives_one(output, capsys):
     assert main(["verify", str(output)]) == 2
 
 
+def test_deadline_is_in_seconds_where_it_has_no_unit(pair, capfd):
+    """As in Python."""
+    assert _json(capfd, "run", "pair_jobs:job", "--include", "*", "--deadline", "0.001")[1]["stopped"] == "deadline"
+    assert main(["run", "pair_jobs:job", "--include", "*", "--deadline", "3600"]) == 0
+
+
 @pytest.mark.parametrize("arguments", [[], ["clean", "x"], ["verify"], ["status", "x", "--deep"]])
 def test_wrong_command_line_gives_two(arguments, capsys):
     """Other commands do the same."""

@@ -16,6 +16,20 @@ import datamat
 
 MODULES = ["datamat", *sorted(found.name for found in pkgutil.walk_packages(datamat.__path__, "datamat."))]
 
+PUBLIC = [
+    "",
+    "features",
+    "formats",
+    "writers",
+    "events",
+    "errors",
+    "parallel",
+    "readers.tf",
+    "directory.sidecars",
+    "view",
+    "testing",
+]
+
 
 def test_public_names_resolve_and_are_documented():
     """Each name exists, says what it is for, and appears in `dir`."""
@@ -23,22 +37,7 @@ def test_public_names_resolve_and_are_documented():
     assert set(datamat.__all__) <= set(dir(datamat))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "features",
-        "formats",
-        "writers",
-        "events",
-        "errors",
-        "parallel",
-        "readers.tf",
-        "directory.sidecars",
-        "view",
-        "testing",
-    ],
-)
+@pytest.mark.parametrize("name", PUBLIC)
 def test_dir_of_a_module_shows_what_users_may_call(name):
     """Not what the module imports for itself, nor what is there for other modules of datamat."""
     module = importlib.import_module(f"datamat.{name}".rstrip("."))
@@ -55,6 +54,31 @@ def test_dir_of_a_materializer_shows_what_users_may_call(tmp_path):
 
     assert {"run", "plan", "status"} <= {*dir(made)}
     assert not [name for name in dir(made) if name.startswith("_") and not name.startswith("__")]
+
+
+def _public_callables():
+    for name in PUBLIC:
+        module = importlib.import_module(f"datamat.{name}".rstrip("."))
+        for found in (getattr(module, shown) for shown in dir(module) if not shown.startswith("_")):
+            if inspect.isclass(found):
+                own = {name: each for name, each in vars(found).items() if name == "__init__" or name[0] != "_"}
+                yield from [found, *(each.fget if isinstance(each, property) else each for each in own.values())]
+            else:
+                yield found
+
+
+def test_hints_of_all_that_users_may_call_resolve():
+    """Libraries that make command lines, forms and checks of signatures read them as the program runs."""
+    found = {each for each in _public_callables() if inspect.isfunction(each) or inspect.isclass(each)}
+
+    unresolved = {}
+    for each in found:
+        try:
+            typing.get_type_hints(each)
+        except NameError as error:
+            unresolved[each.__qualname__] = str(error)
+
+    assert len(found) > 500 and not unresolved
 
 
 def test_unknown_name_is_an_attribute_error():

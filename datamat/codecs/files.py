@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = ["noting_files", "read_file"]
+__all__ = ["PICTURES", "noting_files", "read_file"]
+
+PICTURES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".tif", ".tiff")
+"""Suffixes of the files that `Image` reads."""
 
 Notes: TypeAlias = "dict[str, tuple[int, int, bytes]]"
 """Size, modification time and XXH3-128 digest of each file that was read, by path."""

@@ -6,9 +6,12 @@ import collections
 import dataclasses
 import functools
 import gzip
+import os
+import pathlib
 import struct
 import tarfile
 import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, final
 
 import numpy as np
@@ -27,10 +30,6 @@ from datamat.formats.tfrecord import FRAMING_BYTES, frame, read_payload
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    import os
-    import pathlib
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from datamat.codecs import ImageInfo
     from datamat.directory.manifest import ShardInfo
     from datamat.features import Feature

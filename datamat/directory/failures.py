@@ -7,6 +7,8 @@ whatever runs came before, have begun since, or took place on other machines.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from datamat.directory.files import WORK
@@ -17,9 +19,6 @@ from datamat.errors import OutputError, count_of
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Mapping
-
     from datamat.directory.ledger import LedgerEntry
     from datamat.directory.manifest import ShardInfo
 

@@ -11,7 +11,8 @@ import os
 import pathlib
 import re
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
 import xxhash
 
@@ -40,9 +41,6 @@ from datamat.features.statistics import check_lines, summarized
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import BinaryIO
-
     from datamat.directory.remote import RemotePath
     from datamat.formats import Buffer
 

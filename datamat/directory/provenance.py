@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from datamat.directory.display import Table, render_html
 from datamat.directory.index_files import (
@@ -21,11 +23,6 @@ from datamat.directory.rows import looks_like_path, nested_paths
 from datamat.errors import OptionError
 from datamat.formats import get_format
 from datamat.values import frozen
-
-if TYPE_CHECKING:
-    import pathlib
-    from collections.abc import Callable, Mapping
-
 
 __all__ = ["Provenance", "ProvenanceFinder", "find_provenance"]
 

@@ -33,6 +33,7 @@ from datamat.errors import (
     OptionError,
     OutputError,
 )
+from datamat.options import check_mappings
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def location(
         OptionError: there are options for a path, or the URL is a chain of filesystems.
     """
     text = os.fspath(path)
+    check_mappings(storage_options=storage_options)
     if is_url(text) and not text.startswith("file://"):
         return RemotePath(text, dict(storage_options or {}))
     if storage_options is not None:

@@ -18,8 +18,8 @@ import reprlib
 import shutil
 import stat
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, overload
 
 import numpy as np
 import xxhash
@@ -32,9 +32,6 @@ from datamat.errors import READ_FLAGS, OutputError, SourceError, count_of, join_
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-    from typing import BinaryIO
-
     from datamat.directory.mirror import UrlFiles
 
 

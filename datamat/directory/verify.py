@@ -7,9 +7,11 @@ import contextlib
 import dataclasses
 import functools
 import os
+import pathlib
 import re
 import shutil
 from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -37,8 +39,6 @@ from datamat.formats import Offsets, get_format
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    import pathlib
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import ThreadPoolExecutor
 
     from datamat.directory.manifest import IndexInfo, ShardInfo

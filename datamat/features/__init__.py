@@ -20,31 +20,15 @@ was found.
 from __future__ import annotations
 
 from datamat.features.base import (
-    Column,
-    ColumnBlock,
     Feature,
-    Kind,
     RaggedColumn,
-    as_bfloat16,
-    bytes_array,
-    dtype_of,
-    holds_numbers,
-    is_number_dtype,
-    join_blocks,
-    num_bytes_of,
-    tf_dtype,
-    tf_value,
 )
 from datamat.features.pictures import Depth, Image, Keypoints, Mask, Polygons, Video
 from datamat.features.schema import (
-    FLAT,
     Features,
     ListOf,
-    Nesting,
     Nullable,
     register_feature,
-    value_at,
-    with_value,
 )
 from datamat.features.statistics import Counts, Numbers, Statistics
 from datamat.features.values import (
@@ -58,17 +42,13 @@ from datamat.features.values import (
     Text,
     Timestamp,
     Tokens,
-    decode_raw,
 )
 
 __all__ = [
-    "FLAT",
     "Audio",
     "BBoxes",
     "Bytes",
     "ClassLabel",
-    "Column",
-    "ColumnBlock",
     "Counts",
     "Depth",
     "Feature",
@@ -76,10 +56,8 @@ __all__ = [
     "Image",
     "Json",
     "Keypoints",
-    "Kind",
     "ListOf",
     "Mask",
-    "Nesting",
     "Nullable",
     "Numbers",
     "Polygons",
@@ -91,24 +69,12 @@ __all__ = [
     "Timestamp",
     "Tokens",
     "Video",
-    "as_bfloat16",
-    "bytes_array",
-    "decode_raw",
-    "dtype_of",
-    "holds_numbers",
-    "is_number_dtype",
-    "join_blocks",
-    "num_bytes_of",
     "register_feature",
-    "tf_dtype",
-    "tf_value",
-    "value_at",
-    "with_value",
 ]
 
 
 def __dir__() -> list[str]:
-    return ["register_feature", *(name for name in __all__ if isinstance(globals()[name], type))]
+    return __all__
 
 
 OUTPUT_VERSION = 4

@@ -11,15 +11,13 @@ import math
 import operator
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, final, overload
+from typing import Any, ClassVar, Literal, TypeAlias, final, overload
 
 import numpy as np
 
 from datamat.errors import MissingDependencyError, SchemaError, count_of
+from datamat.features.statistics import FieldStatistics
 from datamat.values import frozen
-
-if TYPE_CHECKING:
-    from datamat.features.statistics import FieldStatistics
 
 __all__ = [
     "Column",

@@ -7,7 +7,8 @@ import functools
 import importlib.util
 import io
 import operator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -37,10 +38,6 @@ from datamat.features.base import (
 from datamat.features.statistics import Counts, FieldStatistics, Numbers
 from datamat.features.values import Tensor, side_by_side
 from datamat.values import frozen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
 
 __all__ = ["Depth", "Image", "Keypoints", "Mask", "Polygons", "Video", "video_extension"]
 

@@ -21,22 +21,18 @@ from __future__ import annotations
 
 import abc
 import importlib
+import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeAlias, final
+from typing import Any, BinaryIO, ClassVar, TypeAlias, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from datamat.errors import MissingDependencyError, OptionError
+from datamat.features import Features, RaggedColumn
+from datamat.features.base import Column, ColumnBlock, Kind
 from datamat.formats.offsets import Offsets, RecordSpan, RecordSpans
-
-if TYPE_CHECKING:
-    import os
-
-    from numpy.typing import NDArray
-
-    from datamat.features import Column, ColumnBlock, Features, Kind, RaggedColumn
-
 
 __all__ = [
     "Block",

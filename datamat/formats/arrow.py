@@ -35,7 +35,8 @@ from typing import TYPE_CHECKING, Any, cast, final
 import numpy as np
 
 from datamat.errors import SchemaError
-from datamat.features import RaggedColumn, as_bfloat16, bytes_array, dtype_of
+from datamat.features import RaggedColumn
+from datamat.features.base import as_bfloat16, bytes_array, dtype_of
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from datamat.features import Column, ColumnBlock, Feature, Features
+    from datamat.features import Feature, Features
+    from datamat.features.base import Column, ColumnBlock
 
 
 __all__ = ["ArrowColumn", "arrow_columns"]

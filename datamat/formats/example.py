@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, final
 import numpy as np
 
 from datamat.errors import CorruptDataError, SchemaError
-from datamat.features import RaggedColumn, bytes_array
+from datamat.features import RaggedColumn
+from datamat.features.base import bytes_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from datamat.features import Column, Kind
+    from datamat.features.base import Column, Kind
     from datamat.formats import Block, Buffer, Record
 
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from datamat.features import Column, Features
+    from datamat.features import Features
+    from datamat.features.base import Column
     from datamat.formats import RecordSpans
 
 

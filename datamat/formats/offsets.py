@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, final
+from typing import Protocol, TypeAlias, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from datamat.errors import CorruptDataError, OptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from numpy.typing import NDArray
-
 
 __all__ = ["Offsets", "RecordSpan", "RecordSpans"]
 

@@ -33,7 +33,8 @@ import numpy as np
 
 from datamat.codecs.libraries import load_zlib
 from datamat.errors import RESOURCES, CorruptDataError, OptionError, SchemaError, want_of_resources
-from datamat.features import RaggedColumn, join_blocks, num_bytes_of
+from datamat.features import RaggedColumn
+from datamat.features.base import join_blocks, num_bytes_of
 from datamat.formats import Block, Offsets, Record, ShardFormat, ShardReader, ShardWriter
 from datamat.formats.arrow import ArrowColumn, arrow_columns
 from datamat.formats.example import check_block, checked_record, varint
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from datamat.features import Column, ColumnBlock, Features, Kind
+    from datamat.features import Features
+    from datamat.features.base import Column, ColumnBlock, Kind
     from datamat.formats import RecordSpans
 
 

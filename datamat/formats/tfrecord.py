@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from datamat.features import Column, ColumnBlock, Kind
+    from datamat.features.base import Column, ColumnBlock, Kind
     from datamat.formats import RecordSpans
 
 

@@ -29,7 +29,7 @@ import numpy as np
 import xxhash
 
 from datamat.errors import CorruptDataError, SchemaError, count_of
-from datamat.features import as_bfloat16
+from datamat.features.base import as_bfloat16
 from datamat.formats import Block, Buffer, Offsets, Record, ShardFormat, ShardReader, ShardWriter
 from datamat.formats.example import as_ragged, check_block, checked_record, rows_of, values_of
 from datamat.formats.io import BufferedFile, RangeReader, bound, located, read_up_to, refuse_finished
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
 
-    from datamat.features import Column, Feature, Features, Kind
+    from datamat.features import Feature, Features
+    from datamat.features.base import Column, Kind
     from datamat.formats import RecordSpans
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import logging
 import os
 import sys
 import threading
 import warnings
 import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -20,14 +22,10 @@ from datamat.parallel.dispatcher import Dispatcher
 from datamat.parallel.processes import choose_start_method, danger_of_fork
 from datamat.parallel.streams import Items, ResultStream
 from datamat.parallel.tasks import CallFuture, Task, callers_stacklevel, compute_chunksize
-from datamat.parallel.workers import PoolOptions, UserObjects, describe_start_error
+from datamat.parallel.workers import PoolOptions, PoolProgress, UserObjects, WorkerStats, describe_start_error
 
 if TYPE_CHECKING:
-    import logging
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from datamat.parallel.tasks import RemoteFunction
-    from datamat.parallel.workers import PoolProgress, WorkerStats
 
 
 __all__ = ["PathosExecutor", "PoolStats", "run_now"]

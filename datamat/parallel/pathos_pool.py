@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pathos.abstract_launcher import AbstractWorkerPool
 from pathos.helpers import mp
@@ -12,10 +13,6 @@ from pathos.helpers import mp
 from datamat.errors import OptionError
 from datamat.parallel.affinity import physical_cores
 from datamat.parallel.executor import PathosExecutor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
-
 
 __all__ = ["AsyncResult", "PathosPool"]
 

@@ -17,17 +17,14 @@ import threading
 import types
 import weakref
 from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from datamat.errors import OptionError, UnpicklableError
 from datamat.parallel import byvalue, logs
 from datamat.parallel.channel import place_of, reopen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-
 
 __all__ = [
     "REMEDY",

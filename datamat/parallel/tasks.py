@@ -12,6 +12,7 @@ import types
 import warnings
 import weakref
 from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -23,7 +24,6 @@ from datamat.parallel.state import State
 
 if TYPE_CHECKING:
     import contextvars
-    from collections.abc import Callable, Sequence
 
     from datamat.parallel.crash import WorkerExit
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     from datamat.directory.manifest import ShardFiles, ShardInfo
     from datamat.directory.rows import RowStore
-    from datamat.features import Column, Features
+    from datamat.features import Features
+    from datamat.features.base import Column
     from datamat.formats import ShardFormat
     from datamat.plan.job import PlannedJob
     from datamat.plan.plan import Plan, ShardSpec

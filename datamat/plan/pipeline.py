@@ -30,8 +30,7 @@ from datamat.directory.mirror import fill, with_urls
 from datamat.directory.remote import is_url, redacted, without_secrets
 from datamat.directory.rows import nested_paths, stored_rows
 from datamat.errors import DatamatError, OptionError, OutputError, SampleError, SchemaError, Skip, count_of, described
-from datamat.features import dtype_of, holds_numbers, num_bytes_of
-from datamat.features.base import as_array
+from datamat.features.base import as_array, dtype_of, holds_numbers, num_bytes_of
 from datamat.fingerprint import fingerprint
 from datamat.transforms import Augmenter
 from datamat.transforms.augmenter import each_sample
@@ -47,8 +46,8 @@ if TYPE_CHECKING:
 
     from datamat.directory.manifest import Manifest
     from datamat.directory.rows import IndexRow, RowBlock, RowStore
-    from datamat.features import Column, Features, Statistics
-    from datamat.features.base import Shape
+    from datamat.features import Features, Statistics
+    from datamat.features.base import Column, Shape
     from datamat.features.statistics import FieldStatistics
     from datamat.plan.plan import Plan
     from datamat.transforms.seeding import RandomStreams

@@ -15,6 +15,7 @@ import functools
 import itertools
 import math
 import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,8 +27,6 @@ from datamat.errors import OptionError, count_of
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from datamat.directory.rows import RowStore
     from datamat.options import ShardOptions
 

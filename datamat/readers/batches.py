@@ -15,7 +15,7 @@ import xxhash
 
 from datamat.directory.keys import MIX64_STEPS, mix64
 from datamat.errors import CorruptDataError, MissingDependencyError, OptionError, count_of
-from datamat.features import is_number_dtype
+from datamat.features.base import is_number_dtype
 from datamat.readers.loader import (
     BatchJob,
     BatchMaker,
@@ -777,14 +777,14 @@ class Cut:
             if value is None and name in {"batch_size", "num_threads"}:
                 continue
             if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-                raise OptionError(f"{name} is {value!r}; want {least} or more")
+                raise OptionError(f"{name} is {value!r}; want an int, {least} or more")
         check_rank(self.rank, self.world_size, "world_size")
 
 
 def check_rank(rank: Any, world: Any, name: str) -> None:
     """Raise `OptionError` unless `rank` is one of `world` ranks, where the latter is the argument of this name."""
     if isinstance(world, bool) or not isinstance(world, Integral) or int(world) < 1:
-        raise OptionError(f"{name} is {world!r}; want 1 or more")
+        raise OptionError(f"{name} is {world!r}; want an int, 1 or more")
     if isinstance(rank, bool) or not isinstance(rank, Integral) or not 0 <= int(rank) < int(world):
         raise OptionError(f"rank is {rank!r} of {name} {world}; want 0 to {int(world) - 1}")
 

@@ -20,7 +20,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from datamat.errors import CorruptDataError, DatamatError, OptionError, OutputError, require_posix, want_of_resources
-from datamat.features import num_bytes_of
+from datamat.features.base import num_bytes_of
 from datamat.formats.io import write_all
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from datamat.directory.manifest import IndexInfo, ShardInfo
     from datamat.directory.remote import RemotePath
-    from datamat.features import Column
+    from datamat.features.base import Column
 
 
 __all__ = ["RecordCache", "ShardStore", "Watch", "byte_limit"]

@@ -10,7 +10,7 @@ import operator
 import os
 import pathlib
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
@@ -20,12 +20,12 @@ import xxhash
 from datamat.directory.display import Table, feature_table, render_html
 from datamat.directory.files import expand_home
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, summarized_fields
-from datamat.directory.remote import RemotePath, is_url, without_secrets
+from datamat.directory.remote import RemotePath, location, without_secrets
 from datamat.errors import OptionError, count_of
-from datamat.features import Statistics
+from datamat.features import Features, Statistics
 from datamat.features.statistics import summarized_in_words
 from datamat.formats import get_format
-from datamat.options import takes
+from datamat.options import ErrorPolicy, takes
 from datamat.parallel.affinity import physical_cores
 from datamat.readers import preview as drawing
 from datamat.readers.batches import (
@@ -47,6 +47,7 @@ from datamat.readers.batches import (
 from datamat.readers.cache import RecordCache, ShardStore, byte_limit
 from datamat.readers.loader import BatchJob, BatchMaker, ragged_names
 from datamat.readers.options import BATCH_PARAMETERS, BatchKeywords, BatchOptions, TfOptions
+from datamat.readers.preview import Picture
 from datamat.readers.records import KeyIndex, LoadedDirectory, RecordFiles, SampleReader, SkippedRecords
 from datamat.readers.remote import LoadedUrl, ahead
 from datamat.readers.sample import Sample
@@ -67,13 +68,8 @@ from datamat.transforms.augmenter import SampleTransform, field_names
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterator
-
     from datamat.directory.manifest import IndexInfo, ShardInfo
-    from datamat.features import Features
-    from datamat.options import ErrorPolicy
     from datamat.readers.batches import Client, EpochOrder
-    from datamat.readers.preview import Picture
 
 
 __all__ = ["ShardedDataset", "concat", "load", "mix"]
@@ -1010,17 +1006,14 @@ def _folder(
     storage_options: Mapping[str, Any] | None,
     cache_dir: str | os.PathLike[str] | None,
 ) -> pathlib.Path | RemotePath:
-    if is_url(path):
-        if cache_dir is None:
-            shown = without_secrets(os.fspath(path))
-            raise OptionError(
-                f"{shown} is a URL, whose files are read from local copies, but cache_dir is None; name a folder: "
-                f"load({shown!r}, cache_dir='/tmp/datamat')"
-            )
-        return RemotePath(os.fspath(path), dict(storage_options or {}))
-    if storage_options is not None:
-        raise OptionError(f"storage_options are for URLs, and {os.fspath(path)} is a path; leave them out")
-    return pathlib.Path(os.path.abspath(expand_home(path)))
+    folder = location(path, storage_options)
+    if isinstance(folder, RemotePath) and cache_dir is None:
+        shown = without_secrets(os.fspath(path))
+        raise OptionError(
+            f"{shown} is a URL, whose files are read from local copies, but cache_dir is None; name a folder: "
+            f"load({shown!r}, cache_dir='/tmp/datamat')"
+        )
+    return folder
 
 
 def _loaded(folder: pathlib.Path | RemotePath) -> tuple[Manifest, LoadedDirectory | LoadedUrl]:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, 
 import numpy as np
 
 from datamat.errors import SampleError, SchemaError
-from datamat.features import FLAT, is_number_dtype
-from datamat.features.base import as_array
+from datamat.features.base import as_array, is_number_dtype
+from datamat.features.schema import FLAT
 from datamat.parallel import PathosExecutor, physical_cores
 from datamat.parallel.process_role import refuse_in_fork
 from datamat.readers.sharing import BlockUser, SharedFolder, block_owner
@@ -31,7 +31,8 @@ from datamat.values import frozen
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
 
-    from datamat.features import Features, Nesting
+    from datamat.features import Features
+    from datamat.features.schema import Nesting
     from datamat.readers.sharing import Returned
 
 

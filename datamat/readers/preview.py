@@ -10,7 +10,9 @@ which a question mark stands. A page leaves text to the browser.
 from __future__ import annotations
 
 import dataclasses
+import os
 import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,9 +23,6 @@ from datamat.parallel.logs import get_logger
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Mapping, Sequence
-
     from datamat.features import Feature, Features
 
 

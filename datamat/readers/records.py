@@ -33,7 +33,7 @@ from datamat.errors import (
     count_of,
     want_of_resources,
 )
-from datamat.features import join_blocks
+from datamat.features.base import join_blocks
 from datamat.features.schema import NO_MEMORY
 from datamat.formats import Offsets, ShardFormat
 from datamat.options import ErrorPolicy
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from datamat.directory.manifest import IndexInfo, Manifest, ShardInfo
-    from datamat.features import Column, ColumnBlock, Features, Kind
+    from datamat.features import Features
+    from datamat.features.base import Column, ColumnBlock, Kind
     from datamat.formats import RecordSpan, RecordSpans, ShardReader
     from datamat.readers.cache import RecordCache, ShardStore
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from datamat.directory.manifest import IndexInfo, ShardInfo
     from datamat.directory.remote import RemotePath
-    from datamat.features import Column
+    from datamat.features.base import Column
     from datamat.formats import RecordSpans
     from datamat.readers.cache import ShardStore
     from datamat.readers.loader import BatchJob

@@ -25,6 +25,14 @@ class Sample(dict[str, Any]):
     def __repr__(self) -> str:
         return _shown(self)
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}"
+            + (f"; write sample[{name!r}]" if name in self else ""),
+            name=name,
+            obj=self,
+        )
+
 
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping):

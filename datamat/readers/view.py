@@ -18,12 +18,14 @@ import functools
 import hmac
 import html
 import http.server
+import os
 import pathlib
 import secrets
 import sys
 import threading
 import time
 import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,9 +42,6 @@ from datamat.readers.preview import in_words, look_at
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from datamat.directory.manifest import Manifest
     from datamat.features import Feature
     from datamat.readers.dataset import ShardedDataset

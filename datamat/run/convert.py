@@ -23,7 +23,15 @@ from datamat.directory.verify import verify
 from datamat.errors import CorruptDataError, OptionError, SampleError, Skip
 from datamat.features import Statistics
 from datamat.formats import ShardFormat, get_format
-from datamat.options import RUN_PARAMETERS, Remedies, RunKeywords, RunOptions, ShardOptions, takes
+from datamat.options import (
+    RUN_PARAMETERS,
+    Remedies,
+    RunKeywords,
+    RunOptions,
+    ShardOptions,
+    check_mappings,
+    takes,
+)
 from datamat.plan.job import Job, resolve_formats
 from datamat.plan.plan import PartSpec, Plan, ShardSpec
 from datamat.readers.cache import RecordCache, ShardStore
@@ -37,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, MutableMapping, MutableSet
 
     from datamat.directory.rows import RowStore
-    from datamat.features import Column
+    from datamat.features.base import Column
 
 
 __all__ = ["SHARD", "StoredRecords", "convert"]
@@ -297,6 +305,7 @@ def convert(
         >>> convert("out/camvid", "out/camvid-parquet", format="parquet", shards=16)   # doctest: +SKIP
     """
     how = RunOptions.of(run, "convert")
+    check_mappings(storage_options=storage_options, source_options=source_options)
     store, target = output_place(output, storage_options, how.scratch)
     if source_options is None and is_url(path) and (store is None or os.fspath(path).startswith(f"{store.scheme}:")):
         source_options = storage_options

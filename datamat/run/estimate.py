@@ -7,7 +7,7 @@ import functools
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,8 +24,6 @@ from datamat.transforms.seeding import global_state_kept
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from datamat.directory.rows import IndexRow
     from datamat.formats import Buffer, ShardFormat, ShardWriter
     from datamat.plan.job import Job
@@ -322,7 +320,7 @@ _ROOM = 1.05  # index and offsets, and what is on the disk twice for a moment
 def estimate(job: Job, num_samples: int) -> Estimate:
     """Measure a few rows in a worker, and return what a run from nothing will take; see `Materializer.estimate`."""
     if num_samples < 1:
-        raise OptionError(f"estimate: num_samples is {num_samples!r}; want 1 or more")
+        raise OptionError(f"estimate: num_samples is {num_samples!r}; want an int, 1 or more")
     begun = time.perf_counter()
     with job.planned() as planned, contextlib.ExitStack() as stack:
         samples = choose_rows(planned.chosen, num_samples)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
+from datamat.directory.files import locked
 from datamat.directory.keys import safe_key
 from datamat.errors import BrokenPoolError, IncompleteRunError, SampleError, Skip, WorkerDied, count_of, fold
 from datamat.features import Features
@@ -33,9 +34,10 @@ from datamat.parallel.process_role import is_worker
 from datamat.plan.pipeline import Pipeline
 from datamat.run.dispatch import describe_death, open_executor, result_of
 from datamat.run.limits import signals_raised
-from datamat.run.materializer import DATASET_PARAMETERS, Materializer
+from datamat.run.materializer import DATASET_PARAMETERS, Materializer, output_place
 from datamat.run.module_state import ModuleState
 from datamat.run.report import RunReport
+from datamat.run.run import work_folder
 from datamat.run.worker import RowMark, RowWatch, exit_error, limit_memory, may_pass, pause
 from datamat.transforms import Augmenter
 from datamat.transforms.seeding import global_state_kept
@@ -337,6 +339,16 @@ def _named(row: IndexRow) -> Iterator[None]:
 # ---------------------------------------------------------------- materialize
 
 
+def _marked(
+    output: str | os.PathLike[str], dataset: DatasetKeywords, how: RunOptions
+) -> contextlib.AbstractContextManager[object]:
+    """Hold the lock of an output, so that others see the run from its first sample on; tasks share theirs."""
+    if how.task_index is not None or not output:
+        return contextlib.nullcontext()
+    _, folder = output_place(output, dataset.get("storage_options"), how.scratch)
+    return locked(work_folder(folder) / "lock")
+
+
 @takes(*DATASET_PARAMETERS, *RUN_PARAMETERS)
 def materialize(
     fn: Callable[[Any], Sample],
@@ -398,7 +410,8 @@ def materialize(
         try:
             how = RunOptions.of(run)
             run["deadline"] = how.deadline  # which counts from here: what comes first may take long
-            writer.features = infer_features(writer, dataset.get("seed", 0), how)
+            with _marked(output, dataset, how):
+                writer.features = infer_features(writer, dataset.get("seed", 0), how)
         except SampleError as error:
             fold(error)
             raise error.with_traceback(None)  # noqa: B904 -- it is the same error

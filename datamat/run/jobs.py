@@ -20,6 +20,7 @@ from datamat.directory.remote import is_url, without_secrets
 from datamat.errors import OptionError
 from datamat.options import ErrorPolicy, RunKeywords, ShardOptions, WorkerOptions
 from datamat.run.materializer import Materializer
+from datamat.run.report import RunReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -83,7 +84,8 @@ def find_job(name: str) -> NamedJob:
         found = found()
     made, options = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
     if not isinstance(made, Materializer) or not isinstance(options, dict):
-        raise OptionError(f"{name} gives {found!r}; {_WANTED}")
+        ran = "a run that the module made when it was imported, " if isinstance(made, RunReport) else ""
+        raise OptionError(f"{name} gives {ran}{found!r}; {_WANTED}")
     for option in options:
         _refuse_unknown(f"{name}: option {option!r}", option, RUN_OPTIONS, "Materializer.run")
     return NamedJob(made, {**options})

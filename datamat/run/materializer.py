@@ -17,8 +17,13 @@ import glob
 import inspect
 import os
 import pathlib
+
+# Each method imports what it needs: the class alone costs a program less than numpy does. Annotations name the same
+# as attributes of `datamat`, which loads them for `typing.get_type_hints`.
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
+import datamat
 from datamat.errors import OptionError, OutputError, SampleError, SourceError, fold, require_package
 from datamat.options import (
     RUN_PARAMETERS,
@@ -29,36 +34,21 @@ from datamat.options import (
     ShardOptions,
     WorkKeywords,
     check_flags,
+    check_mappings,
     refusing_others,
     takes,
 )
 from datamat.values import frozen
 
-# Each method imports what it needs: the class alone costs a program less than numpy does.
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from datamat.directory.ledger import FailedRow
     from datamat.directory.mirror import SourceMirror, UrlFiles
-    from datamat.directory.provenance import Provenance
-    from datamat.directory.rows import IndexRow
-    from datamat.directory.sidecars import Sidecar
     from datamat.directory.stores import ObjectStore
-    from datamat.directory.verify import VerifyReport
-    from datamat.formats import ShardFormat
-    from datamat.plan.changes import ReusedRows
     from datamat.plan.job import Job
-    from datamat.plan.plan import PartSpec, Plan
-    from datamat.readers.preview import Picture
     from datamat.run.dispatch import Tasks
-    from datamat.run.estimate import Estimate
-    from datamat.run.receipts import Receipt, Sealed
+    from datamat.run.receipts import Sealed
     from datamat.run.report import RunReport
     from datamat.run.run import Mode
-    from datamat.run.status import Status
     from datamat.run.worker import PartWorker
-    from datamat.writers.base import DatasetWriter, Sample
 
 
 __all__ = ["DATASET_PARAMETERS", "Materializer", "output_place", "start"]
@@ -119,20 +109,20 @@ class Materializer:
     @refusing_others
     def __init__(  # noqa: PLR0913 -- all that decides the bytes of a dataset, by name
         self,
-        writer: DatasetWriter | type[DatasetWriter] | str | Any = None,
+        writer: datamat.DatasetWriter | type[datamat.DatasetWriter] | str | Any = None,
         source: Any = None,
         output: str | os.PathLike[str] | None = None,
         *,
-        format: str | ShardFormat | Sequence[str | ShardFormat] = "tfrecord",  # noqa: A002 -- the field's word, and DESIGN's
+        format: str | datamat.formats.ShardFormat | Sequence[str | datamat.formats.ShardFormat] = "tfrecord",  # noqa: A002 -- the field's word, and DESIGN's
         splits: Mapping[str, float] | None = None,
-        groups: str | Callable[[IndexRow], Any] | None = None,
+        groups: str | Callable[[datamat.IndexRow], Any] | None = None,
         shards: int | str | ShardOptions | None = None,
         transform: Any = None,
         copies: int | Mapping[str, int] = 1,
         seed: int = 0,
         version: str | int | None = None,
         untouched: Collection[str] = (),
-        sidecars: Sequence[Sidecar] = (),
+        sidecars: Sequence[Callable[..., Any]] = (),
         follow_links: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         source_options: Mapping[str, Any] | None = None,
@@ -146,6 +136,7 @@ class Materializer:
 
         writer, source = writer_and_source(writer, source)
         check_flags(follow_links=follow_links)
+        check_mappings(storage_options=storage_options, source_options=source_options)
         if splits is not None and not isinstance(splits, collections.abc.Mapping):
             raise OptionError(f"splits is {splits!r}; want shares by split, as in {{'train': 0.9, 'val': 0.1}}")
         if not isinstance(copies, int | collections.abc.Mapping):
@@ -222,9 +213,9 @@ class Materializer:
         return "none" if source is None else type(source).__qualname__
 
     @property
-    def writer(self) -> DatasetWriter:
+    def writer(self) -> datamat.DatasetWriter:
         """The plug-in that reads the samples."""
-        found: DatasetWriter = self._job.records.writer
+        found: datamat.DatasetWriter = self._job.records.writer
         return found
 
     @property
@@ -232,7 +223,7 @@ class Materializer:
         """The folder of the finished shards, absolute, or its URL."""
         return self._job.place
 
-    def plan(self) -> Plan:
+    def plan(self) -> datamat.Plan:
         """Return which rows go to which shard; writes nothing but temporary files.
 
         Raises:
@@ -251,7 +242,7 @@ class Materializer:
         include: str | Sequence[str] | None = None,
         exclude: str | Sequence[str] | None = None,
         **options: Unpack[WorkKeywords],
-    ) -> Estimate:
+    ) -> datamat.Estimate:
         """Process a few rows in one worker, and return what a run from scratch will take: time, bytes, memory.
 
         Nothing is written. The rows are spread over the shards that `include` and `exclude` choose; those that fail
@@ -276,7 +267,7 @@ class Materializer:
         how = RunOptions.of(options, "estimate", WorkKeywords.__annotations__)
         return estimate(self._made(dataclasses.replace(how, include=include, exclude=exclude)), num_samples)
 
-    def preview(self, count: int = 4, *, copies: int = 3, opacity: float = 0.5) -> Picture:
+    def preview(self, count: int = 4, *, copies: int = 3, opacity: float = 0.5) -> datamat.Picture:
         """Return a picture of a few rows before and after the transform, as a run would store them; writes nothing.
 
         Each row of the picture is a sample as `read` gives it, and beside it its first copies, with the same random
@@ -305,7 +296,7 @@ class Materializer:
             return preview_copies(planned, count, copies, opacity)
 
     @takes(*RUN_PARAMETERS)
-    def run(self, **options: Unpack[RunKeywords]) -> RunReport:
+    def run(self, **options: Unpack[RunKeywords]) -> datamat.RunReport:
         """Make what is missing in the output, and nothing else.
 
         Where source, writer or options have changed, the affected shards are rebuilt. If that is more than a tenth of
@@ -337,7 +328,7 @@ class Materializer:
         return start(self._made(RunOptions.of(options)), self._traveller)
 
     @takes(*WORK_PARAMETERS)
-    def finalize(self, *, existing: Existing = "update", **options: Unpack[WorkKeywords]) -> RunReport:
+    def finalize(self, *, existing: Existing = "update", **options: Unpack[WorkKeywords]) -> datamat.RunReport:
         """Write the manifest of an output that several tasks have made together; see `task_index` of `run`.
 
         The last task does this itself; call it if that task was killed before it could. No shard is made.
@@ -354,7 +345,7 @@ class Materializer:
         how = dataclasses.replace(how, existing=existing)
         return start(self._made(how), self._traveller, mode="finalize")
 
-    def status(self) -> Status:
+    def status(self) -> datamat.Status:
         """Return how far the output has got, and which shards `run` would rebuild, each with the reason.
 
         Works during a run, in this process or another, and after a crash; it only reads. An output in a store is
@@ -379,7 +370,7 @@ class Materializer:
         except SourceError as error:
             return dataclasses.replace(output_status(job), note=f"the source cannot be compared: {error}")
 
-    def verify(self, deep: bool = False, *, sample: float | None = None) -> VerifyReport:
+    def verify(self, deep: bool = False, *, sample: float | None = None) -> datamat.VerifyReport:
         """Compare the output with its manifest; see `datamat.verify`.
 
         Args:
@@ -402,7 +393,7 @@ class Materializer:
             return verify_sample(planned, sample, deep=deep)
 
     @takes(*WORK_PARAMETERS)
-    def repair(self, **options: Unpack[WorkKeywords]) -> RunReport:
+    def repair(self, **options: Unpack[WorkKeywords]) -> datamat.RunReport:
         """Rebuild what is damaged, to the bytes that it had: shards, offsets, index files, manifest.
 
         Files that belong to no shard are moved to `.datamat/quarantine/foreign`. In a store, what is damaged waits in
@@ -449,7 +440,7 @@ class Materializer:
                 return report
         raise OutputError(f"{verify(output)}\nstill so after {_MOST_ROUNDS} repairs; test memory and disk")
 
-    def _repair_stored(self, job: Job, store: ObjectStore) -> RunReport:
+    def _repair_stored(self, job: Job, store: ObjectStore) -> datamat.RunReport:
         from datamat.directory.files import locked
         from datamat.directory.verify import verify
         from datamat.run.repair import end_repair, prepare_stored_repair
@@ -482,7 +473,7 @@ class Materializer:
         found = verify(store.url, storage_options=store.options)
         raise OutputError(f"{found}\nstill so after {_MOST_ROUNDS} repairs; test memory, network and store")
 
-    def replay(self, key: str, copy: int = 0) -> Sample:
+    def replay(self, key: str, copy: int = 0) -> dict[str, Any]:
         """Return the sample that a run stores for a row and copy, decoded, by processing that row here and now.
 
         For use with a debugger: everything happens in this process, with the same random draws as in the run. The
@@ -501,7 +492,7 @@ class Materializer:
         with self._job.planned() as planned:
             return replay(planned, key, copy)
 
-    def provenance(self, key: str) -> Provenance:
+    def provenance(self, key: str) -> datamat.Provenance:
         """Return where a record came from: source paths, copy, seed, shard and position, as the index has it.
 
         Args:
@@ -518,11 +509,11 @@ class Materializer:
 
     def write_part(
         self,
-        spec: PartSpec,
-        lost: Sequence[FailedRow] | None = None,
-        reused: ReusedRows | None = None,
+        spec: Any,
+        lost: Any = None,
+        reused: Any = None,
         run: str = "",
-    ) -> Receipt:
+    ) -> Any:
         """Write one part of a shard: the bound method that a run dispatches to its workers.
 
         Args:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import logging
 import os
 import pathlib
 import shutil
 import socket
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -44,9 +46,6 @@ from datamat.parallel import get_logger
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    import logging
-    from collections.abc import Sequence
-
     from datamat.directory.manifest import ShardInfo
 
 

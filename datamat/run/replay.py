@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from datamat.directory.verify import VerifyReport
-    from datamat.features import Column, Features
+    from datamat.features import Features
+    from datamat.features.base import Column
     from datamat.plan.job import PlannedJob
     from datamat.readers.preview import Picture
     from datamat.writers.base import Sample

@@ -12,34 +12,31 @@ import html
 import json
 import logging
 import os
+import pathlib
 import shutil
 import socket
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from datamat.directory.counts import Counts
 from datamat.directory.failures import Failure
 from datamat.directory.keys import ShardName
 from datamat.directory.ledger import LEDGER_FILE, Ledger, cut_text
-from datamat.directory.manifest import counts_of
+from datamat.directory.manifest import ShardFiles, counts_of
 from datamat.errors import IncompleteRunError, OutputError, SampleError, count_of
-from datamat.options import Remedies
-from datamat.run.timeline import Timeline, TimelineBuilder, Totals
+from datamat.options import ErrorPolicy, Remedies, ShardOptions, WorkerOptions
+from datamat.plan.plan import Plan, ShardSpec
+from datamat.run.receipts import Receipt
+from datamat.run.timeline import PartTrace, Timeline, TimelineBuilder, Totals
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    import pathlib
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from datamat.directory.failures import Failure
     from datamat.directory.ledger import FailedRow
-    from datamat.directory.manifest import ShardFiles, ShardInfo
-    from datamat.options import ErrorPolicy, Hook, ShardOptions, WorkerOptions
+    from datamat.directory.manifest import ShardInfo
+    from datamat.options import Hook
     from datamat.plan.job import Job
-    from datamat.plan.plan import Plan, ShardSpec
-    from datamat.run.receipts import Receipt
-    from datamat.run.timeline import PartTrace
 
 
 __all__ = [
@@ -1122,7 +1119,7 @@ class RunReport:
         remarks = []
         if self.num_failed:
             rows, retry = count_of(self.num_failed, "row"), self.remedies.passing("retry_failed", True)
-            remarks.append(f"{rows} failed; `datamat.failures` says why, and {retry} tries them again")
+            remarks.append(f"{rows} failed; {self.remedies.failures} says why, and {retry} tries them again")
         if left_out := describe_dropped(self.num_dropped, self.num_dropped_records):
             remarks.append(f"{left_out}; .datamat/ledger.jsonl says why")
         reused = [

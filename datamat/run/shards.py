@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
     from datamat.directory.manifest import ShardFiles
-    from datamat.features import Kind
+    from datamat.features.base import Kind
     from datamat.formats import Block, Buffer, Offsets, Record, ShardFormat
     from datamat.plan.inputs import InputFiles
     from datamat.plan.plan import PartSpec, ShardSpec

@@ -22,8 +22,10 @@ import contextlib
 import dataclasses
 import io
 import itertools
+import os
 import pathlib
 import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from datamat.directory.counts import Counts
@@ -64,9 +66,6 @@ from datamat.run.upload import scratch_folder
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from datamat.plan.job import Job, PlannedJob
 
 

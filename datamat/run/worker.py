@@ -43,8 +43,8 @@ from datamat.errors import (
     fold,
     join_problems,
 )
-from datamat.features import Feature, RaggedColumn, Statistics, join_blocks, num_bytes_of
-from datamat.features.base import gathered, one_bytes, ragged
+from datamat.features import Feature, RaggedColumn, Statistics
+from datamat.features.base import gathered, join_blocks, num_bytes_of, one_bytes, ragged
 from datamat.fingerprint import Switches
 from datamat.parallel import retire
 from datamat.parallel.crash import own_note
@@ -73,7 +73,8 @@ if TYPE_CHECKING:
     from datamat.directory.mirror import FetchAhead
     from datamat.directory.rows import IndexRow
     from datamat.errors import WorkerDied
-    from datamat.features import ColumnBlock, Features
+    from datamat.features import Features
+    from datamat.features.base import ColumnBlock
     from datamat.formats import Record
     from datamat.plan.changes import ReusedRows
     from datamat.plan.job import Job

@@ -12,6 +12,7 @@ import ctypes
 import functools
 import inspect
 import random
+import re
 import struct
 import sys
 import threading
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 import numpy as np
 import xxhash
 
+from datamat.errors import OptionError
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -305,15 +307,22 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)
 
 
+_ASKS = re.compile("rng|rand|gen|^_")
+
+
 def with_rng(function: Callable[..., Any]) -> Callable[[Any, np.random.Generator], Any] | None:
     """Return `function` as one of (argument, generator) where its signature asks for a generator, else None.
 
-    A parameter named `rng` asks for it, with or without a default; so does a second parameter without a default,
-    whatever its name. A second parameter with a default is the function's own (`lambda item, scale=2: ...`), and so is
-    an `rng` that `functools.partial` has bound. Callables without a signature do not ask.
+    A parameter named `rng` asks for it, with or without a default; so does a second parameter without a default whose
+    name or annotation says as much ("generator", "random"). A second parameter with a default is the function's own
+    (`lambda item, scale=2: ...`), and so is an `rng` that `functools.partial` has bound. Callables without a signature
+    do not ask.
 
     Args:
         function: callable of (item) or of (item, generator).
+
+    Raises:
+        OptionError: it takes something else beside the item, such as its index, which it would get a generator for.
 
     Example:
         >>> def draw(item, rng):
@@ -329,6 +338,12 @@ def with_rng(function: Callable[..., Any]) -> Callable[[Any, np.random.Generator
         return None
     places = [one for one in parameters if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
     if len(places) > 1 and (places[1].name == "rng" or places[1].default is inspect.Parameter.empty):
+        if not _ASKS.search(f"{places[1].name} {places[1].annotation}".lower()):
+            raise OptionError(
+                f"{getattr(function, '__name__', function)} takes {places[1].name!r} beside its first argument, where "
+                "a numpy.random.Generator is passed: call that parameter rng; or give it a default; or have what it is "
+                "for in the item, as in enumerate(items)"
+            )
         return function
     is_named = any(
         one.name == "rng" and one.kind in {one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY} for one in parameters[1:]

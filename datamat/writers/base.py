@@ -18,21 +18,15 @@ import glob
 import importlib
 import inspect
 import os
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
 
 from datamat.directory.files import expand_home
-from datamat.errors import MissingDependencyError, OptionError
-from datamat.features import Features
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    import numpy as np
-
-    from datamat.directory.rows import IndexRow
-    from datamat.errors import Skip
-    from datamat.features import Feature
-
+from datamat.directory.rows import IndexRow
+from datamat.errors import MissingDependencyError, OptionError, Skip
+from datamat.features import Feature, Features
 
 __all__ = [
     "SOURCE_KINDS",
@@ -44,7 +38,7 @@ __all__ = [
     "writer_names",
 ]
 
-Sample: TypeAlias = "dict[str, Any]"
+Sample: TypeAlias = dict[str, Any]
 """The values of one sample, by feature name."""
 
 _GROUP = "datamat.writers"
@@ -53,8 +47,6 @@ SOURCE_KINDS = ("arrow", "files", "huggingface", "litdata", "mds", "parquet", "t
 """Kinds of sources that need no class: each is the name of an `ImportWriter` that reads nothing else."""
 
 _IMPORT_WRITER = "datamat.writers.dataset:ImportWriter"
-
-_PARAMETER = {"index": "source", "read": "row"}
 
 
 class DatasetWriter(abc.ABC):
@@ -120,15 +112,6 @@ class DatasetWriter(abc.ABC):
     file_fields: ClassVar[Sequence[str] | None] = None
     url_fields: Sequence[str] = ()
     files: Sequence[str | os.PathLike[str]] | Mapping[str, str] = ()
-
-    def __new__(cls, *_args: Any, **_options: Any) -> Self:
-        """Say what a subclass lacks, in more words than `abc` has for it."""
-        if missing := [f"{name}(self, {_PARAMETER[name]})" for name in sorted(cls.__abstractmethods__ & {*_PARAMETER})]:
-            raise TypeError(
-                f"the writer {cls.__qualname__} has no {' and no '.join(missing)}; define index(self, source), which "
-                "lists the rows, and read(self, row), which returns the sample of a row as a dict"
-            )
-        return super().__new__(cls)
 
     def bind(self, source: Any) -> None:  # noqa: B027 -- an optional hook: doing nothing is the default
         """Learn from the source what `features` needs, such as class names or columns.

@@ -19,18 +19,16 @@ from __future__ import annotations
 
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from datamat.codecs import probe, read_file
+from datamat.codecs.files import PICTURES
 from datamat.directory.rows import IndexRow
 from datamat.errors import SchemaError, SourceError
 from datamat.features import Features, Image, Mask
 from datamat.writers.base import DatasetWriter, Sample
-from datamat.writers.index import PICTURES, Index, files_below, pair_files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
+from datamat.writers.index import Index, files_below, pair_files
 
 __all__ = ["CamVidWriter"]
 

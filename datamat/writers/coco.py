@@ -24,7 +24,8 @@ import json
 import math
 import pathlib
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -34,10 +35,6 @@ from datamat.directory.rows import IndexRow
 from datamat.errors import SchemaError, SourceError
 from datamat.features import BBoxes, ClassLabel, Features, Image, Scalar
 from datamat.writers.base import DatasetWriter, Sample
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
 
 __all__ = ["CocoWriter"]
 

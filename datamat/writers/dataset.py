@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from datamat.directory.rows import output_lies_in
+from datamat.directory.rows import IndexRow, output_lies_in
 from datamat.errors import FingerprintError, InputError, OptionError, SchemaError, SourceError, join_problems
-from datamat.features import Bytes, Features, Image, ListOf
+from datamat.features import Bytes, Feature, Features, Image, ListOf
 from datamat.fingerprint import fingerprint
 from datamat.values import frozen
 from datamat.writers.base import DatasetWriter, DataSource, Sample
@@ -36,13 +36,6 @@ from datamat.writers.existing import (
 )
 from datamat.writers.foreign import SpoolOptions
 from datamat.writers.index import Index
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
-    from datamat.directory.rows import IndexRow
-    from datamat.features import Feature
-
 
 __all__ = ["ImportWriter"]
 

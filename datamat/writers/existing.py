@@ -25,6 +25,7 @@ import numpy as np
 import xxhash
 
 from datamat.codecs import encode_png
+from datamat.codecs.files import PICTURES
 from datamat.directory.files import commit_json, expand_home, read_json, temporary_folder
 from datamat.directory.manifest import MANIFEST_FILE, Manifest
 from datamat.directory.rows import Rows, follows_links, note_files, refuse_output_in
@@ -55,10 +56,8 @@ from datamat.features import (
     Text,
     Timestamp,
     Video,
-    dtype_of,
-    holds_numbers,
 )
-from datamat.features.base import as_array, is_number_dtype
+from datamat.features.base import as_array, dtype_of, holds_numbers, is_number_dtype
 from datamat.formats import get_format
 from datamat.formats.example import decode_example, encode_example
 from datamat.formats.tfrecord import frame, read_payload
@@ -976,18 +975,18 @@ def _kind_of(paths: Sequence[pathlib.Path]) -> str:
     kinds = {kind for kind, (suffixes, _) in _OF_FILES.items() if endings & set(suffixes)}
     if len(kinds) == 1:
         return kinds.pop()
-    if first.is_dir():
+    if first.is_dir() and not endings & set(PICTURES):
         raise SourceError(
             f"{first} holds none of {', '.join([MANIFEST_FILE, *_HF_FILES, INFO_FILE])}, which identify datasets, and "
             f"{'files of several kinds' if kinds else 'no files of a known kind'} "
             f"({', '.join(sorted(filter(None, endings))[:6]) or 'none has an extension'}); want {_WANTED}; or name the "
             "kind, as in Materializer('parquet', ...)"
         )
-    raise _unknown_kind(first)
+    ending = min(endings & set(PICTURES), default=_ending_of(first.name))
+    raise _unknown_kind(first, ending)
 
 
-def _unknown_kind(first: pathlib.Path) -> SourceError:
-    ending = _ending_of(first.name)
+def _unknown_kind(first: pathlib.Path, ending: str) -> SourceError:
     hint = _OTHERS.get(ending) or _hint_of_packed(ending)
     if hint:
         return SourceError(f"{first} is no dataset of a known kind; {hint.format(str(first))}")
@@ -1036,6 +1035,11 @@ _UNPACKERS = {
 """What unpacks files that are not read packed, by extension."""
 _OF_HDF5 = "pass its arrays, as in Materializer(source={{name: x[:] for name, x in h5py.File({0!r}).items()}}, ...)"
 _OTHERS = {
+    **dict.fromkeys(
+        PICTURES,
+        "'image_folder' reads pictures in a folder for each class, as in Materializer('image_folder', FOLDER, ...); "
+        "for others, write a function: materialize(fn, sorted(glob.glob(PATTERN)), ...)",
+    ),
     ".csv": "the writer 'table' reads it, as in Materializer('table', {0!r}, ...)",
     ".tsv": "the writer 'table' reads it, as in Materializer('table', {0!r}, ...)",
     **dict.fromkeys([".jsonl", ".ndjson"], "pass its rows, as in Materializer(map(json.loads, open({0!r})), ...)"),

@@ -49,20 +49,8 @@ from datamat.errors import (
     count_of,
     want_of_resources,
 )
-from datamat.features import (
-    BBoxes,
-    Bytes,
-    ClassLabel,
-    Image,
-    Json,
-    ListOf,
-    Mask,
-    Nullable,
-    Scalar,
-    Tensor,
-    Text,
-    dtype_of,
-)
+from datamat.features import BBoxes, Bytes, ClassLabel, Image, Json, ListOf, Mask, Nullable, Scalar, Tensor, Text
+from datamat.features.base import dtype_of
 from datamat.formats import Offsets, get_format
 from datamat.formats.example import decode_example
 from datamat.formats.tfrecord import FRAMING_BYTES, read_payload, record_size

@@ -76,10 +76,12 @@ def function_writer(
         OptionError: `fn` is no function, there are no inputs, or `block` is given beside a function that draws.
         SourceError: an item has no valid key, or two items have the same key.
     """
-    if isinstance(inputs, (str, bytes, Mapping)):
+    is_iterable = hasattr(inputs, "__iter__") or hasattr(inputs, "__getitem__")
+    if not is_iterable or isinstance(inputs, (str, bytes, Mapping)):
         raise OptionError(
             f"materialize: inputs is a {type(inputs).__name__}, {reprlib.repr(inputs)}; want the items themselves: a "
-            "list, such as sorted(glob.glob(pattern)) or list(mapping.items())"
+            "list, such as sorted(glob.glob(pattern)) or list(mapping.items()). A folder of pictures by class needs no "
+            "function: Materializer('image_folder', FOLDER, output)"
         )
     if isinstance(files, (str, os.PathLike)):
         raise OptionError(f"materialize: files is {files!r}; want a list of paths, as in files=[{str(files)!r}]")

@@ -13,21 +13,17 @@ folder in which all are, or that is empty, is refused.
 from __future__ import annotations
 
 import pathlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from datamat.codecs import read_file
+from datamat.codecs.files import PICTURES
 from datamat.directory.files import WORK
-from datamat.directory.rows import describe_files
+from datamat.directory.rows import IndexRow, describe_files
 from datamat.errors import SourceError, join_problems
 from datamat.features import ClassLabel, Features, Image
 from datamat.writers.base import DatasetWriter, Sample
-from datamat.writers.index import PICTURES, Index, files_below
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from datamat.directory.rows import IndexRow
-
+from datamat.writers.index import Index, files_below
 
 __all__ = ["ImageFolderWriter"]
 

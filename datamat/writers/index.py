@@ -12,8 +12,8 @@ import itertools
 import json
 import os
 import pathlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,14 +28,7 @@ from datamat.writers.existing import (
 )
 from datamat.writers.tables import is_arrow_dataset, listed_column, table_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-
-
-__all__ = ["PICTURES", "Index", "files_below", "pair_files"]
-
-PICTURES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".tif", ".tiff")
-"""Suffixes of the files that `Image` reads."""
+__all__ = ["Index", "files_below", "pair_files"]
 
 _BATCH_ROWS = 65_536
 _UNPACKED_BY_ARROW = (".gz", ".bz2", ".lz4", ".zst")  # which it knows by these names

@@ -20,20 +20,21 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import numpy as np
 
 from datamat.codecs import decode_image, probe, read_file
+from datamat.codecs.files import PICTURES
 from datamat.directory.rows import IndexRow, note_files
 from datamat.errors import OptionError, SchemaError, SourceError
 from datamat.features import Features, Image, Mask
 from datamat.writers.base import DatasetWriter, Sample
-from datamat.writers.index import PICTURES, files_below, pair_files
+from datamat.writers.index import files_below, pair_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
     from xml.etree.ElementTree import Element
 
 

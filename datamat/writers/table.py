@@ -16,22 +16,17 @@ that a column names, by path or URL, are read in their rows' turn.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from datamat.codecs import read_file
+from datamat.directory.rows import IndexRow
 from datamat.errors import InputError, OptionError, SourceError
-from datamat.features import Features, Scalar, Text
+from datamat.features import Feature, Features, Scalar, Text
 from datamat.writers.base import DatasetWriter, Sample
 from datamat.writers.index import Index
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from datamat.directory.rows import IndexRow
-    from datamat.features import Feature
-
 
 __all__ = ["TableWriter"]
 

@@ -41,7 +41,7 @@ from datamat import (
     convert,
     load,
 )
-from datamat.features import dtype_of
+from datamat.features.base import dtype_of
 from datamat.testing import InlineExecutor
 
 NUM_SAMPLES = 4

@@ -33,8 +33,7 @@ from datamat import (
     Video,
 )
 from datamat.errors import SchemaError
-from datamat.features import as_bfloat16
-from datamat.features.base import as_array
+from datamat.features.base import as_array, as_bfloat16
 
 INTS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 FLOATS = ["float16", "float32", "float64"]

@@ -26,7 +26,7 @@ import pytest
 
 from datamat import BBoxes, ClassLabel, Features, Image, IndexRow, Mask, Scalar, ShardOptions, Tensor, Text
 from datamat.directory.rows import write_rows
-from datamat.features import dtype_of
+from datamat.features.base import dtype_of
 from datamat.fingerprint import examine, versions_of
 from datamat.formats import Offsets, get_format
 from datamat.plan.pipeline import Pipeline

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from datamat.errors import CorruptDataError, OptionError, SchemaError
-from datamat.features import Bytes, Features, Image, ListOf, Mask, Nullable, Scalar, Tensor, Text, Tokens, dtype_of
+from datamat.features import Bytes, Features, Image, ListOf, Mask, Nullable, Scalar, Tensor, Text, Tokens
+from datamat.features.base import dtype_of
 from datamat.formats import Offsets, get_format, parquet
 from datamat.formats.parquet import ParquetFormat
 from datamat.testing import CASES, MIXED, TABLE, mixed

@@ -35,7 +35,7 @@ from datamat import (
     Tokens,
     load,
 )
-from datamat.features import dtype_of
+from datamat.features.base import dtype_of
 
 pytestmark = MARKS
 

@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 
+import datamat
 from datamat import (
     ErrorPolicy,
     Features,
@@ -425,3 +426,17 @@ def test_messages_name_the_function_and_no_method(tmp_path, value, name):
 
     assert " read" not in raised.value.reason
     assert ("the function" if name != "make" else "make") in raised.value.reason
+
+
+def test_run_is_seen_from_its_first_sample_on(tmp_path):
+    """Also while the features are inferred, which calls the function."""
+    output, seen = tmp_path / "out", tmp_path / "seen"
+
+    def make(item):
+        with seen.open("a") as file:
+            file.write(f"{datamat.status(output).state}\n")
+        return {"x": item}
+
+    materialize(make, range(3), output, executor=InlineExecutor(), progress=False)
+
+    assert {*seen.read_text().split()} == {"running"}

@@ -642,11 +642,30 @@ def test_hints_of_calls_resolve_at_run_time():
     }
 
 
-@pytest.mark.parametrize("inputs", ["imgs/*.png", {"train": [1, 2]}, b"bytes"])
+@pytest.mark.parametrize("inputs", ["imgs/*.png", {"train": [1, 2]}, b"bytes", pathlib.Path("imgs"), 7])
 def test_inputs_that_are_no_items_are_refused(tmp_path, inputs):
     """Python would go through letters, or through the keys."""
-    with pytest.raises(OptionError, match="want the items themselves"):
+    with pytest.raises(OptionError, match=r"want the items themselves.* Materializer\('image_folder'"):
         datamat.materialize(lambda item: {"x": item}, inputs, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["storage_options", "source_options"])
+def test_options_of_a_store_are_a_dict(tmp_path, name):
+    """A text would be taken, and never be looked at."""
+    with pytest.raises(OptionError, match=f"{name} is 'anon'; want a dict"):
+        datamat.materialize(lambda item: {"x": item}, range(3), tmp_path / "out", features={}, **{name: "anon"})
+    with pytest.raises(OptionError, match="storage_options is 'anon'; want a dict"):
+        datamat.load("s3://bucket/out", storage_options="anon")
+
+
+@pytest.mark.parametrize("source", [".", "cat", "cat/*.jpg"])
+def test_pictures_without_a_writer_are_answered_with_image_folder(tmp_path, monkeypatch, source):
+    """A folder of them is no dataset of a known kind."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat/1.jpg").write_bytes(b"...")
+    with pytest.raises(SourceError, match="'image_folder'"):
+        Materializer(source=source, output=tmp_path / "out")
 
 
 def test_output_without_a_name_is_refused(tmp_path, monkeypatch):

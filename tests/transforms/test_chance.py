@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import random
@@ -293,6 +294,20 @@ class _Called:
 def test_function_asks_by_a_second_parameter_or_by_its_name(function):
     """The function gets it there."""
     assert with_rng(function)("item", "generator") == ("item", "generator")
+
+
+@dataclasses.dataclass
+class _Pair:
+    item: int
+    label: str
+
+
+@pytest.mark.parametrize("function", [lambda item, idx: item, lambda item, label: str(label), _Pair])
+def test_function_of_an_item_and_its_index_is_refused(function, tmp_path):
+    """The map of Hugging Face passes an index there; a text of the generator would be stored in its place."""
+    with pytest.raises(OptionError, match=r"'(idx|label)'.* rng.* enumerate\(items\)"):
+        materialize(function, range(3), tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 from datamat import (
     DatasetWriter,
     Features,
+    ImportWriter,
     IndexRow,
     Materializer,
     MissingDependencyError,
@@ -117,9 +119,9 @@ def test_what_is_no_writer_is_refused(writer, error, word):
         resolve_writer(writer, 3)
 
 
-def test_writer_without_its_methods_cannot_be_made():
-    with pytest.raises(TypeError, match=r"no read\(self, row\)"):
-        Unread()
+def test_arguments_of_a_writer_are_shown():
+    """By `help`, and by editors: those of its own `__init__`."""
+    assert {"kind", "columns", "rename"} <= {*inspect.signature(ImportWriter).parameters}
 
 
 def test_writer_that_needs_arguments_is_passed_as_an_instance():

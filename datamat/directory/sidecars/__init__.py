@@ -13,15 +13,15 @@ puts them on the disk, with those that users add. datamat itself reads none of t
 
 from __future__ import annotations
 
+import pathlib
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from datamat.directory.manifest import ShardInfo
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    import pathlib
-    from collections.abc import Callable, Mapping
-
-    from datamat.directory.manifest import Manifest, ShardInfo
+    from datamat.directory.manifest import Manifest
 
 
 __all__ = ["FromShard", "Sidecar"]

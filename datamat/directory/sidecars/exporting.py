@@ -27,8 +27,8 @@ import json
 import logging
 import os
 import pathlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import xxhash
 
@@ -49,7 +49,7 @@ from datamat.directory.files import (
 )
 from datamat.directory.manifest import MANIFEST_FILE, Manifest
 from datamat.directory.remote import is_url, without_secrets
-from datamat.directory.sidecars import FromShard
+from datamat.directory.sidecars import FromShard, Sidecar
 from datamat.directory.sidecars.croissant import croissant_sidecars
 from datamat.directory.sidecars.huggingface import hugging_face_sidecars
 from datamat.directory.sidecars.indexes import (
@@ -63,12 +63,6 @@ from datamat.directory.sidecars.tfds import tfds_sidecars
 from datamat.errors import CorruptDataError, OptionError, OutputError, count_of
 from datamat.features import Features
 from datamat.values import frozen
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from datamat.directory.sidecars import Sidecar
-
 
 __all__ = [
     "BUILT_IN",

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from datamat.errors import CorruptDataError, InputError, MissingDependencyError, SchemaError
-from datamat.features import Text, decode_raw, dtype_of, holds_numbers, tf_dtype, tf_value
+from datamat.features import Text
+from datamat.features.base import dtype_of, holds_numbers, tf_dtype, tf_value
+from datamat.features.values import decode_raw
 from datamat.parallel.affinity import physical_cores
 from datamat.readers.loader import MemoryPool, keep_freed_pages, shared_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from datamat.features import Feature, Features, Kind
-    from datamat.features.base import Shape
+    from datamat.features import Feature, Features
+    from datamat.features.base import Kind, Shape
 
 
 __all__ = [

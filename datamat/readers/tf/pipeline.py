@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from datamat.errors import FingerprintError, OptionError, SampleError
-from datamat.features import tf_dtype
+from datamat.features.base import tf_dtype
 from datamat.fingerprint import fingerprint
 from datamat.parallel.affinity import num_cpus
 from datamat.readers.batches import chosen_fields
@@ -1112,7 +1112,7 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and not _is_count(self.batch_size):
-            raise OptionError(f"batch_size is {self.batch_size!r}; want 1 or more, or None for single samples")
+            raise OptionError(f"batch_size is {self.batch_size!r}; want an int, 1 or more, or None for single samples")
         if not isinstance(self.shuffle, bool) and not _is_count(self.shuffle):
             raise OptionError(f"shuffle is {self.shuffle!r}; want True, False or the size of the window")
         if self.snapshot is not None and (isinstance(self.snapshot, bool) or not self.snapshot):

@@ -26,15 +26,12 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Iterable, Iterator
+from typing import Any, final
 
 from datamat.errors import OptionError, ParallelError
 from datamat.readers.tf.decode import tensorflow
 from datamat.values import frozen
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
 
 __all__ = ["Service", "check_address", "distribute", "run_server", "serving"]
 
@@ -196,7 +193,7 @@ def serving(num_workers: int = 1, *, port: int = 0, host: str = "localhost") -> 
         ParallelError: a server does not start; its output is on standard error.
     """
     if num_workers < 1:
-        raise OptionError(f"num_workers is {num_workers}; want 1 or more")
+        raise OptionError(f"num_workers is {num_workers!r}; want an int, 1 or more")
     if not 0 <= port < 1 << 16:
         raise OptionError(f"port is {port}; want 1 to 65535, or 0 for any that is free")
     servers: dict[str, subprocess.Popen[bytes]] = {}
