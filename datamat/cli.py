@@ -54,7 +54,16 @@ from datamat.directory.files import printable
 from datamat.directory.remote import is_url, without_secrets
 from datamat.directory.sidecars.exporting import export
 from datamat.directory.verify import VerifyReport, verify
-from datamat.errors import DatamatError, InputError, OptionError, OutputError, ParallelError, count_of, place_of
+from datamat.errors import (
+    DatamatError,
+    InputError,
+    OptionError,
+    OutputError,
+    ParallelError,
+    count_of,
+    kind_of,
+    place_of,
+)
 from datamat.features import Feature
 from datamat.formats import format_names
 from datamat.options import FOR_COMMANDS
@@ -214,7 +223,7 @@ def _json_object(given: str) -> dict[str, Any]:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"not valid JSON ({error}); {wanted}") from error
     if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f"it holds a {type(found).__name__}; {wanted}")
+        raise argparse.ArgumentTypeError(f"it holds {kind_of(found)}; {wanted}")
     return found
 
 

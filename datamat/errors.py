@@ -262,6 +262,12 @@ def count_of(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def kind_of(value: object) -> str:
+    """Return what a value is for a message, by its class: "an int", "a dict"."""
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
 def want_of_resources(path: object, error: Exception) -> OutputError | None:
     """Return the error to raise where descriptors or memory ran out, else None; such an error is never damage.
 

@@ -38,6 +38,7 @@ __all__ = [
     "WorkerOptions",
     "check_flags",
     "check_mappings",
+    "option",
     "parse_bytes",
     "parse_duration",
     "refuse_others",
@@ -188,7 +189,7 @@ def _options_of(kind: type[_Options], name: str, given: Any, number: str, *other
     """Return the options that an argument stands for: None, options, or the number of something."""
     if given is None or isinstance(given, kind):
         return given or kind()
-    if isinstance(given, int) and not isinstance(given, bool):
+    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
         return kind(**{number: given})
     wanted = "".join(f", {other!r}" for other in others)
     raise OptionError(f"{name} is {given!r}; want something like 8{wanted}, or {kind.__name__}({number}=8)")
@@ -392,6 +393,13 @@ FOR_COMMANDS: contextvars.ContextVar[bool] = contextvars.ContextVar("for_command
 """Whether messages are for the user of a command line, who passes flags and holds no Python object."""
 
 
+def option(name: str, value: Any) -> str:
+    """Return an option as the user writes it: "existing='replace'", or "--existing replace"."""
+    if FOR_COMMANDS.get():
+        return f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+    return f"{name}={value!r}"
+
+
 @frozen()
 class Remedies:
     """What messages suggest as a remedy, as the user would write it: a call with an option, or a flag.
@@ -412,16 +420,9 @@ class Remedies:
         """What lists the rows that failed."""
         return "`datamat status --failed`" if FOR_COMMANDS.get() else "`datamat.status(output).failures`"
 
-    def option(self, name: str, value: Any) -> str:
-        """Return an option as the user writes it: "existing='replace'", or "--existing replace"."""
-        if FOR_COMMANDS.get():
-            return f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
-        return f"{name}={value!r}"
-
     def passing(self, name: str, value: Any) -> str:
         """Return the call with an option: "run(existing='replace')"; for a command, the flag alone."""
-        option = self.option(name, value)
-        return option if FOR_COMMANDS.get() else self.call.format(option)
+        return option(name, value) if FOR_COMMANDS.get() else self.call.format(option(name, value))
 
 
 Existing: TypeAlias = Literal["update", "replace", "refuse"]
@@ -532,7 +533,7 @@ class RunOptions:
         if (self.task_index is None) != (self.num_tasks is None):
             raise OptionError(
                 f"task_index is {self.task_index!r} and num_tasks {self.num_tasks!r}; give both, as in "
-                "run(task_index=3, num_tasks=16)"
+                f"{option('task_index', 3)} and {option('num_tasks', 16)}"
             )
         check_flags(progress=self.progress, retry_failed=self.retry_failed)
         for name in ("include", "exclude"):
@@ -602,42 +603,32 @@ RUN_PARAMETERS = tuple(_shown(field) for field in dataclasses.fields(RunOptions)
 WORK_PARAMETERS = tuple(one for one in RUN_PARAMETERS if one.name in WorkKeywords.__annotations__)
 """Those of `WorkKeywords`."""
 
-_NAMES_OF_OTHERS = {
-    "chunk_bytes": "shard_bytes",
-    "max_shard_size": "shard_bytes",
-    "max_workers": "num_workers",
-    "maxsize": "shard_bytes",
-    "n_jobs": "num_workers",
-    "num_proc": "num_workers",
-    "num_processes": "num_workers",
-    "processes": "num_workers",
-    "size_limit": "shard_bytes",
-}
-
-
+_WORKERS, _SHARD_BYTES = "run(workers=...)", "Materializer(..., shards='256MB')"
 _SHORT = {
-    "num_workers": "run(workers=...)",
+    **dict.fromkeys(("num_workers", "max_workers", "n_jobs", "num_proc", "num_processes", "processes"), _WORKERS),
+    **dict.fromkeys(("shard_bytes", "chunk_bytes", "max_shard_size", "maxsize", "size_limit"), _SHARD_BYTES),
     "num_shards": "Materializer(..., shards=...)",
-    "shard_bytes": "Materializer(..., shards='256MB')",
     "overwrite": "run(existing='replace')",
     "on_error": "run(errors='skip')",
+    "compression": "Materializer(..., format='tfrecord.gz')",
+    "disable_tqdm": "run(progress=False)",
+    "output_dir": "output=...",
+    **{name: f"ImportWriter({name}=...) as the writer" for name in ("columns", "rename", "drop", "features", "key")},
 }
+"""How to write options of these names: those inside of others, and those of other libraries."""
 
 
 def _where_option_is(name: str) -> str | None:
     """Return how to write an option of that name, if there is one elsewhere, or by another name."""
-    found = _NAMES_OF_OTHERS.get(name, name)
-    if found in _SHORT:
-        return _SHORT[found]
+    if name in _SHORT:
+        return _SHORT[name]
     for keyword, kind in (("workers", WorkerOptions), ("shards", ShardOptions), ("errors", ErrorPolicy)):
-        if found in {field.name for field in dataclasses.fields(kind)}:
-            return f"{keyword}={kind.__name__}({found}=...)"
-    if found in RunKeywords.__annotations__:
-        return f"run({found}=...)"
-    if found in DatasetKeywords.__annotations__:
-        return f"Materializer(..., {found}=...)"
-    if found in {"columns", "rename", "drop", "features", "key"}:
-        return f"ImportWriter({found}=...) as the writer"
+        if name in kind.__dataclass_fields__:
+            return f"{keyword}={kind.__name__}({name}=...)"
+    if name in RunKeywords.__annotations__:
+        return f"run({name}=...)"
+    if name in DatasetKeywords.__annotations__:
+        return f"Materializer(..., {name}=...)"
     return None
 
 
@@ -661,6 +652,8 @@ def refuse_others(
     """
     for name in [name for name in given if name not in known]:
         if where := elsewhere(name):
+            inner = re.sub(r"^\w+\((?:\.\.\., )?(\w+=.*)\)$", r"\1", where)
+            where = inner if inner.partition("=")[0] in known else where  # of the very call
             raise OptionError(f"{called} has no option {name!r}; write {where}")
         close = difflib.get_close_matches(name, known, 1)
         meant = f"; did you mean {close[0]!r}?" if close else ""

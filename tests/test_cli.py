@@ -398,6 +398,8 @@ def test_remedies_are_flags_of_the_command(pair, capfd):
         re.findall(r"`.+?`|--[\w-]+(?: \w+)?", said)
     )
     assert "run(" not in said
+    main(["run", "pair_jobs:job", "--include", "nothing"])
+    assert "--include nothing names no shard" in capfd.readouterr().err
     with pytest.raises(IncompleteRunError, match=r"run\(retry_failed=True\)"):
         sys.modules["pair_jobs"].job()[0].run(progress=False)
 

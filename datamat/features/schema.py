@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, g
 import numpy as np
 
 from datamat import codecs
-from datamat.errors import InputError, MissingDependencyError, SchemaError, count_of
+from datamat.errors import InputError, MissingDependencyError, SchemaError, count_of, kind_of
 from datamat.features.base import (
     Column,
     ColumnBlock,
@@ -215,7 +215,7 @@ def with_value(fields: Mapping[str, Any], name: str, value: Any) -> dict[str, An
 
 def _no_dict(path: str, wanted: str, names: list[str], value: Any) -> SchemaError:
     return SchemaError(
-        f"field {path!r} is declared {wanted} with {join_names(names)} but the sample holds a {type(value).__name__}; "
+        f"field {path!r} is declared {wanted} with {join_names(names)} but the sample holds {kind_of(value)}; "
         f"give {wanted}, or declare Json()"
     )
 
@@ -299,7 +299,7 @@ class Features(Mapping[str, Feature]):
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         if not isinstance(fields, Mapping):
-            raise SchemaError(f"features is a {type(fields).__name__}; want a dict of name to feature type")
+            raise SchemaError(f"features is {kind_of(fields)}; want a dict of name to feature type")
         declared = fields.as_declared if isinstance(fields, Features) else fields
         self.as_declared: Mapping[str, Any] = {"key": Text(), **declared}
         groups: dict[str, str] = {}
@@ -1670,7 +1670,7 @@ class ListOf(_OfAnother):
         if isinstance(value, np.ndarray) and value.ndim:
             return value
         if not isinstance(value, (list, tuple)):
-            raise mismatch(name, self, f"a {type(value).__name__}", "give a list")
+            raise mismatch(name, self, f"{kind_of(value)}", "give a list")
         stored = self._asked
         return _array_of_items(name, self, stored, value) if isinstance(stored, Tensor) else value
 
@@ -1902,7 +1902,7 @@ def _column_of(name: str, feature: Feature, values: Any) -> Any:
         isinstance(values, np.ndarray) and values.ndim > 0
     )
     if isinstance(values, str) or not is_column:
-        raise mismatch(name, feature, f"a {type(values).__name__}", "give one value per row of the block")
+        raise mismatch(name, feature, f"{kind_of(values)}", "give one value per row of the block")
     parts = [as_array(part) for part in values] if isinstance(values, tuple) and len(values) == 2 else []
     if not parts or not all(isinstance(part, np.ndarray) for part in parts):
         return values
@@ -1926,7 +1926,7 @@ def _inferred(name: str, value: Any) -> Any:
         if isinstance(value, kinds):
             return feature_of(name, value)
     raise SchemaError(
-        f"field {name!r} holds a {type(value).__name__}, for which no feature can be inferred; "
+        f"field {name!r} holds {kind_of(value)}, for which no feature can be inferred; "
         "return a numpy array, number, str, bool, datetime, dict, list or encoded image bytes, or pass features="
     )
 

@@ -478,7 +478,7 @@ class Pipeline:
         try:
             sample = self.writer.read(row) if read is None else read(row, row_rng(self.seed, row.key))
             if type(sample) is not dict:
-                sample = [_own(one) for one in each_sample(sample, "read")]
+                sample = [_own(one) for one in each_sample(sample, _name_of_read(self.writer))]
         except Skip as skip:
             sample = [skip]
         except Exception:
@@ -742,16 +742,22 @@ def _let_go(error: BaseException) -> None:
         traceback.clear_frames(error.__traceback__)
 
 
+def _name_of_read(writer: DatasetWriter) -> str:
+    """Return what the user calls the function that makes samples."""
+    if not isinstance(writer, FunctionWriter):
+        return "read"
+    name = getattr(writer.fn, "__name__", "<")
+    return "the function" if name.startswith("<") else name
+
+
 _READ = re.compile(r"\b(?:in|make) read\b|\bread returned\b")
 
 
 def _reason(row: IndexRow, error: BaseException, writer: DatasetWriter) -> str:
     files = [path for value in (*row.fields.values(), list(row.files)) for path in nested_paths(value) if "/" in path]
     text = described(error)
-    if isinstance(writer, FunctionWriter) and isinstance(error, DatamatError):
-        name = getattr(writer.fn, "__name__", "<")  # there is no `read` that the user wrote
-        name = "the function" if name.startswith("<") else name
-        text = _READ.sub(lambda found: found[0].replace("read", name), text)
+    if isinstance(error, DatamatError):
+        text = _READ.sub(lambda found: found[0].replace("read", _name_of_read(writer)), text)
     where = f" ({files[0]})" if files else ""
     return without_urls(f"{text}{where}", files)
 

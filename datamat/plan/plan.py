@@ -24,6 +24,7 @@ import xxhash
 from datamat.directory.keys import DATASET_NAME, ShardName, mix64, ordered_by, pieces
 from datamat.directory.mirror import AT_ONCE
 from datamat.errors import OptionError, count_of
+from datamat.options import option
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ class Plan:
             raise OptionError(f"include={include!r} and exclude={exclude!r} leave no shard to make")
         return tuple(shard for shard in self.shards if shard.name in chosen)
 
-    def _named(self, patterns: str | Sequence[str], option: str) -> set[str]:
+    def _named(self, patterns: str | Sequence[str], name: str) -> set[str]:
         found: set[str] = set()
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
             # Without wildcards it means one shard, whose place is known: a job array names thousands of them so.
@@ -246,7 +247,7 @@ class Plan:
             names = {shard.name for shard in shards if shard.matches(pattern)}
             if not names:
                 known = ", ".join(ShardName.parse(shard.name).short for shard in self.shards[:6])
-                raise OptionError(f"{option}={pattern!r} names no shard of the plan; its shards are {known}, ...")
+                raise OptionError(f"{option(name, pattern)} names no shard of the plan; its shards are {known}, ...")
             found |= names
         return found
 

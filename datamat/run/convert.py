@@ -311,7 +311,7 @@ def convert(
         source_options = storage_options
     folder = location(path, source_options)
     if format is None and shards is None:
-        raise OptionError(f"convert: nothing to change in {folder}; give format= or shards=")
+        raise OptionError(f"convert: nothing to change in {folder}; give another format, or other shards")
     fetched = None
     if isinstance(folder, RemotePath):
         fetched, before = _fetched_index(folder)

@@ -84,7 +84,7 @@ def find_job(name: str) -> NamedJob:
         found = found()
     made, options = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
     if not isinstance(made, Materializer) or not isinstance(options, dict):
-        ran = "a run that the module made when it was imported, " if isinstance(made, RunReport) else ""
+        ran = "the report of a run, which is done by now, " if isinstance(made, RunReport) else ""
         raise OptionError(f"{name} gives {ran}{found!r}; {_WANTED}")
     for option in options:
         _refuse_unknown(f"{name}: option {option!r}", option, RUN_OPTIONS, "Materializer.run")

@@ -91,6 +91,8 @@ def merge(
     Example:
         >>> merge(["out/monday", "out/tuesday"], "out/week")   # doctest: +SKIP
     """
+    if isinstance(paths, (str, os.PathLike)):
+        raise OptionError(f"merge: paths is {os.fspath(paths)!r}; want a list of directories")
     for place in (*paths, output):
         if is_url(place):
             raise OptionError(

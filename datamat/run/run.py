@@ -43,6 +43,7 @@ from datamat.directory.manifest import (
 )
 from datamat.directory.sidecars.exporting import known_sidecars, withdraw_sidecars, write_sidecars
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError, count_of, join_problems
+from datamat.options import option
 from datamat.plan.changes import (
     find_changes,
     find_loss,
@@ -205,7 +206,7 @@ def judge_existing(planned: PlannedJob, finished: Finished) -> None:
     """
     job, output, existing = planned.job, planned.job.output, planned.job.how.existing
     manifest, known = finished
-    refuse = job.remedies.option("existing", "refuse")
+    refuse = option("existing", "refuse")
     if existing == "refuse" and manifest is None and _shards_by_their_files(output):
         raise OutputError(
             f"{output} holds finished shards, but its manifest is missing or damaged, and does not say which of them "
@@ -781,9 +782,9 @@ class Run:
         remedies = self._job.remedies
         raise IncompleteRunError(
             f"{self._output} is without {count_of(num_failed, 'row')} that failed in earlier runs ({shown}), and "
-            f"{remedies.option('errors', 'raise')} wants them all: fix them and use "
+            f"{option('errors', 'raise')} wants them all: fix them and use "
             f"{remedies.passing('retry_failed', True)}, which tries them again, or pass "
-            f"{remedies.option('errors', 'skip')} to do without them; {remedies.failures} says what was wrong with each"
+            f"{option('errors', 'skip')} to do without them; {remedies.failures} says what was wrong with each"
         )
 
     def _set_finished(self, shard: ShardSpec, files: ShardFiles, *, is_reused: bool) -> None:

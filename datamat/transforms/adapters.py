@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 
-from datamat.errors import OptionError, SchemaError
+from datamat.errors import OptionError, SchemaError, kind_of
 from datamat.features import Audio
 from datamat.features.base import as_array
 from datamat.transforms.seeding import RandomStreams, Sample, Stage
@@ -155,7 +155,7 @@ class TorchvisionStage(LibraryStage):
                     wrapped[name] = torch.from_numpy(array)
         found = self.transform(wrapped)
         if not isinstance(found, dict) or found.keys() != wrapped.keys():
-            raise SchemaError(f"{self.name} returned a {type(found).__name__}; want the fields that it was given")
+            raise SchemaError(f"{self.name} returned {kind_of(found)}; want the fields that it was given")
         result = {name: self._array(name, found[name]) for name in given if self.kinds[name] != "bboxes"}
         after = next(value.shape[:2] for name, value in result.items() if self.kinds[name] == "image")
         for name in given:
@@ -169,7 +169,7 @@ class TorchvisionStage(LibraryStage):
         array = np.asarray(as_array(value)) if _is_picture(value) else value
         if not isinstance(array, np.ndarray):
             raise SchemaError(
-                f"{self.name} returned a {type(value).__name__} for the field {name!r}; want one tensor or picture"
+                f"{self.name} returned {kind_of(value)} for the field {name!r}; want one tensor or picture"
             )
         if self.kinds[name] == "image" and hasattr(value, "permute"):
             array = array.transpose(1, 2, 0)
@@ -181,7 +181,7 @@ class TorchvisionStage(LibraryStage):
 
         if not isinstance(value, tv_tensors.BoundingBoxes):
             raise SchemaError(
-                f"{self.name} returned a {type(value).__name__} for the boxes {name!r}, whose format nobody knows; "
+                f"{self.name} returned {kind_of(value)} for the boxes {name!r}, whose format nobody knows; "
                 "leave ToPureTensor out: readers give plain arrays and tensors in any case"
             )
         corners = functional.convert_bounding_box_format(value, new_format=tv_tensors.BoundingBoxFormat.XYXY)

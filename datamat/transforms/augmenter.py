@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 
-from datamat.errors import OptionError, SampleError, SchemaError, Skip, count_of, described
+from datamat.errors import OptionError, SampleError, SchemaError, Skip, count_of, described, kind_of
 from datamat.fingerprint import fingerprint
 from datamat.transforms.adapters import fields_passed, library_stage, of_a_library
 from datamat.transforms.albumentations import (
@@ -246,7 +246,7 @@ def each_sample(result: Any, name: str) -> Iterator[Sample | Skip]:
     if (skip := _as_skip(result)) is not None:
         yield skip
         return
-    found = f"a {type(result).__name__}"
+    found = kind_of(result)
     if not isinstance(result, Iterable) or isinstance(result, (str, bytes, np.ndarray)):
         raise SchemaError(f"{name} returned {found}; {_WANTED}")
     is_empty = True
@@ -254,7 +254,7 @@ def each_sample(result: Any, name: str) -> Iterator[Sample | Skip]:
         for one in result:
             found_one = dict(one) if isinstance(one, Mapping) else _as_skip(one)
             if found_one is None:
-                raise SchemaError(f"{name} returned {found} that holds a {type(one).__name__}; {_WANTED}")
+                raise SchemaError(f"{name} returned {found} that holds {kind_of(one)}; {_WANTED}")
             yield found_one
             is_empty = False
     except Skip as raised:

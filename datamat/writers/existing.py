@@ -39,6 +39,7 @@ from datamat.errors import (
     SourceError,
     count_of,
     join_problems,
+    kind_of,
 )
 from datamat.features import (
     Audio,
@@ -2355,7 +2356,7 @@ def _tree_of(name: str, value: Any, place: str, parts: list[bytes]) -> Any:
         if isinstance(value, types):
             return {kind: text_of(value)}
     raise SchemaError(
-        f"field {name!r} holds a {type(value).__name__}{place and f' at {place}'}, which rows of an iterator cannot "
+        f"field {name!r} holds {kind_of(value)}{place and f' at {place}'}, which rows of an iterator cannot "
         "keep; give dicts, lists, str, numbers, bytes, arrays, pictures and times, or leave it out with "
         f"drop=[{name!r}]"
     )

@@ -283,7 +283,7 @@ def test_error_of_the_last_item_is_given_where_none_works(tmp_path):
         IncompleteRunError, match=r"all 3 inputs failed.* the last: sample '00000002': ValueError: bad item"
     ):
         _made(_fail, range(3), tmp_path / "out", errors="skip")
-    with pytest.raises(SampleError, match="sample '00000000': SchemaError: field 'x' holds a object"):
+    with pytest.raises(SampleError, match="sample '00000000': SchemaError: field 'x' holds an object"):
         _made(lambda item: {"x": object()}, range(3), tmp_path / "out")
     with pytest.raises(OptionError, match=r"fn is a dict, .*; want a function of one item.*Materializer"):
         _made({"x": 1}, range(3), tmp_path / "out")

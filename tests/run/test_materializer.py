@@ -547,7 +547,7 @@ def test_nondeterministic_transform_is_refused(pairs, tmp_path):
         ({"format": "xml"}, "no format 'xml'"),
         ({"include": "nothing*"}, "names no shard"),
         ({"workers": "4"}, r"workers is '4'; want something like 8, or WorkerOptions\(num_workers=8\)"),
-        ({"workers": 0}, r"num_workers is 0; want a positive number"),
+        ({"workers": 0}, r"workers is 0; want something like 8"),
         ({"shards": 0.5}, r"shards is 0.5; want something like 8, '256MB', or ShardOptions\(num_shards=8\)"),
         ({"shards": "large"}, "size 'large': want a positive number of bytes, or text as in '20GB'"),
         ({"shards": "4"}, "shards is '4'; want a number, 4, or a size with its unit"),
@@ -691,6 +691,8 @@ def test_option_that_belongs_elsewhere_is_shown_there(tmp_path, name, where):
     """People type the names of other libraries, or forget the object around an option."""
     with pytest.raises(OptionError, match=re.escape(f"Materializer has no option {name!r}; write {where}")):
         Materializer("files", tmp_path, tmp_path / "out", **{name: 2})
+    with pytest.raises(OptionError, match=r"materialize has no option 'num_proc'; write workers=\.\.\."):
+        datamat.materialize(len, [[1]], tmp_path / "out", num_proc=2)
     with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
         Materializer("files", tmp_path, tmp_path / "out", nonsense=2)
     with pytest.raises(TypeError, match=r"argument 'shard'; did you mean 'shards'\?"):

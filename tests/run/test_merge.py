@@ -80,6 +80,12 @@ def sets(tmp_path_factory):
     return [first, second]
 
 
+def test_directories_are_a_list(tmp_path):
+    """The letters of a text would be taken for them."""
+    with pytest.raises(OptionError, match="want a list of directories"):
+        merge("out/monday", tmp_path / "out")
+
+
 def test_merged_directory_reads_as_both(sets, tmp_path):
     """Every record of both is in it, by key and by position, in every format; `verify` and `status` agree."""
     manifest = merge(sets, tmp_path / "c")

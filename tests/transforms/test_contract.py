@@ -211,7 +211,7 @@ def test_both_refuse_a_pipeline_that_would_not_move_a_field(photos, tmp_path):
 
 
 RESULTS = {
-    "a list of numbers": (lambda sample: [1], "a list that holds a int"),
+    "a list of numbers": (lambda sample: [1], "a list that holds an int"),
     "an array": (lambda sample: sample["image"], "a ndarray"),
     "text": (lambda sample: "sample", "a str"),
 }

@@ -608,7 +608,7 @@ def test_interrupted_source_continues_where_it_says_how(tmp_path, kind, monkeypa
         ([{"x": 1}, {"x": None}], "row 1: field 'x' is None"),
         ([{"x": 1}, {"y": 1}], "row 1: it lacks the field 'x'"),
         ([{"x": 1}, {"x": 1, "y": 1}], "row 1: it has the field 'y'"),
-        ([{"x": object()}], "first sample: field 'x' holds a object"),
+        ([{"x": object()}], "first sample: field 'x' holds an object"),
     ],
 )
 def test_row_that_does_not_fit_is_refused_by_the_plan(tmp_path, rows, message):
