@@ -399,17 +399,9 @@ def _run(options: Options, console: Console, job: NamedJob) -> int:
     return _answer_run(report, console)
 
 
-def _plan(options: Options, console: Console, job: NamedJob) -> int:
-    return console.answer(OK, job.call("plan", **options))
-
-
 def _estimate(options: Options, console: Console, job: NamedJob) -> int:
     found = job.call("estimate", **options)
     return console.answer(OK if found.fits else NOT_WELL, found)
-
-
-def _finalize(options: Options, console: Console, job: NamedJob) -> int:
-    return _answer_run(job.call("finalize", **options), console)
 
 
 # ---------------------------------------------------------------- outputs
@@ -510,10 +502,6 @@ def _view(options: Options, console: Console, place: pathlib.Path | str) -> int:
     return OK  # a request to end is a success
 
 
-def _export(options: Options, console: Console, folder: pathlib.Path | str) -> int:
-    return console.answer(OK, export(folder, **options))
-
-
 def _convert(options: Options, console: Console, place: pathlib.Path | str) -> int:
     output = options.pop("output", None) or _beside(place, options)
     report = convert(place, output, **{"progress": sys.stderr.isatty(), **options})
@@ -608,7 +596,7 @@ one output together, on a shared file system or in a bucket (S3, Google's or Azu
         name="plan",
         does="show which rows of a job go to which shard; nothing is written",
         target="JOB",
-        run=_plan,
+        run=lambda options, console, job: console.answer(OK, job.call("plan", **options)),
         python=(Materializer.plan,),
         answers="Plan",
     ),
@@ -624,7 +612,7 @@ one output together, on a shared file system or in a bucket (S3, Google's or Azu
         name="finalize",
         does="write the manifest for what the tasks that share an output have made; make nothing else",
         target="JOB",
-        run=_finalize,
+        run=lambda options, console, job: _answer_run(job.call("finalize", **options), console),
         python=(Materializer.finalize,),
         answers="RunReport",
     ),
@@ -706,7 +694,7 @@ one output together, on a shared file system or in a bucket (S3, Google's or Azu
         name="export",
         does="write the files that other readers need beside the shards, if they are missing or wrong",
         target="DIR",
-        run=_export,
+        run=lambda options, console, folder: console.answer(OK, export(folder, **options)),
         python=(export,),
         answers="ExportReport",
     ),

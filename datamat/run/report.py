@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from datamat.directory.counts import Counts
 from datamat.directory.failures import Failure
 from datamat.directory.keys import ShardName
-from datamat.directory.ledger import LEDGER_FILE, Ledger, cut_text
+from datamat.directory.ledger import LEDGER_FILE, FailedRow, Ledger, cut_text
 from datamat.directory.manifest import ShardFiles, counts_of
 from datamat.errors import IncompleteRunError, OutputError, SampleError, count_of
 from datamat.options import ErrorPolicy, Remedies, ShardOptions, WorkerOptions
@@ -33,7 +33,6 @@ from datamat.run.timeline import PartTrace, Timeline, TimelineBuilder, Totals
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from datamat.directory.ledger import FailedRow
     from datamat.directory.manifest import ShardInfo
     from datamat.options import Hook
     from datamat.plan.job import Job
@@ -442,7 +441,8 @@ class RunEvents:
         """Pass on the error that ends the run, to every hook; a ledger that cannot take it hides nothing."""
         ending: list[RunEvent] = [RunEnded(report=None, error=error)]
         if isinstance(error, SampleError):
-            ending.insert(0, _fatal_sample(error))
+            kind = type(error.__cause__ or error).__name__
+            ending.insert(0, _sample_event("", FailedRow(-1, error.key, kind, error.reason, "raise"), is_resumed=False))
         for event in [] if self._has_ended else ending:
             with contextlib.suppress(OutputError):  # the disk may be what failed
                 self._ledger(event)
@@ -506,44 +506,11 @@ def reporting(job: Job, *, began: float) -> Iterator[RunEvents]:
         ledger.close()
 
 
-def _sample_event(shard: str, row: FailedRow, *, is_resumed: bool) -> SampleFailed | SampleRetried | SampleDropped:
-    if row.action == "drop":
-        return SampleDropped(
-            shard=shard,
-            position=row.position,
-            key=row.key,
-            error=row.error,
-            message=row.message,
-            is_resumed=is_resumed,
-        )
-    if row.action == "retry":
-        return SampleRetried(
-            shard=shard,
-            position=row.position,
-            key=row.key,
-            error=row.error,
-            message=row.message,
-            attempts=row.attempts,
-            is_resumed=is_resumed,
-        )
-    values: Any = dataclasses.asdict(row)
-    return SampleFailed(**values, shard=shard, is_resumed=is_resumed)
-
-
-def _fatal_sample(error: SampleError) -> SampleFailed:
-    return SampleFailed(
-        shard="",
-        position=-1,
-        key=error.key,
-        error=type(error.__cause__ or error).__name__,
-        message=error.reason,
-        action="raise",
-        attempts=1,
-        row=-1,
-        path="",
-        traceback="",
-        is_resumed=False,
-    )
+def _sample_event(shard: str, row: FailedRow, *, is_resumed: bool) -> RunEvent:
+    made: Any = {"drop": SampleDropped, "retry": SampleRetried}.get(row.action, SampleFailed)
+    values: dict[str, Any] = {**dataclasses.asdict(row), "shard": shard, "is_resumed": is_resumed}
+    event: RunEvent = made(**{field.name: values[field.name] for field in dataclasses.fields(made)})
+    return event
 
 
 # ---------------------------------------------------------------- the hooks of every run

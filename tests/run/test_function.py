@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
 import importlib
 import os
 import pathlib
+import socket
 import sys
 import time
 
@@ -17,6 +19,7 @@ import datamat
 from datamat import (
     ErrorPolicy,
     Features,
+    FingerprintError,
     IncompleteRunError,
     Json,
     ListOf,
@@ -440,3 +443,24 @@ def test_run_is_seen_from_its_first_sample_on(tmp_path):
     materialize(make, range(3), output, executor=InlineExecutor(), progress=False)
 
     assert {*seen.read_text().split()} == {"running"}
+
+
+class _Source:
+    def __init__(self):
+        self.connection = socket.socket()
+
+    def make(self, item):
+        return {"x": item}
+
+
+def test_what_cannot_be_sent_is_named_as_its_user_reaches_it(tmp_path):
+    """By no path through objects of datamat; so is what has no fingerprint."""
+    features = {"x": Scalar("int64")}
+    with (
+        contextlib.closing(socket.socket()) as connection,
+        pytest.raises(FingerprintError, match=r"^fn -> connection: "),
+    ):
+        _made(lambda item: {"x": item, "at": connection.family}, range(3), tmp_path / "out", features=features)
+    source = _Source()
+    with contextlib.closing(source.connection), pytest.warns(UserWarning, match=r"^fn's self\.connection: socket"):
+        _made(source.make, range(3), tmp_path / "out", workers=1, features=features, version="1")
