@@ -53,6 +53,7 @@ from datamat.directory.sidecars import Sidecar
 from datamat.directory.sidecars.exporting import export
 from datamat.directory.verify import verify
 from datamat.errors import CorruptDataError, MissingDependencyError, OptionError, SampleError, SchemaError
+from datamat.events import RunEnded, RunEvent
 from datamat.features import (
     Audio,
     BBoxes,
@@ -82,7 +83,6 @@ from datamat.parallel.standins import registrations
 from datamat.readers.dataset import load
 from datamat.readers.tf.decode import as_read
 from datamat.run.materializer import Materializer
-from datamat.run.report import RunEnded, RunEvent
 from datamat.writers.base import DatasetWriter
 from datamat.writers.dataset import ImportWriter
 from datamat.writers.existing import open_source

@@ -30,8 +30,8 @@ ROOMS = (
     "readers",
     "writers",
     "plan",
-    "run",
     "events",
+    "run",
     "view",
     "cli",
     "__main__",
@@ -94,7 +94,13 @@ def _may_import(importer: str, imported: str) -> bool:
     """A room may import itself and whatever is below it; nothing imports the façade above."""
     if imported == "datamat":
         # Their names load as the façade's do; the command line says its version.
-        lazy = {"datamat.parallel", "datamat.readers.tf", "datamat.writers", "datamat.run.materializer"}
+        lazy = {
+            "datamat.parallel",
+            "datamat.readers.tf",
+            "datamat.writers",
+            "datamat.events",
+            "datamat.run.materializer",
+        }
         return importer in {*lazy, "datamat.cli"}
     if imported not in SOURCES:
         return False

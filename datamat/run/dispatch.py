@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from datamat.directory.ledger import FailedRow
 from datamat.errors import BrokenPoolError, OptionError, SampleError, TaskTimeout, WorkerDied
+from datamat.events import WorkerLost, WorkersStarted
 from datamat.options import LONGEST_GRACE_S
 from datamat.parallel import PathosExecutor, physical_cores
 from datamat.parallel.engines import CallLost, EngineExecutor, open_engine
@@ -37,7 +38,6 @@ from datamat.plan.memos import KnownMemos
 from datamat.plan.plan import PartSpec, ShardSpec
 from datamat.run.limits import raise_swallowed
 from datamat.run.receipts import DamagedPartError, Receipt, Sealed
-from datamat.run.report import WorkerLost, WorkersStarted
 from datamat.run.shards import remove_folder
 from datamat.run.upload import PieceTask, Uploaded, UploadedPiece, UploadTask, upload
 from datamat.run.worker import RowMark, set_up_process

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from datamat.directory.manifest import FilePart
+    from datamat.events import PartTrace
     from datamat.plan.plan import PartSpec
-    from datamat.run.timeline import PartTrace
 
 
 __all__ = [

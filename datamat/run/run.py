@@ -43,6 +43,7 @@ from datamat.directory.manifest import (
 )
 from datamat.directory.sidecars.exporting import known_sidecars, withdraw_sidecars, write_sidecars
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError, count_of, join_problems
+from datamat.events import PartDamaged, PlanMade, RunEnded, SampleRecovered, ShardFinished
 from datamat.options import option
 from datamat.plan.changes import (
     find_changes,
@@ -64,14 +65,7 @@ from datamat.run.publish import write_index_files
 from datamat.run.quarantine import kept_names, release, safe_name
 from datamat.run.receipts import DamagedPartError, Sealed, part_folder
 from datamat.run.repair import OtherBytesError, read_wanted
-from datamat.run.report import (
-    PartDamaged,
-    PlanMade,
-    RunEnded,
-    SampleRecovered,
-    ShardFinished,
-    reporting,
-)
+from datamat.run.report import reporting
 from datamat.run.shards import ShardBuilder, begin_run
 from datamat.run.slices import (
     TaskBucket,

@@ -6,16 +6,13 @@ a worker: StageClock ── PartTrace, in its receipt ──> Timeline, in the r
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from datamat.errors import count_of
+from datamat.events import PartTrace
 from datamat.values import frozen
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-
-__all__ = ["PartTrace", "Timeline", "TimelineBuilder", "Totals"]
+__all__ = ["Timeline", "TimelineBuilder", "Totals"]
 
 STAGES = ("read", "decode", "transform", "encode", "write")
 """Stages in their order; "read" is all that is none of the others."""
@@ -31,42 +28,6 @@ _LEAST_AT_WORK, _LEAST_BUSY, _LEAST_PARTS = 0.6, 0.5, 0.5
 _MOST_PARTS = 20_000  # of which a run remembers when and where they were made: 10 MB
 _MOST_SLOW = 10
 _US = 1e6
-
-
-@frozen(kw_only=True)
-class PartTrace:
-    """When and where a part was made, and what took how long.
-
-    Attributes:
-        shard: name of the shard.
-        part: number of the part in its shard.
-        worker: host and process that made it, as "host:pid".
-        began_at: when that began, in seconds since 1970 by the clock of that host.
-        elapsed_s: wall time that it took, in seconds.
-        busy_s: processor time that it took, in seconds.
-        num_records: number of its records.
-        num_bytes: size of its records in all formats.
-        peak_bytes: highest resident memory that the worker has had so far.
-        stages: seconds of each stage: "read", "decode", "transform", "encode", "write".
-        slowest: keys of the rows that took longest, with their seconds; rows that are made many at once are left out.
-    """
-
-    shard: str
-    part: int
-    worker: str
-    began_at: float
-    elapsed_s: float
-    busy_s: float
-    num_records: int
-    num_bytes: int
-    peak_bytes: int
-    stages: Mapping[str, float]
-    slowest: tuple[tuple[str, float], ...] = ()
-
-    @property
-    def ended_at(self) -> float:
-        """When it was done."""
-        return self.began_at + self.elapsed_s
 
 
 class Totals:

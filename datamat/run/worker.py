@@ -43,6 +43,7 @@ from datamat.errors import (
     fold,
     join_problems,
 )
+from datamat.events import PartTrace
 from datamat.features import Feature, RaggedColumn, Statistics
 from datamat.features.base import gathered, join_blocks, num_bytes_of, one_bytes, ragged
 from datamat.fingerprint import Switches
@@ -59,7 +60,6 @@ from datamat.run.module_state import ModuleState, main_namespaces
 from datamat.run.quarantine import quarantine
 from datamat.run.receipts import Outcome, Sealed, inputs_path, part_folder
 from datamat.run.shards import GrowingShard, PartWriter
-from datamat.run.timeline import PartTrace
 from datamat.transforms import forbid_update_check
 from datamat.transforms.seeding import global_state_kept
 from datamat.values import frozen

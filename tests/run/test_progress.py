@@ -13,11 +13,10 @@ import small_pairs
 import small_rows
 
 from datamat import SampleError
-from datamat.events import PartDone, PlanMade, RunEnded, ShardFinished, WorkersStarted
+from datamat.events import PartDone, PartTrace, PlanMade, RunEnded, ShardFinished, WorkersStarted
 from datamat.plan.plan import Plan
 from datamat.run import report as reporting
 from datamat.run.report import ProgressBar, RunReport
-from datamat.run.timeline import PartTrace
 
 
 class Terminal(io.StringIO):

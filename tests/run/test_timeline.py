@@ -11,7 +11,8 @@ import small_pairs
 
 from datamat import WorkerOptions
 from datamat.codecs import encode_png
-from datamat.run.timeline import PartTrace, TimelineBuilder, Totals
+from datamat.events import PartTrace
+from datamat.run.timeline import TimelineBuilder, Totals
 
 
 def trace(number=0, *, began_at=0.0, elapsed_s=1.0, busy_s=None, worker="h:1", stages=None, slowest=()):
@@ -71,7 +72,7 @@ def test_every_part_has_its_place_and_its_stages_add_up(run):
         ([trace(stages={"read": 0.2, "transform": 0.8})], 1, "transform", "80% of the work is the transform"),
         ([trace(stages={"write": 1.0})], 1, "write", "writing shards"),
         ([trace(busy_s=0.2)], 1, "waiting", "faster disk"),
-        ([trace(), trace(1, began_at=1.0)], 4, "too few parts", "at a part 25% of the time"),
+        ([trace(), trace(1, began_at=1.0)], 4, "too few parts", "at work 25% of the time"),
         ([trace(), trace(1, worker="h:2")], 2, "read", "100% of the work is reading"),
         ([trace()], 0, "read", "reading"),
     ],
