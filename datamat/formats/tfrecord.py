@@ -317,7 +317,7 @@ class TFRecordFormat(ShardFormat):
             payload, size = unframe(buffer, skip)
             if size != len(buffer) - skip:
                 raise CorruptDataError(
-                    f"the record has {count_of(size, 'byte')}, but the index says {len(buffer) - skip}"
+                    f"the record has {count_of(size, 'byte')}, but the index says {len(buffer) - skip:,}"
                 )
             return decode_example(payload)
         except CorruptDataError as exc:

@@ -240,7 +240,7 @@ class WebDatasetFormat(ShardFormat):
             found = self._read_sample(file)
             if found is None or file.tell() != len(buffer):
                 raise CorruptDataError(
-                    f"the sample has {count_of(file.tell(), 'byte')}, but the index says {len(buffer)}"
+                    f"the sample has {count_of(file.tell(), 'byte')}, but the index says {len(buffer):,}"
                 )
             return found
         except CorruptDataError as exc:

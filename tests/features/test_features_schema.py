@@ -201,7 +201,7 @@ def test_block_equals_its_rows(case):
         ([1, 2.5], r"holds 2.5 \(float\)"),
         ([1, 1 << 63], "holds 9223372036854775808, which does not fit"),
         (np.array([1]), r"differ in length \(key: 2, x: 1\); give one value per row"),
-        (7, "holds a int; give one value per row of the block"),
+        (7, "holds an int; give one value per row of the block"),
         (np.array(7), "holds a ndarray; give one value per row of the block"),
     ],
 )
@@ -285,6 +285,6 @@ def test_bytes_that_are_no_image_are_to_be_declared():
 def test_values_without_a_feature_are_named(value):
     """The message says which values have features."""
     with pytest.raises(
-        SchemaError, match=r"field 'x' holds a .*, for which no feature can be inferred; return a numpy"
+        SchemaError, match=r"field 'x' holds an? .*, for which no feature can be inferred; return a numpy"
     ):
         Features.infer({"x": value})

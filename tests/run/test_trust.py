@@ -333,7 +333,7 @@ def test_small_index_that_expands_to_gigabytes_costs_nothing(output, tmp_path):
     long = {"key": pa.DictionaryArray.from_arrays(numbers, ["k" * (8 << 20)]), "shard": numbers, "record": numbers}
 
     for table, message in (
-        (many, "4000000 rows, the manifest says"),
+        (many, "4,000,000 rows, the manifest says"),
         (pa.table(long), "take more than 67108864 bytes"),
     ):
         parquet.write_table(table, path, compression="zstd", store_schema=False)
