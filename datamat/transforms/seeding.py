@@ -307,7 +307,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)
 
 
-_ASKS = re.compile("rng|rand|gen|^_")
+_ASKS = re.compile("rng|rand|gen|^_|^[gr] ")
 
 
 def with_rng(function: Callable[..., Any]) -> Callable[[Any, np.random.Generator], Any] | None:
