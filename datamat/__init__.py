@@ -23,6 +23,7 @@ def _lazy(module: str) -> bool:
     checker needs: one to a line, `from HOME import NAME as NAME`. Without source (a frozen program), the package
     imports them at once.
     """
+    import gc
     import importlib
     import sys
     from typing import Any
@@ -42,7 +43,17 @@ def _lazy(module: str) -> bool:
             return importlib.import_module(f"datamat.{name}")
         if name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        value = namespace[name] = getattr(importlib.import_module(homes[name]), name)
+        # What modules define stays: collections in the middle would go through it a hundred times, and free nothing.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            value = namespace[name] = getattr(importlib.import_module(homes[name]), name)
+        finally:
+            if collects:
+                if not gc.get_freeze_count():
+                    gc.freeze()
+                    gc.unfreeze()  # now it is old, which only full collections go through
+                gc.enable()
         return value
 
     namespace["__all__"] = sorted(homes)

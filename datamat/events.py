@@ -131,7 +131,7 @@ class PlanMade(RunEvent):
 
 @frozen(kw_only=True)
 class WorkersStarted(RunEvent):
-    """The first parts are handed out.
+    """The first parts are handed out; once more where a job that one worker began has turned out to need all.
 
     Attributes:
         num_workers: datamat's own worker processes; 0 if an `executor` does the work.

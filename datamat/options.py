@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import datetime
-import difflib
 import functools
 import inspect
 import logging
@@ -655,6 +654,8 @@ def refuse_others(
             inner = re.sub(r"^\w+\((?:\.\.\., )?(\w+=.*)\)$", r"\1", where)
             where = inner if inner.partition("=")[0] in known else where  # of the very call
             raise OptionError(f"{called} has no option {name!r}; write {where}")
+        import difflib
+
         close = difflib.get_close_matches(name, known, 1)
         meant = f"; did you mean {close[0]!r}?" if close else ""
         raise TypeError(f"{called}() got an unexpected keyword argument {name!r}{meant}")

@@ -57,6 +57,19 @@ def test_first_use_of_a_name_loads_nothing_heavy(tmp_path):
         assert set(loaded).isdisjoint(absent), step
 
 
+def test_garbage_is_collected_as_before(tmp_path):
+    """The first use of a name loads modules without collections in between; who had turned them off keeps it so."""
+    code = "import gc, datamat\ndatamat.load\nprint(gc.isenabled())\ngc.disable()\ndatamat.view\nprint(gc.isenabled())"
+
+    assert _run(code, tmp_path).split() == ["True", "False"]
+
+
+def test_what_a_program_has_frozen_stays_so(tmp_path):
+    code = "import gc, datamat\ngc.freeze()\ndatamat.load\nprint(gc.get_freeze_count() > 1000)"
+
+    assert _run(code, tmp_path).split() == ["True"]
+
+
 RUN = f"""
 import json
 import datamat
@@ -107,19 +120,24 @@ def test_caller_of_a_run_loads_no_pandas(tmp_path):
 
 NOT_OF_A_JOB = {
     "datamat.directory.describe",
+    "datamat.parallel.engines",
     "datamat.readers.dataset",
     "datamat.readers.tf.pipeline",
     "datamat.run.estimate",
     "datamat.run.replay",
     "datamat.run.status",
     "datamat.writers.existing",
+    "difflib",
+    "email",
+    "html",
+    "importlib.metadata",
     "numpy.ma",
 }
 """Modules of other work: a short job would spend more time on them than on its rows."""
 
 
 def test_job_loads_no_module_of_other_work(tmp_path):
-    """Neither what reads finished datasets, nor what opens those of others; of numpy, not what `unique` loads."""
+    """Neither what reads finished datasets or opens those of others, nor what engines and web pages need."""
     job = "import datamat\ndatamat.materialize(lambda n: {'x': n, 'text': str(n)}, range(10), 'out', progress=False)\n"
 
     loaded = json.loads(_run(f"{job}import json, sys\nprint(json.dumps([*sys.modules]))\n", tmp_path))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import getpass
 import json
 import os
 import pathlib
@@ -179,6 +178,8 @@ def default_scratch() -> pathlib.Path:
     Raises:
         OutputError: its name is taken by something that another user could change.
     """
+    import getpass
+
     folder = pathlib.Path(tempfile.gettempdir(), f"datamat-{getpass.getuser()}")
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)

@@ -16,7 +16,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
-import email.utils
 import errno
 import hashlib
 import itertools
@@ -291,7 +290,7 @@ class ObjectStore:
             while True:
                 call = {**place, "Prefix": prefix, **more}
                 listed = retried(lambda call=call: filesystem.call_s3("list_objects_v2", **call))  # type: ignore[misc]
-                now = email.utils.parsedate_to_datetime(listed["ResponseMetadata"]["HTTPHeaders"]["date"])
+                now = _time_of(listed["ResponseMetadata"]["HTTPHeaders"]["date"])
                 for one in listed.get("Contents") or ():
                     found[one["Key"][len(prefix) :]] = (now - one["LastModified"]).total_seconds()
                 if not listed.get("IsTruncated"):
@@ -939,7 +938,7 @@ class _Google(_Requests):
         page: str | None = None
         while True:
             headers, content = self._filesystem.call("GET", "b/{}/o", bucket, prefix=prefix, pageToken=page)
-            now = email.utils.parsedate_to_datetime(headers["Date"])
+            now = _time_of(headers["Date"])
             listed = json.loads(content)
             for one in listed.get("items") or ():
                 age = now - datetime.datetime.fromisoformat(one["updated"])
@@ -1065,7 +1064,7 @@ class _Azure(_Requests):
                     raw_response_hook=lambda answer: dates.append(answer.http_response.headers["Date"]),
                 )
                 async for blob in blobs:
-                    now = email.utils.parsedate_to_datetime(dates[-1])
+                    now = _time_of(dates[-1])
                     age = now - blob.last_modified
                     found[blob.name[len(prefix) :]] = _ListedObject(blob.etag.strip('"'), age.total_seconds())
 
@@ -1169,3 +1168,10 @@ def _are_comparable(one: str, other: str) -> bool:
     """Return whether two ETags are made alike: of the whole, or of its parts. A store that encrypts has others."""
     forms = [re.fullmatch(r"[0-9a-f]{32}(-\d+)?", tag) for tag in (one, other)]
     return all(forms) and ("-" in one) == ("-" in other)
+
+
+def _time_of(header: str) -> datetime.datetime:
+    """Return the time that a header of HTTP gives."""
+    import email.utils  # which takes as long as half of this package
+
+    return email.utils.parsedate_to_datetime(header)

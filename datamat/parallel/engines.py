@@ -28,12 +28,12 @@ import weakref
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, wait
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from datamat.errors import FingerprintError, MissingDependencyError, OptionError, ParallelError, WorkerDied
+from datamat.errors import FingerprintError, MissingDependencyError, OptionError, WorkerDied
 from datamat.parallel import logs, pickling
 from datamat.parallel.executor import PathosExecutor
 from datamat.parallel.process_role import is_worker
 from datamat.parallel.processes import is_frozen
-from datamat.parallel.tasks import SLICE_S, identity_of
+from datamat.parallel.tasks import SLICE_S, CallLost, identity_of
 from datamat.parallel.worker import pack_error
 from datamat.parallel.workers import unpack_error
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from datamat.parallel.workers import PoolOptions
 
 
-__all__ = ["CallLost", "EngineExecutor", "check_engine", "open_engine"]
+__all__ = ["EngineExecutor", "check_engine", "open_engine"]
 
 _IDLE_S = 60.0  # without a call, until the process of a child ends
 _MOST_OTHERS = 2  # idle children that a worker keeps for other jobs than the one of its last call
@@ -54,18 +54,6 @@ _WANTED = (
     "('ray://host:10001'), a concurrent.futures.Executor, or None for datamat's own workers"
 )
 _DASK_SCHEMES = ("tcp://", "tls://", "ucx://", "ws://", "wss://", "inproc://")
-
-
-class CallLost(ParallelError):  # noqa: N818 -- reads as the event, as `WorkerDied` does
-    """An engine has lost a call: its worker or its scheduler is gone.
-
-    Attributes:
-        may_repeat: whether the engine takes the same call again.
-    """
-
-    def __init__(self, message: str, *, may_repeat: bool) -> None:
-        super().__init__(message)
-        self.may_repeat = may_repeat
 
 
 # ---------------------------------------------------------------- a call in a worker of an engine

@@ -17,7 +17,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from datamat.errors import BrokenPoolError, OptionError, UnpicklableError
+from datamat.errors import BrokenPoolError, OptionError, ParallelError, UnpicklableError
 from datamat.parallel import byvalue, logs, pickling, standins, worker
 from datamat.parallel.channel import PackedFunction
 from datamat.parallel.state import State
@@ -33,6 +33,7 @@ __all__ = [
     "PREFETCH_COST_S",
     "SLICE_S",
     "CallFuture",
+    "CallLost",
     "FunctionTable",
     "LightFuture",
     "RemoteFunction",
@@ -46,6 +47,19 @@ __all__ = [
     "prefetch_depth",
     "split",
 ]
+
+
+class CallLost(ParallelError):  # noqa: N818 -- reads as the event, as `WorkerDied` does
+    """An engine has lost a call: its worker or its scheduler is gone.
+
+    Attributes:
+        may_repeat: whether the engine takes the same call again.
+    """
+
+    def __init__(self, message: str, *, may_repeat: bool) -> None:
+        super().__init__(message)
+        self.may_repeat = may_repeat
+
 
 # ---------------------------------------------------------------- a light future
 #

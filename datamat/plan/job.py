@@ -424,6 +424,8 @@ class Job:
         follow_links: whether links that lead out of the source are followed.
         mirror: what brings files of a source behind a URL; `source` is then the local path that stands for it.
         urls: what brings the files behind URLs that rows name.
+        row_s: seconds that the first row took, where it was read to see what it holds; how the work is shared out may
+            depend on it, and never what it gives.
 
     Raises:
         OptionError: an argument makes no sense.
@@ -446,6 +448,7 @@ class Job:
     follow_links: bool = False
     mirror: SourceMirror | None = None
     urls: UrlFiles | None = None
+    row_s: float | None = None
 
     def __post_init__(self) -> None:
         _check_sidecars(self.sidecars)
@@ -699,11 +702,13 @@ def _check_sidecars(sidecars: Sequence[Sidecar]) -> None:
 
 
 def _check_executor(executor: Any, workers: WorkerOptions) -> None:
+    if executor is None:
+        return
     from datamat.parallel.engines import check_engine
 
     check_engine(executor)
     for name in ("sample_timeout_s", "max_rss"):
-        if executor is not None and getattr(workers, name) is not None:
+        if getattr(workers, name) is not None:
             raise OptionError(
                 f"WorkerOptions: only datamat's own workers, which can be replaced, enforce {name}; leave out "
                 f"executor, or {name}"

@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import heapq
 import itertools
+import math
 import os
 import queue
 import signal
@@ -32,15 +33,15 @@ from datamat.errors import BrokenPoolError, OptionError, SampleError, TaskTimeou
 from datamat.events import WorkerLost, WorkersStarted
 from datamat.options import LONGEST_GRACE_S
 from datamat.parallel import PathosExecutor, physical_cores
-from datamat.parallel.engines import CallLost, EngineExecutor, open_engine
 from datamat.parallel.processes import choose_start_method, hashes_as_workers_do, is_frozen
+from datamat.parallel.tasks import CallLost
 from datamat.plan.memos import KnownMemos
 from datamat.plan.plan import PartSpec, ShardSpec
 from datamat.run.limits import raise_swallowed
-from datamat.run.receipts import DamagedPartError, Receipt, Sealed
+from datamat.run.receipts import DamagedPartError, Receipt, Sealed, part_folder, read_receipt
 from datamat.run.shards import remove_folder
 from datamat.run.upload import PieceTask, Uploaded, UploadedPiece, UploadTask, upload
-from datamat.run.worker import RowMark, set_up_process
+from datamat.run.worker import LEAST_CALL_S, RowMark, set_up_process
 
 if TYPE_CHECKING:
     import contextlib
@@ -48,9 +49,11 @@ if TYPE_CHECKING:
     import pathlib
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
+    from typing import TypeGuard
 
     from datamat.directory.rows import RowStore
     from datamat.options import WorkerOptions
+    from datamat.parallel.engines import EngineExecutor
     from datamat.plan.changes import ReusedRows
     from datamat.plan.job import Job, JobDigests
     from datamat.run.limits import DiskLimit
@@ -79,6 +82,12 @@ _CANCEL_AGAIN_S = 1.0
 _SILENCE_S = 10.0
 """Seconds without a result after which an engine is asked whether it has workers."""
 
+_SMALL_S = 0.5
+"""Seconds that a job is expected to take for which one worker starts; a first row takes longer than the others."""
+
+_ONE_WORKER_S = 0.2
+"""Seconds that one worker works for such a job; then all start."""
+
 _MOST_UNBEGUN = 8
 """Deaths in a row at no row at all; more are no accident: workers fail during their setup."""
 
@@ -93,9 +102,14 @@ class Tasks(Protocol):
     """The bound methods that travel to workers."""
 
     def write_part(
-        self, spec: PartSpec, lost: Sequence[FailedRow] | None, reused: ReusedRows | None, run: str
+        self,
+        spec: PartSpec,
+        lost: Sequence[FailedRow] | None,
+        reused: ReusedRows | None,
+        run: str,
+        others: Sequence[PartSpec] = (),
     ) -> Receipt:
-        """Write a part."""
+        """Write a part, and others of its shard that follow it."""
 
     def _seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
         """Complete a shard whose parts are done."""
@@ -140,6 +154,11 @@ class PartOrder:
     def __len__(self) -> int:
         return self._num_waiting
 
+    @property
+    def cost(self) -> int:
+        """Estimated cost of the parts that wait, in bytes of input."""
+        return sum(self._cost.values())
+
     def add(self, parts: Iterable[PartSpec]) -> None:
         """Have more parts wait, at their place among those of their shard."""
         for shard, mine in itertools.groupby(parts, key=lambda part: part.shard):
@@ -170,6 +189,11 @@ class PartOrder:
         shard = max(waiting, key=lambda shard: (self._cost[shard], shard))
         # The very next part is left for the worker that finishes the one before it.
         return self._taken(shard, min(1, len(self._waiting[shard]) - 1))
+
+    def after(self, part: PartSpec) -> PartSpec | None:
+        """Return the part that follows one in its shard, for the worker that makes that one; None where none waits."""
+        waiting = self._waiting.get(part.shard)
+        return self._taken(part.shard, 0) if waiting and waiting[0].number == part.number + 1 else None
 
     def end(self, part: PartSpec) -> None:
         """Note that a part is no longer under way."""
@@ -235,6 +259,8 @@ def open_executor(
     if given is not None:
         if depends and isinstance(given, PathosExecutor) and given.stats().start_method == "fork":
             warn("forks of two programs", "pass one with start_method='forkserver'")
+        from datamat.parallel.engines import open_engine
+
         here = functools.partial(warn, "two programs that make the calls themselves", "set PYTHONHASHSEED=0")
         return open_engine(given, _PRELOAD, here if depends else None)
     method = options.start_method
@@ -253,9 +279,14 @@ def open_executor(
     )
 
 
+def _is_engine(executor: Executor) -> TypeGuard[EngineExecutor]:
+    """Return whether others make the calls: `open_executor` wraps whatever is none of datamat's own executors."""
+    return not isinstance(executor, PathosExecutor)
+
+
 def result_of(future: Future[Any], executor: Executor, logger: logging.Logger) -> Any:
     """Return the result of a single call; warn where the user's engine has no worker to make it."""
-    if isinstance(executor, EngineExecutor) and not wait([future], _SILENCE_S).done:
+    if _is_engine(executor) and not wait([future], _SILENCE_S).done:
         executor.warn_without_workers(logger)
     return future.result()
 
@@ -309,7 +340,10 @@ class PartQueue:
         self._under_way: dict[Future[Any], Task] = {}
         self._removing: dict[Future[Any], pathlib.Path] = {}
         self._done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
+        self._with: dict[Future[Any], list[PartSpec]] = {}  # what is made in the same call as the part under way
         self._lost: dict[tuple[str, int], list[FailedRow]] = {}
+        self._rate: float | None = None  # seconds for a byte of cost: those of the quickest part
+        self._one_worker_s: float | None = None  # of work so far, where one worker is to do it all
         self._feed: Feed | None = None
         self._num_lost = 0  # calls in a row that an engine lost
         self._num_unbegun = 0  # deaths in a row before any row was begun
@@ -342,6 +376,17 @@ class PartQueue:
         self._feed = feed
         if self._is_own and feed is None:
             self._num_workers = min(self._num_workers, len(parts) + num_others)
+        if self._is_small_job(parts):
+            most, self._num_workers, self._one_worker_s = self._num_workers, 1, 0.0
+            yield from self._made()
+            self._num_workers, self._one_worker_s = most, None
+            if self.stopped or not (self._waiting or self._to_seal or self._to_upload):
+                return
+            if self._job.how.workers.start_method is not None:
+                self._hashing = ""  # it is said
+        yield from self._made()
+
+    def _made(self) -> Iterator[Result]:
         job = self._job
         with open_executor(
             job.how.executor, job.how.workers, self._num_workers, job.how.logger, self._hashing
@@ -362,8 +407,8 @@ class PartQueue:
 
     def remove(self, folder: pathlib.Path) -> None:
         """Have a worker remove a folder that nobody looks into any more; only while `of` yields."""
-        if self._disk.is_set:
-            remove_folder(folder)  # the room counts for the next part
+        if self._disk.is_set or self._one_worker_s is not None:
+            remove_folder(folder)  # the room counts for the next part; or it holds little, and the worker may end
         else:
             self._to_remove.append(folder)
 
@@ -373,17 +418,18 @@ class PartQueue:
                 self.stopped = "deadline"
                 return
             self._submit(executor)
+            if self._under_way:
+                import pyarrow.parquet  # noqa: F401 -- the index is written with it in the end; workers begin meanwhile
             self._heard_at = time.monotonic()
             self._events.emit(self._workers_started(executor))
             while self._under_way:
                 raise_swallowed()
                 if self._feed is not None:
                     self._feed.beat()
-                result = self._next(executor)
-                if result is not None:
+                for result in self._next(executor):
                     yield result
-                if isinstance(result, Uploaded):
-                    self._disk.measure()
+                    if isinstance(result, Uploaded):
+                        self._disk.measure()
                 if self._deadline.has_come and (self._under_way or self._waiting or self._to_seal or self._to_upload):
                     self.stopped = "deadline"
                     yield from self._last_results(executor)
@@ -401,7 +447,7 @@ class PartQueue:
         return WorkersStarted(
             num_workers=self._num_workers if self._is_own else 0,
             start_method="" if stats is None else f"{stats.start_method}: {stats.reason}",
-            engine=executor.name if isinstance(executor, EngineExecutor) else "",
+            engine=executor.name if _is_engine(executor) else "",
         )
 
     def _submit(self, executor: Executor) -> None:
@@ -410,18 +456,9 @@ class PartQueue:
         Another executor gets as much as the largest may have use for.
         """
         self._submit_removals(executor)
-        while self._to_upload:  # first: what is uploaded makes room
-            task = self._to_upload.popleft()
-            if task.store.scheme == "memory" and self._is_own:
-                self._add(_done_here(task), task)  # the memory that is meant is that of this process
-            else:
-                self._hand_out(executor, task, upload, task)
-        while self._to_seal:
-            shard = self._to_seal.popleft()
-            call = (shard.name, shard.fingerprint, len(shard.parts), self._run)
-            self._hand_out(executor, shard, self._tasks._seal_shard, *call)
+        self._submit_ends(executor)
         most = self._num_workers + 1 if self._is_own else _MOST_UNDER_WAY
-        while len(self._under_way) < most:
+        while len(self._under_way) < most and not self._is_no_small_job():
             if self._feed is not None and not self._waiting and len(self._under_way) < self._num_workers:
                 self._waiting.add(self._feed.more())
             if not self._waiting:
@@ -438,7 +475,56 @@ class PartQueue:
             lost = self._lost.get((part.shard, part.number))
             reused = self._reused.get(part.shard)
             mine = reused and reused.of(part.start, part.stop)
-            self._hand_out(executor, part, self._tasks.write_part, part, lost, mine, self._run)
+            others = [] if lost is not None or reused is not None else self._others(part)
+            future = self._hand_out(executor, part, self._tasks.write_part, part, lost, mine, self._run, others)
+            if others:
+                self._with[future] = others
+
+    def _submit_ends(self, executor: Executor) -> None:
+        """Hand out what ends a shard."""
+        while self._to_upload:  # first: what is uploaded makes room
+            task = self._to_upload.popleft()
+            if task.store.scheme == "memory" and self._is_own:
+                self._add(_done_here(task), task)  # the memory that is meant is that of this process
+            else:
+                self._hand_out(executor, task, upload, task)
+        while self._to_seal:
+            shard = self._to_seal.popleft()
+            call = (shard.name, shard.fingerprint, len(shard.parts), self._run)
+            self._hand_out(executor, shard, self._tasks._seal_shard, *call)
+
+    @property
+    def _may_join(self) -> bool:
+        """Whether a worker may get several parts at once: not where each of them is weighed by disk or memory."""
+        return self._is_own and not self._disk.is_set and self._job.how.workers.max_rss is None
+
+    def _is_small_job(self, parts: Sequence[PartSpec]) -> bool:
+        """Return whether all parts are expected to take less time than to start more than one worker for them."""
+        if not self._may_join or self._feed is not None or self._job.row_s is None:
+            return False
+        expected_s = self._job.row_s * sum((part.stop - part.start) * part.copies for part in parts)
+        if expected_s < _SMALL_S:
+            self._rate = expected_s / max(sum(part.cost for part in parts), 1)
+        return expected_s < _SMALL_S
+
+    def _is_no_small_job(self) -> bool:
+        """Return whether the parts of a job that was expected to be small have taken long: then all workers start."""
+        return self._one_worker_s is not None and self._one_worker_s > _ONE_WORKER_S
+
+    def _others(self, part: PartSpec) -> list[PartSpec]:
+        """Take the parts behind one that are made in the same call, so that it is worth its costs."""
+        others: list[PartSpec] = []
+        if not self._may_join or self._rate is None:
+            return others
+        least = LEAST_CALL_S / self._rate if self._rate else math.inf
+        cost = part.cost
+        while cost < least and (part.shard, part.number + 1) not in self._lost:
+            after = self._waiting.after(part)
+            if after is None:
+                break
+            others.append(after)
+            part, cost = after, cost + after.cost
+        return others
 
     def _submit_removals(self, executor: Executor) -> None:
         while self._to_remove:
@@ -457,53 +543,68 @@ class PartQueue:
         self._under_way[future] = task
         future.add_done_callback(self._done.put)
 
-    def _hand_out(self, executor: Executor, task: Task, function: Callable[..., Any], *args: Any) -> None:
+    def _hand_out(self, executor: Executor, task: Task, function: Callable[..., Any], *args: Any) -> Future[Any]:
         try:
             future = executor.submit(function, *args)
         except CallLost as error:
             raise self._lost_for_good(task, error) from error
         self._add(future, task)
+        return future
 
-    def _next(self, executor: Executor) -> Result | None:
-        """Return the next result; None where a worker died, or the deadline or something else came first."""
+    def _next(self, executor: Executor) -> Iterator[Result]:
+        """Yield what the next call gave; nothing where a worker died, or the deadline or something else came first."""
         future = self._ended(executor)
         if future is None:
-            return None
-        task = self._under_way.pop(future)
-        if isinstance(task, PartSpec):
-            self._waiting.end(task)
+            return
+        task, others = self._under_way.pop(future), self._with.pop(future, [])
+        for part in [task, *others]:
+            if isinstance(part, PartSpec):
+                self._waiting.end(part)
         try:
             result: Result = future.result()
         except WorkerDied as error:
-            self._lose(task, error)
-            return None
+            mark = RowMark.of(error)
+            hit = [part for part in others if mark is not None and part.start <= mark.position < part.stop]
+            self._lose(hit[0] if hit else task, error, [part for part in (task, *others) if part not in hit])
+            return
         except CallLost as error:
             self._repeat(task, error)
-            return None
+            return
         except DamagedPartError as error:
             if not isinstance(task, ShardSpec):
                 raise
-            return Sealed(task.name, damaged=error)
+            yield Sealed(task.name, damaged=error)
+            return
         self._num_unbegun = self._num_lost = 0
         if isinstance(result, Receipt):
             assert isinstance(task, PartSpec)
-            self._warn_of_unseen(result)
-            if result.memos:
-                self._memos.add(self._given, result.memos)
-            self._pass_on(result.remarks)
-            self._deadline.add(result.elapsed_s)
-            self._disk.add(task.cost, result.num_bytes)
-        return result
+            self._note(task, result)
+            for part, receipt in zip(others, result.others, strict=False):
+                self._note(part, receipt)
+            self._waiting.add(others[len(result.others) :])
+        yield from _each(result)
+
+    def _note(self, part: PartSpec, receipt: Receipt) -> None:
+        self._warn_of_unseen(receipt)
+        if receipt.memos:
+            self._memos.add(self._given, receipt.memos)
+        self._pass_on(receipt.remarks)
+        self._deadline.add(receipt.elapsed_s)
+        self._disk.add(part.cost, receipt.num_bytes)
+        rate = receipt.elapsed_s / max(part.cost, 1)
+        self._rate = rate if self._rate is None else min(self._rate, rate)
+        if self._one_worker_s is not None:
+            self._one_worker_s += receipt.elapsed_s
 
     def _ended(self, executor: Executor) -> Future[Any] | None:
         """Wait for a call that has ended; None where something else came first."""
         waits = [self._deadline.left_s, self._deadline.wait_s, None if self._feed is None else self._feed.pause_s]
-        if isinstance(executor, EngineExecutor):
+        if _is_engine(executor):
             waits.append(_SILENCE_S)
         try:
             future = self._done.get(timeout=min((wait_s for wait_s in waits if wait_s is not None), default=None))
         except queue.Empty:
-            if isinstance(executor, EngineExecutor) and time.monotonic() - self._heard_at >= _SILENCE_S:
+            if _is_engine(executor) and time.monotonic() - self._heard_at >= _SILENCE_S:
                 executor.warn_without_workers(self._job.how.logger)
                 self._heard_at = time.monotonic()  # to ask again
             return None
@@ -546,7 +647,16 @@ class PartQueue:
         while not self._done.empty():
             future = self._done.get()
             if not future.cancelled() and future.exception() is None:
-                yield future.result()
+                self._under_way.pop(future, None)
+                yield from _each(future.result())
+        for future, others in self._with.items():  # of calls that are ended, those parts count that are made
+            if (task := self._under_way.get(future)) is not None:
+                yield from itertools.takewhile(bool, map(self._left_receipt, [task, *others]))
+
+    def _left_receipt(self, part: Task) -> Receipt | None:
+        assert isinstance(part, PartSpec)
+        receipt = read_receipt(part_folder(self._job.work, part.shard), part.number)
+        return receipt if receipt is not None and receipt.is_for(part) else None
 
     def _let_end(self, executor: Executor, grace_s: float) -> None:
         """Cancel what has not started, and give the rest a little time."""
@@ -599,14 +709,20 @@ class PartQueue:
         first, last = self._key(task.start), self._key(task.stop - 1)
         return f"part {task.number} of {task.shard} (rows {first!r} to {last!r})"
 
-    def _lose(self, task: Task, error: WorkerDied) -> None:
+    def _lose(self, task: Task, error: WorkerDied, others: Iterable[Task] = ()) -> None:
         """Queue a task again whose worker died, without the row that caused it if that has happened too often.
+
+        Args:
+            task: what the worker was at.
+            error: how it ended.
+            others: parts of the same call.
 
         Raises:
             SampleError: it has, and the policy is "raise".
             WorkerDied: workers died too often before they started a row.
         """
         mark = None
+        self._waiting.add(other for other in others if isinstance(other, PartSpec) and other is not task)
         place: tuple[str, int | None, int | None]
         if isinstance(task, PartSpec):
             mark = RowMark.of(error)
@@ -669,6 +785,12 @@ class PartQueue:
         return self._store.keys(self._store.order[position : position + 1])[0]
 
 
+def _each(result: Result) -> Iterator[Result]:
+    yield result
+    if isinstance(result, Receipt):
+        yield from result.others
+
+
 def _listed(names: Sequence[str]) -> str:
     others = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {others} more" if others > 0 else "")
@@ -677,7 +799,7 @@ def _listed(names: Sequence[str]) -> str:
 def _cancelled(executor: Executor, futures: Iterable[Future[Any]]) -> list[Future[Any]]:
     """Cancel what has not started, and return what has not ended."""
     asked = [future for future in futures if not future.done()]
-    if isinstance(executor, EngineExecutor):
+    if _is_engine(executor):
         executor.cancel(asked)  # at once: each time, the engine may have to be asked
     else:
         for future in asked:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
@@ -29,8 +30,8 @@ from datamat.options import (
     refuse_others,
     takes,
 )
-from datamat.parallel.engines import CallLost
 from datamat.parallel.process_role import is_worker
+from datamat.parallel.tasks import CallLost
 from datamat.plan.pipeline import Pipeline
 from datamat.run.dispatch import describe_death, open_executor, result_of
 from datamat.run.limits import signals_raised
@@ -67,8 +68,8 @@ __all__ = ["infer_features", "materialize"]
 _MOST_FAILED = 1000  # items in a row, after which none is expected to work
 
 
-def infer_features(writer: FunctionWriter, seed: int, how: RunOptions) -> Features:
-    """Return the features of the first sample that the function returns.
+def infer_features(writer: FunctionWriter, seed: int, how: RunOptions) -> tuple[Features, float]:
+    """Return the features of the first sample that the function returns, and the seconds that it took.
 
     Args:
         writer: plug-in that calls the function.
@@ -89,7 +90,10 @@ def infer_features(writer: FunctionWriter, seed: int, how: RunOptions) -> Featur
         start, last = 0, ""
         while True:
             try:
-                found: _First = result_of(run_here.submit(search.first, start, last), run_here, logger)
+                first = run_here.submit(search.first, start, last)
+                import datamat.run.run  # noqa: F401 -- which is needed next: the worker is busy
+
+                found: _First = result_of(first, run_here, logger)
                 break
             except CallLost as error:
                 raise BrokenPoolError(
@@ -101,13 +105,13 @@ def infer_features(writer: FunctionWriter, seed: int, how: RunOptions) -> Featur
         while found.empty_lists:
             try:
                 lists = run_here.submit(search.lists, found.position, found.empty_lists, frozenset(dead)).result()
-                return _with_lists(found, lists, len(writer), logger)
+                return _with_lists(found, lists, len(writer), logger), found.seconds
             except WorkerDied as error:  # the run will meet that item again
                 mark = RowMark.of(error)
                 if mark is None:
                     raise
                 dead.add(mark.position)
-        return found.features
+        return found.features, found.seconds
 
 
 _Path = tuple[str, ...]  # names of the dicts that a field lies in, and its own
@@ -120,16 +124,18 @@ class _First(NamedTuple):
         features: its features.
         position: number of its item.
         empty_lists: paths of the fields that hold lists without items.
+        seconds: what the call of the function took.
     """
 
     features: Features
     position: int
     empty_lists: tuple[_Path, ...]
+    seconds: float
 
     @classmethod
-    def of(cls, sample: Mapping[str, Any], position: int) -> _First:
+    def of(cls, sample: Mapping[str, Any], position: int, seconds: float) -> _First:
         features = Features.infer(sample)
-        return cls(features, position, tuple(_empty_lists(sample, features.as_declared)))
+        return cls(features, position, tuple(_empty_lists(sample, features.as_declared)), seconds)
 
 
 def _empty_lists(sample: Mapping[str, Any], declared: Mapping[str, Any], path: _Path = ()) -> Iterator[_Path]:
@@ -214,10 +220,12 @@ class _Search:
         with global_state_kept(), RowWatch(self.workers.sample_timeout_s) as watch:
             for position, row in self._rows(start):
                 watch.at(position)
+                begun = time.perf_counter()
                 try:
                     sample = self._samples(pipeline, row)[0]
+                    seconds = time.perf_counter() - begun
                     with _named(row):
-                        return _First.of(sample, position)
+                        return _First.of(sample, position, seconds)
                 except Skip as skip:
                     num_dropped, last = num_dropped + 1, f"sample {row.key!r}: {skip.reason}"
                     continue
@@ -406,15 +414,16 @@ def materialize(
     of_run = RunKeywords.__annotations__
     run = cast("RunKeywords", {name: value for name, value in both.items() if name in of_run})
     dataset = cast("DatasetKeywords", {name: value for name, value in both.items() if name not in of_run})
+    row_s = None
     if features is None:
         try:
             how = RunOptions.of(run)
             run["deadline"] = how.deadline  # which counts from here: what comes first may take long
             with _marked(output, dataset, how):
-                writer.features = infer_features(writer, dataset.get("seed", 0), how)
+                writer.features, row_s = infer_features(writer, dataset.get("seed", 0), how)
         except SampleError as error:
             fold(error)
             raise error.with_traceback(None)  # noqa: B904 -- it is the same error
     made = Materializer(writer, None, output, **dataset)
-    made._job = dataclasses.replace(made._job, remedies=Remedies("materialize(..., {})"))
+    made._job = dataclasses.replace(made._job, remedies=Remedies("materialize(..., {})"), row_s=row_s)
     return made.run(**run)

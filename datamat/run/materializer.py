@@ -513,6 +513,7 @@ class Materializer:
         lost: Any = None,
         reused: Any = None,
         run: str = "",
+        others: Any = (),
     ) -> Any:
         """Write one part of a shard: the bound method that a run dispatches to its workers.
 
@@ -523,9 +524,10 @@ class Materializer:
             reused: rows whose records are taken from a finished shard; None where there are none.
             run: mark of the run, whose parts may go straight onto the end of the shard's file; "" has this one lie
                 apart until the shard is sealed.
+            others: parts right behind it, which are written, too, unless they turn out to take long.
 
         Returns:
-            The receipt, which is also on disk beside the part.
+            The receipt, which is also on disk beside the part. It holds those of the others that are written.
 
         Raises:
             SampleError: a sample failed, and the policy is "raise".
@@ -533,7 +535,7 @@ class Materializer:
         """
         if self._part_worker is None:
             raise OptionError("write_part belongs to a run; call run(), which dispatches it")
-        return self._part_worker.write_part(spec, lost, reused, run)
+        return self._part_worker.write_part(spec, lost, reused, run, others)
 
     def _seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
         """Complete a shard whose parts are done: join those that lie apart, write the offsets, flush the files.

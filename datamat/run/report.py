@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import html
 import json
 import logging
 import os
@@ -558,6 +557,8 @@ class _Notebook(_Screen):
         self._draw(summary or line)
 
     def _draw(self, line: str) -> None:
+        import html
+
         bundle = {"text/plain": line, "text/html": f"<pre>{html.escape(line)}</pre>"}
         if self._handle is None:
             self._handle = self._display(bundle, raw=True, display_id=True)

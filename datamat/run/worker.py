@@ -85,6 +85,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "LEAST_CALL_S",
     "PartWorker",
     "RowMark",
     "RowWatch",
@@ -163,6 +164,9 @@ class RowWatch:
         if self._timeout_s is not None:
             faulthandler.unregister(signal.SIGALRM)
 
+
+LEAST_CALL_S = 0.02
+"""Seconds that a call should be worth, which costs two or three milliseconds: one that is for less gets more parts."""
 
 _ROWS_PER_CHECK = 200  # processing one of so many rows twice costs half a per cent
 _MOST_READS = 4  # of a row whose files change meanwhile
@@ -272,6 +276,7 @@ class PartWorker:
         lost: Sequence[FailedRow] | None = None,
         reused: ReusedRows | None = None,
         run: str = "",
+        others: Sequence[PartSpec] = (),
     ) -> Receipt:
         """Write a part; see `Materializer.write_part`."""
         self._switches.set()  # some libraries have theirs by thread
@@ -285,8 +290,15 @@ class PartWorker:
             # In one step, without a lock that a fork could find taken: threads that meet here get the same object.
             made = _SharedByParts(self.job, self.folder, opened, appends=self._is_own_pool)
             shared = self._shared.setdefault(os.getpid(), made)
+        until = time.monotonic() + 2 * LEAST_CALL_S
         receipt = shared.write_part(spec, lost, reused, run)
-        return dataclasses.replace(receipt, remarks=(*receipt.remarks, self._remark)) if self._remark else receipt
+        more: list[Receipt] = []
+        for other in others:
+            if time.monotonic() > until:  # then other workers should have the rest
+                break
+            more.append(shared.write_part(other, None, None, run))
+        remarks = (*receipt.remarks, self._remark) if self._remark else receipt.remarks
+        return dataclasses.replace(receipt, remarks=remarks, others=tuple(more))
 
     def _arrive(self, run: str) -> None:
         """Settle, and in a worker of an engine look for the output; before anything is written.

@@ -68,3 +68,19 @@ def test_largest_shard_is_begun_first_and_begun_ones_are_finished():
 
     shards = [int(part.shard[8:13]) for part in handed]
     assert shards == [2] * 3 + [0] * 3 + [1] * 3 + [3] * 3
+
+
+def test_parts_for_one_call_follow_each_other():
+    """A worker that gets several parts at once gets those behind its first, each to be ended for itself."""
+    order = PartOrder(parts_of(4, 2))
+    first = order.next(may_lie_apart=True)
+
+    second = order.after(first)
+    assert (second.shard, second.number) == (first.shard, 1)
+    other = order.next(may_lie_apart=True)
+    assert other.shard != first.shard
+    assert order.after(first) is None and order.after(order.after(other)) is None
+
+    for part in (first, second, other):
+        order.end(part)
+    assert order.next(may_lie_apart=False).number == 2

@@ -8,6 +8,7 @@ import datetime
 import importlib
 import os
 import pathlib
+import signal
 import socket
 import sys
 import time
@@ -39,6 +40,7 @@ from datamat import (
 )
 from datamat.directory.keys import original_key
 from datamat.directory.ledger import read_ledger
+from datamat.events import WorkersStarted
 from datamat.testing import InlineExecutor
 from datamat.writers.function import keys_of
 
@@ -50,6 +52,61 @@ def _made(fn, inputs, output, *, workers=None, **options):
 
 
 TWO_WORKERS = WorkerOptions(num_workers=2, start_method="fork")
+
+
+# ------------------------------------------------------------ small jobs
+
+
+def _workers_of(fn, output, **options):
+    """Return how many workers started for ten numbers, one time after the other, and the processes of their rows."""
+    started = []
+
+    def hook(event):
+        if isinstance(event, WorkersStarted):
+            started.append(event.num_workers)
+
+    def with_process(number):
+        return {"x": number, "process": os.getpid(), **fn(number)}
+
+    _made(with_process, range(10), output, workers=TWO_WORKERS, hooks=[hook], **options)
+    return started, {int(sample["process"]) for sample in load(output)}
+
+
+def test_small_job_has_one_worker(tmp_path):
+    """Rows of no time are not worth a second one; on a machine that is too busy to see that, others follow."""
+    started, _ = _workers_of(lambda number: {}, tmp_path)
+
+    assert started[0] == 1
+
+
+def test_rows_that_take_long_have_all_workers(tmp_path):
+    """Also where the first row, from which the features are inferred, is quick."""
+
+    def slow_but_first(number):
+        until = time.monotonic() + 0.15 * bool(number)
+        while time.monotonic() < until:
+            pass
+        return {}
+
+    started, processes = _workers_of(slow_but_first, tmp_path)
+
+    assert started[-1] == 2
+    assert len(processes) > 1
+
+
+def test_row_that_ends_the_worker_of_many_is_found(tmp_path):
+    """The parts that one call was to make are made again, without that row."""
+
+    def deadly(number):
+        if number == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"x": number}
+
+    report = _made(deadly, range(10), tmp_path, workers=TWO_WORKERS, errors="skip")
+
+    assert [failure.key for failure in report.failures] == ["00000007"]
+    assert sorted(int(sample["x"]) for sample in load(tmp_path)) == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+    assert verify(tmp_path).ok
 
 
 def test_deadline_counts_from_the_call(tmp_path):
