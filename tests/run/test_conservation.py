@@ -42,7 +42,7 @@ def test_row_that_a_worker_loses_ends_the_run(source, tmp_path, monkeypatch):
         append(self, position, row, [] if row.key == "train007" else records)
 
     monkeypatch.setattr(_PartTask, "_append", lossy)
-    with pytest.raises(IncompleteRunError, match=r"part \d+ of pairs-train-00000-of-00001 has 1 rows, train007; its"):
+    with pytest.raises(IncompleteRunError, match=r"part \d+ of pairs-train-00000-of-00001 has 1 row, train007; its"):
         job(source, tmp_path / "out").run(progress=False)
     assert not (tmp_path / "out" / "manifest.json").exists()
 

@@ -149,7 +149,7 @@ def test_large_rebuild_says_before_it_begins_what_goes_and_why(source, output, t
         materialize([lambda n: {"n": n}, lambda n: {"n": n + 1}][number], range(10), tmp_path / "made", **HERE)
     (message,) = caplog.messages
     assert "will be made again: writer code changed (fn)" in message
-    assert message.endswith("; materialize(..., existing='refuse') raises instead")
+    assert message.endswith("; materialize(..., existing='refuse') stops instead")
 
 
 @pytest.mark.parametrize("change", ["rows", "number of shards", "split"])

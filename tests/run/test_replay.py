@@ -231,7 +231,7 @@ def test_sample_check_reports_rows_that_are_new_or_fail_now(source, template, tm
 
     assert len(found) == 2
     assert "('val002') cannot be made again: sample 'val002'" in found[0]
-    assert found[1] == "manifest.json: row 'new' of the source is in no record; run() adds it"
+    assert found[1] == "manifest.json: row 'new' of the source is in no record; the next run adds it"
 
 
 def test_rows_that_failed_are_no_damage(source, tmp_path):
