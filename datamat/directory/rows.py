@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import collections
 import contextlib
 import contextvars
@@ -680,13 +679,16 @@ class Texts(Sequence[str]):
         return np.fromiter(map(xxhash.xxh3_64_intdigest, self.pieces()), np.uint64, len(self))
 
     def are_plain(self) -> bool:
-        """Return whether all are made of ASCII letters, digits, `_` and `-`, and none is empty: any can be a key."""
+        """Return whether all are made of ASCII letters, digits, `_`, `-` and `.`, but no `..`, and none is empty.
+
+        Then each is a key as it is.
+        """
         lengths = np.diff(self.ends, prepend=np.uint64(0))
-        return bool(lengths.all()) and not self.data.translate(None, _PLAIN_LETTERS)
+        return bool(lengths.all()) and b".." not in self.data and not self.data.translate(None, _PLAIN_LETTERS)
 
 
 _POSITION_DIGITS = 8
-_PLAIN_LETTERS = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
+_PLAIN_LETTERS = b"-.0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 _ROWS_AT_ONCE = 1024  # that are made of a block
 _MANY_BYTES = 64  # of a text on average, from which on slices are copied faster than bytes are gathered
 
@@ -1065,18 +1067,18 @@ class RowStore:
         """
         keys = self._text("key", positions)
         origins = self._origins(positions)
-        splits = [self.splits[code] for code in self.split_codes[positions].tolist()]
+        splits = map(self.splits.__getitem__, self.split_codes[positions].tolist())
         fields = [field for field in self._fields if field.name != FILES]
-        names = [field.name for field in fields]
+        names = tuple(field.name for field in fields)
         columns = [self._values(field, positions) for field in fields]
-        values = zip(*columns, strict=True) if columns else [()] * len(keys)
+        values: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if columns else [()] * len(keys)
         files: Sequence[tuple[str, ...]] = [()] * len(keys)
         if len(fields) < len(self._fields):
             files = self._values(self._fields[-1], positions)
-        return [
-            IndexRow(key, split, dict(zip(names, row, strict=True)), origin, named)
-            for key, split, row, origin, named in zip(keys, splits, values, origins, files, strict=True)
-        ]
+        # Without a loop in Python, in half of the time: a row of a table costs little more than this.
+        dicts = map(dict, map(zip, itertools.repeat(names), values))
+        rows = zip(keys, splits, dicts, origins, files, strict=True)
+        return list(map(tuple.__new__, itertools.repeat(IndexRow), rows))
 
     def keys(self, positions: np.ndarray) -> list[str]:
         """Return the keys of rows by number."""
@@ -1250,11 +1252,11 @@ class RowStore:
         """Return where rows came from, by number."""
         if not self._blocks:
             return self._text("origin", positions)
-        found = []
-        for number in np.asarray(positions).tolist():
-            start, _, origin = self._blocks[bisect.bisect_right(self._blocks, number, key=operator.itemgetter(0)) - 1]
-            found.append(origin.of(number - start))
-        return found
+        starts = np.array([start for start, _, _ in self._blocks])
+        places = np.searchsorted(starts, positions, side="right") - 1
+        numbers = zip(places.tolist(), (np.asarray(positions, np.int64) - starts[places]).tolist(), strict=True)
+        origins = [origin for _, _, origin in self._blocks]
+        return [origins[place].of(number) for place, number in numbers]
 
     def _codes(self, name: str, dtype: Any) -> np.ndarray:
         if name not in self.__dict__:
@@ -1394,8 +1396,10 @@ class _RowWriter:
         self.num_rows += count
 
     def _checked_keys(self, block: RowBlock) -> Texts:
-        if isinstance(block.keys, Texts) and block.keys.are_plain():
-            return block.keys
+        with contextlib.suppress(AttributeError, TypeError, UnicodeEncodeError):  # those of keys that are no text
+            texts = block.keys if isinstance(block.keys, Texts) else Texts.of(block.keys)
+            if texts.are_plain() and (texts is block.keys or set(map(type, block.keys)) == {str}):
+                return texts
         given = listed(block.keys)
         keys = safe_keys(given)
         number = bad_key(keys)
@@ -1408,7 +1412,8 @@ class _RowWriter:
 
     def _write_origins(self, block: RowBlock) -> None:
         if not isinstance(block.origin, Origin):
-            self._files.write_text("origin", Texts.of(block.origin), hashed=False)
+            origins = Texts.of(block.origin) if any(block.origin) else Texts(b"", np.zeros(len(block), np.uint64))
+            self._files.write_text("origin", origins, hashed=False)
             return
         last = self._origins[-1] if self._origins else None
         start, stop, origin = self.num_rows, self.num_rows + len(block), block.origin

@@ -115,14 +115,11 @@ class RowMark:
     position: int
     num_rows: int = 1
 
-    def __str__(self) -> str:
-        return f"rows {self.position} {self.num_rows}"
-
     @classmethod
     def of(cls, error: WorkerDied) -> RowMark | None:
         """Return the mark of a worker that died; None if it was at no row."""
-        words = error.worker_exit.step.split()
-        return cls(*map(int, words[1:])) if words else None
+        position, num_rows = error.worker_exit.step
+        return cls(position, num_rows) if num_rows else None
 
 
 class RowWatch:
@@ -146,7 +143,7 @@ class RowWatch:
     def at(self, position: int, num_rows: int = 1) -> None:
         """Note that a row, or a number of rows beginning with it, starts now."""
         if self._note is not None:
-            self._note.write_step(f"rows {position} {num_rows}")  # as `RowMark` has it, in a third of the time
+            self._note.write_step(position, num_rows)
         if self._timeout_s is not None:
             signal.setitimer(signal.ITIMER_REAL, self._timeout_s * num_rows)
 
@@ -155,7 +152,7 @@ class RowWatch:
         if self._timeout_s is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
         if self._note is not None:
-            self._note.write_step("")
+            self._note.write_step(0, 0)
 
     def __exit__(self, *_: object) -> None:
         self.rest()

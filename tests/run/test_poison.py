@@ -301,7 +301,7 @@ def test_limits_of_workers_need_datamats_own(place, options):
 
 @register_feature
 class Deadly(Scalar):
-    """Ends the process that encodes 405: alone, or among others."""
+    """Ends the process that encodes 100: alone, or among others."""
 
     def encode(self, name, value):
         self.live(value)
@@ -313,7 +313,7 @@ class Deadly(Scalar):
         return super().encode_block(name, values)
 
     def live(self, value):
-        if value == 405:
+        if value == 100:
             os._exit(9)
 
 
@@ -333,5 +333,5 @@ def test_row_that_ends_its_worker_when_it_is_encoded_with_others_is_found(tmp_pa
 
     report = job.run(progress=False)
 
-    assert [failure.key for failure in report.failures] == ["405"]
+    assert [failure.key for failure in report.failures] == ["100"]
     assert len(load(tmp_path / "out")) == 639
