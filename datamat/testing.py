@@ -48,7 +48,7 @@ import numpy as np
 
 from datamat.codecs import encode_jpeg, encode_png
 from datamat.directory.manifest import Manifest
-from datamat.directory.rows import IndexRow
+from datamat.directory.rows import IndexRow, single_rows
 from datamat.directory.sidecars import Sidecar
 from datamat.directory.sidecars.exporting import export
 from datamat.directory.verify import verify
@@ -181,7 +181,7 @@ class DatasetWriterConformance:
         """Equal rows in the same order, which a plan can be made of."""
         source = self._source(tmp_path)
 
-        rows, again = ([*_bound(self.make_writer(), source).index(source)] for _ in range(2))
+        rows, again = ([*single_rows(_bound(self.make_writer(), source).index(source))] for _ in range(2))
 
         assert rows, "index: found no rows, expected one for each sample of the source"
         _compare(again, rows, "index, called a second time")
