@@ -363,7 +363,7 @@ class Pipeline:
         Raises:
             SampleError: any error, with the key of the row and the first of its files.
         """
-        with self._naming(row):
+        with _Naming(self, row):
             samples = self._read(row)
             if read is not None:
                 read.update(_digests_of_all(samples))
@@ -383,18 +383,8 @@ class Pipeline:
         Raises:
             SampleError: any error, as for `records`.
         """
-        with self._naming(row):
+        with _Naming(self, row):
             yield from _stored(self._kept(row, self._all_checked(row, found), 1), dropped)
-
-    @contextlib.contextmanager
-    def _naming(self, row: IndexRow) -> Iterator[None]:
-        """Give errors the key of a row, and the first of its files."""
-        try:
-            yield
-        except (SampleError, OutputError):  # no room on a disk, no descriptors: of no row
-            raise
-        except Exception as error:
-            raise self._failure(row, error) from error
 
     def _failure(self, row: IndexRow, error: Exception) -> SampleError:
         _let_go(error)
@@ -589,7 +579,7 @@ class Pipeline:
         Raises:
             SampleError: any error, as for `records`.
         """
-        with self._naming(row):
+        with _Naming(self, row):
             found = self._read(row)
         if len(found) > 1:
             for number, sample in enumerate(found):
@@ -780,6 +770,23 @@ class Pipeline:
             own = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in columns.items()}
             yield MadeColumns.of(own, columns.seen)
             begun = time.perf_counter()
+
+
+class _Naming:
+    """Gives errors of the block the key of a row, and the first of its files."""
+
+    # No generator of `contextlib`, whose frames would stand above the user's in a traceback.
+    def __init__(self, pipeline: Pipeline, row: IndexRow) -> None:
+        self._pipeline = pipeline
+        self._row = row
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, (SampleError, OutputError)):
+            raise self._pipeline._failure(self._row, error) from error
+        # Else there is no room on a disk, or no descriptor, which is the fault of no row.
 
 
 def _stored(
