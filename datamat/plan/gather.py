@@ -1,10 +1,11 @@
 """Samples of rows that are read one by one, as columns: encoded together, they take a fraction of the time.
 
-    read ── sample ──> SampleColumns.add ── columns() ──> Features.encode_block
+    read ── sample ──> SampleColumns.add ... take() ──> Features.encode_block
                        └── full: by rows, by bytes, or where a value cannot be copied
 
 `read` may return the same dict, with the same arrays, each time, and fill them anew. So whatever it could change is
-copied before the next row is read. Values of 64 KiB or more are left to the encoder of one sample, which copies none.
+copied before the next row is read. Arrays of 64 KiB or more, and texts or files of 1 MiB, are left to the encoder of
+one sample, which copies none.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["SampleColumns"]
 
 _MOST_SAMPLES, _MOST_BYTES = 1024, 1 << 20
-_LARGE_BYTES = 1 << 16  # of one value
+_LARGE_BYTES = 1 << 16  # of one array
 _IMMUTABLE = frozenset({str, bytes, int, float, bool, datetime.datetime, type(None)})
 _NUMBER_TYPES = frozenset({int, float, bool})
 _NUMBERS = frozenset("biufc")  # kinds of the dtypes of arrays that are held as their bytes
@@ -160,7 +161,7 @@ class SampleColumns:
 
     def _measured(self, place: int, value: str | bytes) -> Any:
         del place
-        if len(value) >= _LARGE_BYTES:
+        if len(value) >= _MOST_BYTES:  # below that, blocks of a few are faster: it is not copied in any case
             raise _AloneError
         self._num_bytes += len(value)
         return value
