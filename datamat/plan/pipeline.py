@@ -422,10 +422,9 @@ class Pipeline:
         if not (self.draws_in_read or global_draws.are_expected or loaded_libraries()):
             mark = global_draws.rest(self.seed)
             found = self._read_into(into, self.writer.read, rows, first, position, begin)
-            is_at_rest = global_draws.mark() == mark
-            if is_at_rest and not loaded_libraries():
+            global_draws.are_expected |= global_draws.mark() != mark
+            if not global_draws.are_expected and not loaded_libraries():
                 return found
-            global_draws.are_expected = not is_at_rest
             into.clear()
         return self._read_into(into, self._called, rows, first, position, begin)
 
