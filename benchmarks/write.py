@@ -30,9 +30,13 @@ are drawn twice, and the few of a second split, which come last, 200 times.
                    once as a matrix around the bytes that never change, CRC32C, flushed to disk; no plan, no shuffle,
                    no manifest. Every record has the same length here, which no library may assume.
     floor-row      the same with a Python loop over the rows, as one writes it by hand
+    hand           a pool of two processes and a loop over the rows that puts together an Example of any fields, as one
+                   writes it without TensorFlow
     raw            one process: a plain loop over the rows, key and bytes written raw to one file
     block          datamat, everything on, `materialize(..., block=...)`
     row            datamat, everything on, a call of the function for each row
+    class          datamat, everything on, a class whose `index` yields rows, and `read` of each
+    class-blocks   the same with an `index` that yields blocks of rows
     arrayrecord    one process, hand-made payloads, `ArrayRecordWriter` with one record per group
     pyarrow        one process, one table, `pyarrow.parquet.write_table`
     tf-pool        a pool of two processes, `tf.train.Example` and `tf.io.TFRecordWriter`
@@ -624,6 +628,77 @@ def vectors_row(num_rows: str, output: str) -> None:
     vectors_datamat(num_rows, output, by_block=False)
 
 
+def vectors_class(num_rows: str, output: str, *, by_block: bool = False) -> None:
+    import numpy as np
+
+    from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, Tensor
+    from datamat.writers import RowBlock
+
+    values, labels = vectors(num_rows)
+
+    class Vectors(DatasetWriter):
+        name = "vectors"
+        features = Features({"x": Tensor((10,), "float32"), "label": Scalar("int64")})
+
+        def index(self, source):
+            if not by_block:
+                for number in range(len(values)):
+                    yield IndexRow(f"{number:08d}", fields={"number": number})
+                return
+            for start in range(0, len(values), 10_000):
+                numbers = np.arange(start, min(start + 10_000, len(values)))
+                yield RowBlock([f"{number:08d}" for number in numbers.tolist()], {"number": numbers})
+
+        def read(self, row):
+            number = row.fields["number"]
+            return {"x": values[number], "label": int(labels[number])}
+
+    Materializer(Vectors(), None, output).run()
+
+
+def vectors_class_blocks(num_rows: str, output: str) -> None:
+    vectors_class(num_rows, output, by_block=True)
+
+
+def _write_vectors_by_hand(job) -> None:
+    import struct
+
+    import google_crc32c
+
+    def varint(value: int) -> bytes:
+        found = bytearray()
+        while value > 127:
+            found.append(value & 127 | 128)
+            value >>= 7
+        found.append(value)
+        return bytes(found)
+
+    def field(tag: int, data: bytes) -> bytes:
+        return bytes((tag,)) + varint(len(data)) + data
+
+    def entry(key: bytes, tag: int, data: bytes) -> bytes:
+        return field(0x0A, field(0x0A, key) + field(0x12, field(tag, field(0x0A, data))))
+
+    path, start, values, labels = job
+    with open(path, "wb", buffering=1 << 20) as file:
+        for number, (row, label) in enumerate(zip(values, labels.tolist(), strict=True), start):
+            entries = (
+                entry(b"key", 0x0A, b"%08d" % number),
+                entry(b"label", 0x1A, varint(label)),
+                entry(b"x", 0x12, row.tobytes()),
+            )
+            payload = field(0x0A, b"".join(entries))
+            header = struct.pack("<Q", len(payload))
+            crcs = [struct.pack("<I", _masked(google_crc32c.value(part))) for part in (header, payload)]
+            file.write(b"".join((header, crcs[0], payload, crcs[1])))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def vectors_hand(num_rows: str, output: str) -> None:
+    vectors_by_pool(_write_vectors_by_hand, "tfrecord", num_rows, output, method="fork")
+
+
 def vectors_arrayrecord(num_rows: str, output: str) -> None:
     from array_record.python.array_record_module import ArrayRecordWriter
 
@@ -667,7 +742,7 @@ def _write_vector_tars(job) -> None:
             writer.write({"__key__": f"{number:08d}", "x.npy": row, "label.cls": int(label)})
 
 
-def vectors_by_pool(work, extension: str, num_rows: str, output: str) -> None:
+def vectors_by_pool(work, extension: str, num_rows: str, output: str, method: str = "spawn") -> None:
     import multiprocessing
 
     values, labels = vectors(num_rows)
@@ -681,7 +756,7 @@ def vectors_by_pool(work, extension: str, num_rows: str, output: str) -> None:
         )
         for start in range(0, len(values), step)
     ]
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
+    with multiprocessing.get_context(method).Pool(2) as pool:
         pool.map(work, jobs)
 
 
@@ -717,9 +792,12 @@ def optimize_by_litdata(function, items: list, output: str) -> None:
 VECTORS = {
     "floor": vectors_floor,
     "floor-row": vectors_floor_row,
+    "hand": vectors_hand,
     "raw": vectors_raw,
     "block": vectors_block,
     "row": vectors_row,
+    "class": vectors_class,
+    "class-blocks": vectors_class_blocks,
     "arrayrecord": vectors_arrayrecord,
     "pyarrow": vectors_pyarrow,
     "tf-pool": vectors_tf_pool,

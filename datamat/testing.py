@@ -48,7 +48,7 @@ import numpy as np
 
 from datamat.codecs import encode_jpeg, encode_png
 from datamat.directory.manifest import Manifest
-from datamat.directory.rows import IndexRow
+from datamat.directory.rows import IndexRow, single_rows
 from datamat.directory.sidecars import Sidecar
 from datamat.directory.sidecars.exporting import export
 from datamat.directory.verify import verify
@@ -181,7 +181,7 @@ class DatasetWriterConformance:
         """Equal rows in the same order, which a plan can be made of."""
         source = self._source(tmp_path)
 
-        rows, again = ([*_bound(self.make_writer(), source).index(source)] for _ in range(2))
+        rows, again = ([*single_rows(_bound(self.make_writer(), source).index(source))] for _ in range(2))
 
         assert rows, "index: found no rows, expected one for each sample of the source"
         _compare(again, rows, "index, called a second time")
@@ -1165,6 +1165,24 @@ class ShardFormatConformance:
         for call in late:
             with _raises(OptionError, "finish was called", "call of a writer that has finished"):
                 call()
+
+    def test_arrays_of_a_record_may_be_filled_again(self, tmp_path: pathlib.Path) -> None:
+        """What happens to the arrays of a record after `append` has returned does not matter."""
+        shard = self._make(tmp_path, MIXED, map(mixed, range(30)))
+
+        def append(writer: ShardWriter, records: Sequence[Mapping[str, Any]]) -> None:
+            for record in records:
+                lent = {
+                    name: value.copy() if isinstance(value, np.ndarray) else value for name, value in record.items()
+                }
+                writer.append(lent)
+                for value in lent.values():
+                    if isinstance(value, np.ndarray):
+                        value[...] = 0
+
+        shard.write_part(tmp_path / "again", shard.records, append)
+
+        _compare((tmp_path / "again").read_bytes(), shard.parts[0].read_bytes(), "bytes of a part of lent arrays")
 
     def test_records_can_be_written_as_they_were_read(self, tmp_path: pathlib.Path) -> None:
         """Records from a reader, whose bytes are in lists, go into another part unchanged."""

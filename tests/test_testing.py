@@ -442,6 +442,29 @@ class Lines(LinesFormat):
         return self.decoded(super().read_record(buffer, **place))
 
 
+class WritesAtTheEnd(Lines):
+    class Writer(LinesWriter):
+        def __init__(self, file, columns):
+            super().__init__(file, columns)
+            self.held = []
+
+        @property
+        def num_records(self):
+            return len(self.held) + super().num_records
+
+        def append(self, record):
+            self.held.append(record)
+
+        def finish(self):
+            for record in self.held:
+                super().append(record)
+            self.held = []
+            return super().finish()
+
+    def writer(self, file, columns):
+        return self.Writer(file, columns)
+
+
 class LosesText(Lines):
     def decoded(self, record):
         return {**record, "value": [value[:100] for value in record["value"]]} if "value" in record else record
@@ -647,6 +670,7 @@ DEFECTS = {
         "test_no_record_is_read_wrong": (ClaimsChecksums, "records of a file with a flipped bit in byte|flipped bits"),
         "test_other_files_are_refused": (ErrorWithoutPlace, "found the message 'bad checksum', expected 'other' in it"),
         "test_wrong_record_is_refused_and_leaves_no_trace": (TakesAnything, "append of a wrong record: found no error"),
+        "test_arrays_of_a_record_may_be_filled_again": (WritesAtTheEnd, "bytes of a part of lent arrays"),
         "test_records_can_be_written_as_they_were_read": (RefusesListsOfBytes, "column 'key' holds list"),
         "test_equal_formats_write_equal_bytes": (OptionsAreNoJson, "options, through JSON: 'level'"),
         "test_part_can_be_assembled_again": (WantsAnEmptyPlace, "FileExistsError"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import collections
 import contextlib
 import contextvars
@@ -64,6 +63,7 @@ __all__ = [
     "looks_like_path",
     "nested_paths",
     "relative_to_source",
+    "single_rows",
     "stored_rows",
     "write_rows",
 ]
@@ -680,13 +680,16 @@ class Texts(Sequence[str]):
         return np.fromiter(map(xxhash.xxh3_64_intdigest, self.pieces()), np.uint64, len(self))
 
     def are_plain(self) -> bool:
-        """Return whether all are made of ASCII letters, digits, `_` and `-`, and none is empty: any can be a key."""
+        """Return whether all are made of ASCII letters, digits, `_`, `-` and `.`, but no `..`, and none is empty.
+
+        Then each is a key as it is.
+        """
         lengths = np.diff(self.ends, prepend=np.uint64(0))
-        return bool(lengths.all()) and not self.data.translate(None, _PLAIN_LETTERS)
+        return bool(lengths.all()) and b".." not in self.data and not self.data.translate(None, _PLAIN_LETTERS)
 
 
 _POSITION_DIGITS = 8
-_PLAIN_LETTERS = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
+_PLAIN_LETTERS = b"-.0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 _ROWS_AT_ONCE = 1024  # that are made of a block
 _MANY_BYTES = 64  # of a text on average, from which on slices are copied faster than bytes are gathered
 
@@ -711,22 +714,46 @@ class Origin(NamedTuple):
 
 @frozen(eq=False)
 class RowBlock:
-    """Rows of an index, as columns.
+    """Many rows of an index, as columns: an `index` that yields blocks takes a fraction of the time.
 
     Attributes:
         keys: the keys of n rows.
-        fields: values by name: int64 or float64 (n,), texts, or a list of n values as an `IndexRow` has them.
-        origin: where the rows came from: one rule for all, or n texts.
-        splits: names of splits in the order in which they first occur, None for a split that is drawn by hash of the
-            key; and int64 (n,), which of them each row has. None where all are drawn.
+        fields: values by name: an array (n,) of numbers, or n values as an `IndexRow` has them.
+        origin: where each row came from, which messages name; () where nothing is known.
+        splits: the split of each row, None for one that is drawn; or the split of all rows. None draws all of them.
         files: further input files of each row; None where rows have none.
+
+    Raises:
+        SourceError: there are not n values of each field.
+
+    Example:
+        >>> block = RowBlock(["a", "b"], {"age": np.array([30, 40])}, splits=["train", "val"])
+        >>> [(row.key, row.split, row.fields) for row in block.rows()]
+        [('a', 'train', {'age': 30}), ('b', 'val', {'age': 40})]
     """
 
     keys: Texts | list[str]
-    fields: Mapping[str, np.ndarray | Texts | list[Any]]
-    origin: Origin | Sequence[str]
-    splits: tuple[list[Any], np.ndarray] | None = None
+    fields: Mapping[str, np.ndarray | Texts | list[Any]] = dataclasses.field(default_factory=dict)
+    origin: Origin | Sequence[str] = ()
+    splits: Any = None  # as given; then names in the order in which they first occur, and int64 (n,), which of them
     files: Sequence[Sequence[str | os.PathLike[str]]] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", self.keys if isinstance(self.keys, (Texts, list)) else listed(self.keys))
+        object.__setattr__(self, "fields", {name: _stored_column(values) for name, values in self.fields.items()})
+        splits = self.splits
+        if splits is not None and not (isinstance(splits, tuple) and isinstance(splits[-1], np.ndarray)):
+            splits = [splits] * len(self.keys) if isinstance(splits, str) else listed(splits)
+            object.__setattr__(self, "splits", _coded(splits))
+        given = {"splits": self.splits and self.splits[1], "files": self.files, "origin": self.origin or None}
+        if isinstance(self.origin, Origin):
+            del given["origin"]
+        for name, values in {**given, **self.fields}.items():
+            if values is not None and len(values) != len(self.keys):
+                raise SourceError(
+                    f"a block of {len(self.keys)} rows, from {self.origin_of(0) if len(self.keys) else 'nothing'}, has "
+                    f"{len(values)} values of {name!r}; want one for each key"
+                )
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -738,8 +765,12 @@ class RowBlock:
             number: position of the row in the block.
             before: number of rows of the index before the block.
         """
-        found = self.origin.of(number) if isinstance(self.origin, Origin) else self.origin[number]
-        return found or f"row {before + number}"
+        return self._origin(number) or f"row {before + number}"
+
+    def _origin(self, number: int) -> str:
+        if isinstance(self.origin, Origin):
+            return self.origin.of(number)
+        return self.origin[number] if self.origin else ""
 
     def rows(self) -> Iterator[IndexRow]:
         """Yield the rows, one by one."""
@@ -755,7 +786,21 @@ class RowBlock:
             for number, (key, split, row) in enumerate(found, start):
                 files = () if self.files is None else self.files[number]
                 fields = dict(zip(names, row, strict=True))
-                yield IndexRow(key, split, fields, self.origin_of(number), files)
+                yield IndexRow(key, split, fields, self._origin(number), files)
+
+
+def _stored_column(values: Any) -> np.ndarray | Texts | list[Any]:
+    """Return a column as it is stored: int64 or float64 (n,), texts, or a list."""
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "if" and values.itemsize <= 8:
+        return values.astype(np.int64 if values.dtype.kind == "i" else np.float64, copy=False)
+    return values if isinstance(values, Texts) else listed(values)
+
+
+def _coded(splits: Sequence[Any]) -> tuple[list[Any], np.ndarray] | None:
+    """Return the names of splits in the order in which they first occur, and int64 (n,), which of them each row has."""
+    names = list(dict.fromkeys(splits))
+    codes = {name: code for code, name in enumerate(names)}
+    return (names, np.fromiter(map(codes.__getitem__, splits), np.int64, len(splits))) if any(names) else None
 
 
 class Rows:
@@ -769,14 +814,19 @@ class Rows:
         self._rows = rows
 
     def __iter__(self) -> Iterator[IndexRow]:
-        for found in self._rows():
-            if isinstance(found, RowBlock):
-                yield from found.rows()
-            else:
-                yield found
+        return single_rows(self._rows())
 
 
-def stored_rows(found: Iterable[IndexRow]) -> Iterable[IndexRow] | Iterable[RowBlock]:
+def single_rows(found: Iterable[IndexRow] | Iterable[RowBlock]) -> Iterator[IndexRow]:
+    """Yield rows one by one, those of blocks, too."""
+    for one in found:
+        if isinstance(one, RowBlock):
+            yield from one.rows()
+        else:
+            yield one
+
+
+def stored_rows(found: Iterable[IndexRow] | Iterable[RowBlock]) -> Iterable[IndexRow] | Iterable[RowBlock]:
     """Return the rows that a writer's `index` returned, as `write_rows` takes them: in blocks, where they come so."""
     if found is None:
         raise SourceError("index returned None; want the rows of the dataset: is a `return` or a `yield` missing?")
@@ -785,7 +835,9 @@ def stored_rows(found: Iterable[IndexRow]) -> Iterable[IndexRow] | Iterable[RowB
 
 def listed(values: np.ndarray | Texts | list[Any]) -> list[Any]:
     """Return a column as Python's own values."""
-    found: list[Any] = values if isinstance(values, list) else values.tolist()
+    found: list[Any] = (
+        values if isinstance(values, list) else values.tolist() if hasattr(values, "tolist") else [*values]
+    )
     return found
 
 
@@ -1065,18 +1117,18 @@ class RowStore:
         """
         keys = self._text("key", positions)
         origins = self._origins(positions)
-        splits = [self.splits[code] for code in self.split_codes[positions].tolist()]
+        splits = map(self.splits.__getitem__, self.split_codes[positions].tolist())
         fields = [field for field in self._fields if field.name != FILES]
-        names = [field.name for field in fields]
+        names = tuple(field.name for field in fields)
         columns = [self._values(field, positions) for field in fields]
-        values = zip(*columns, strict=True) if columns else [()] * len(keys)
+        values: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if columns else [()] * len(keys)
         files: Sequence[tuple[str, ...]] = [()] * len(keys)
         if len(fields) < len(self._fields):
             files = self._values(self._fields[-1], positions)
-        return [
-            IndexRow(key, split, dict(zip(names, row, strict=True)), origin, named)
-            for key, split, row, origin, named in zip(keys, splits, values, origins, files, strict=True)
-        ]
+        # Without a loop in Python, in half of the time: a row of a table costs little more than this.
+        dicts = map(dict, map(zip, itertools.repeat(names), values))
+        rows = zip(keys, splits, dicts, origins, files, strict=True)
+        return list(map(tuple.__new__, itertools.repeat(IndexRow), rows))
 
     def keys(self, positions: np.ndarray) -> list[str]:
         """Return the keys of rows by number."""
@@ -1250,11 +1302,11 @@ class RowStore:
         """Return where rows came from, by number."""
         if not self._blocks:
             return self._text("origin", positions)
-        found = []
-        for number in np.asarray(positions).tolist():
-            start, _, origin = self._blocks[bisect.bisect_right(self._blocks, number, key=operator.itemgetter(0)) - 1]
-            found.append(origin.of(number - start))
-        return found
+        starts = np.array([start for start, _, _ in self._blocks])
+        places = np.searchsorted(starts, positions, side="right") - 1
+        numbers = zip(places.tolist(), (np.asarray(positions, np.int64) - starts[places]).tolist(), strict=True)
+        origins = [origin for _, _, origin in self._blocks]
+        return [origins[place].of(number) for place, number in numbers]
 
     def _codes(self, name: str, dtype: Any) -> np.ndarray:
         if name not in self.__dict__:
@@ -1394,8 +1446,10 @@ class _RowWriter:
         self.num_rows += count
 
     def _checked_keys(self, block: RowBlock) -> Texts:
-        if isinstance(block.keys, Texts) and block.keys.are_plain():
-            return block.keys
+        with contextlib.suppress(AttributeError, TypeError, UnicodeEncodeError):  # those of keys that are no text
+            texts = block.keys if isinstance(block.keys, Texts) else Texts.of(block.keys)
+            if texts.are_plain() and (texts is block.keys or set(map(type, block.keys)) == {str}):
+                return texts
         given = listed(block.keys)
         keys = safe_keys(given)
         number = bad_key(keys)
@@ -1408,7 +1462,8 @@ class _RowWriter:
 
     def _write_origins(self, block: RowBlock) -> None:
         if not isinstance(block.origin, Origin):
-            self._files.write_text("origin", Texts.of(block.origin), hashed=False)
+            origins = Texts.of(block.origin) if any(block.origin) else Texts(b"", np.zeros(len(block), np.uint64))
+            self._files.write_text("origin", origins, hashed=False)
             return
         last = self._origins[-1] if self._origins else None
         start, stop, origin = self.num_rows, self.num_rows + len(block), block.origin
@@ -1487,10 +1542,14 @@ def _blocks(rows: Iterable[IndexRow] | Iterable[RowBlock]) -> Iterator[RowBlock]
     """Yield rows in blocks: those that they come in, or batches of single rows."""
     iterator: Iterator[Any] = iter(rows)
     first = next(iterator, None)
-    if isinstance(first, RowBlock):
-        yield from (block for block in itertools.chain([first], iterator) if len(block))
-        return
     before, names = 0, ()
+    if isinstance(first, RowBlock):
+        for block in itertools.chain([first], iterator):
+            if not isinstance(block, RowBlock):
+                raise SourceError(f"the index holds {_shown(block)} behind blocks of rows; want blocks, or rows, alone")
+            if len(block):
+                yield block
+        return
     iterator = itertools.chain(() if first is None else (first,), iterator)
     while batch := list(itertools.islice(iterator, _BATCH_ROWS)):
         _check_rows(batch, before)
@@ -1537,14 +1596,17 @@ def _block_of(batch: Sequence[IndexRow], names: tuple[str, ...], before: int) ->
         row, number = next((r, n) for n, r in enumerate(batch) if set(r.fields) != set(names))
         raise _other_fields(_origin(row, before + number), row.fields, names)
     files = [row[4] for row in batch]
-    found = list(dict.fromkeys(splits))
-    codes = {name: code for code, name in enumerate(found)}
-    places = np.fromiter(map(codes.__getitem__, splits), np.int64, len(splits)) if any(found) else None
+    bad = next((place for place, split in enumerate(splits) if not isinstance(split, (str, type(None)))), None)
+    if bad is not None:
+        raise SourceError(
+            f"{_origin(batch[bad], before + bad)}: the split is {_shown(splits[bad])}; want a name or None, as "
+            "in IndexRow('0001', 'train', {'image': '0001.png'})"
+        )
     return RowBlock(
         [row[0] for row in batch],
         columns,
         [row[3] for row in batch],
-        None if places is None else (found, places),
+        splits,
         files if any(files) else None,
     )
 

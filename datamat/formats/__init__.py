@@ -99,7 +99,7 @@ class ShardWriter(abc.ABC):
 
     @abc.abstractmethod
     def append(self, record: Record) -> None:
-        """Append one record.
+        """Append one record, whose arrays the caller may change afterwards.
 
         Raises:
             SchemaError: the columns of the record, or their types, differ from the writer's.

@@ -279,6 +279,8 @@ class _ParquetWriter(ShardWriter):
         """Append one record."""
         refuse_finished(self._finished)
         row = checked_record(record, self._kinds)
+        # Rows wait for their batch, and the caller may fill the same array for the next one.
+        row = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in row.items()}
         self._rows.append(row)
         self._num_rows += 1
         self._rows_bytes += sum(num_bytes_of(row[column.name]) for column in self._encoded)

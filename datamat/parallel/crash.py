@@ -20,17 +20,16 @@ __all__ = ["CrashNote", "WorkerExit", "own_note"]
 #
 #   bytes 0 to 7     number of the task, or of the callable, that the worker began last; 0 once it is done with it
 #   bytes 8 to 15    where calls have a time limit: when the one under way began, in nanoseconds of the monotonic clock
-#   bytes 16 to 127  number of the task that wrote a step, and that step as text: what a long task is at
+#   bytes 16 to 39   number of the task that noted a step, and the step: two numbers, what a long task is at
 #   then             Python stacks, as `faulthandler` writes them when the process crashes or a signal asks for them
 #
-# The worker writes its number through a memory map: that takes no system call, and wakes nobody. So the parent can
+# The worker writes its numbers through a memory map: that takes no system call, and wakes nobody. So the parent can
 # distinguish a task that killed its worker from one that merely lay in the socket of a worker that died of something
 # else.
 
 
-_NUMBERS_BYTES = 16
-_STEP = struct.Struct("<Q104s")
-_STACKS_AT = _NUMBERS_BYTES + _STEP.size
+_NUMBERS = struct.Struct("<5Q")
+_STACKS_AT = _NUMBERS.size
 
 _own: CrashNote | None = None  # in a worker
 
@@ -78,16 +77,19 @@ class CrashNote:
     # ------------------------------------------------------------ in the worker
 
     def open(self) -> memoryview:
-        """Make this the note of the process; return the uint64 view (2,) that takes a task's number, and a time."""
+        """Make this the note of the process; return a uint64 view that takes a task's number, and a time."""
         global _own  # noqa: PLW0603 -- a process has one
         _own = self
-        self._begun = memoryview(mmap.mmap(self.fileno(), _NUMBERS_BYTES)).cast("Q")
+        self._begun = memoryview(mmap.mmap(self.fileno(), _NUMBERS.size)).cast("Q")
         return self._begun
 
-    def write_step(self, step: str) -> None:
-        """Note what the task under way is at: ASCII, 103 characters at most; one system call."""
-        assert self._begun is not None
-        os.pwrite(self.fileno(), _STEP.pack(self._begun[0], step.encode("ascii")), _NUMBERS_BYTES)
+    def write_step(self, first: int, second: int) -> None:
+        """Note what the task under way is at: two numbers of its own, from 0; (0, 0) for nothing."""
+        begun = self._begun
+        assert begun is not None
+        begun[3] = first
+        begun[4] = second
+        begun[2] = begun[0]
 
     # ------------------------------------------------------------ in the parent
 
@@ -99,10 +101,10 @@ class CrashNote:
         """Return when the call under way began, in seconds of the monotonic clock; 0 if unknown."""
         return int.from_bytes(os.pread(self.fileno(), 8, 8), "little") / 1e9
 
-    def step(self) -> str:
-        """Return what the task that the worker began last was at; "" if it did not say."""
-        number, step = _STEP.unpack(os.pread(self.fileno(), _STEP.size, _NUMBERS_BYTES))
-        return step.rstrip(b"\0").decode("ascii") if number == self.last_begun() else ""
+    def step(self) -> tuple[int, int]:
+        """Return what the task that the worker began last was at; (0, 0) if it did not say."""
+        last, _, number, first, second = _NUMBERS.unpack(os.pread(self.fileno(), _NUMBERS.size, 0))
+        return (first, second) if number == last else (0, 0)
 
     def stacks(self) -> str:
         """Return the Python stacks that the worker wrote."""
@@ -131,7 +133,7 @@ class WorkerExit:
         exitcode: exit code as in `multiprocessing`: negative for a signal; None where it could not be learnt.
         peak_rss_bytes: highest resident memory seen.
         last_begun: number of the task, or callable, that it had begun and not finished, else 0.
-        step: what that task was at, if it noted that, else "".
+        step: what that task was at, in two numbers of its own; (0, 0) if it noted nothing.
         stack: Python frames that it wrote when it crashed or a signal asked for them, else "".
         log_lines: last log messages of the worker.
     """
@@ -140,7 +142,7 @@ class WorkerExit:
     exitcode: int | None
     peak_rss_bytes: int
     last_begun: int
-    step: str = ""
+    step: tuple[int, int] = (0, 0)
     stack: str = ""
     log_lines: tuple[str, ...] = ()
 

@@ -32,6 +32,7 @@ from datamat.directory.rows import nested_paths, stored_rows
 from datamat.errors import DatamatError, OptionError, OutputError, SampleError, SchemaError, Skip, count_of, described
 from datamat.features.base import as_array, dtype_of, holds_numbers, num_bytes_of
 from datamat.fingerprint import fingerprint
+from datamat.plan.gather import SampleColumns
 from datamat.transforms import Augmenter
 from datamat.transforms.augmenter import each_sample
 from datamat.transforms.seeding import GlobalState, global_draws, loaded_libraries, row_rng, seed_row, with_rng
@@ -57,12 +58,13 @@ if TYPE_CHECKING:
     """The columns of a record, or why it was left out."""
 
 
-__all__ = ["MadeColumns", "Pipeline", "RecordSource", "without_urls"]
+__all__ = ["GatheredRows", "MadeColumns", "Pipeline", "RecordSource", "without_urls"]
 
 OUTPUT_VERSION = 2
 """Incremented when rows give other records or keys: all shards are then rebuilt."""
 
 _AS_IS = frozenset({np.ndarray, bytes, str, int, float, bool})  # values of these types need no conversion
+_GATHERED_S = 0.1  # after which rows are encoded: where one draws or a run is to stop, no more is in vain
 _MOST_READS = 3  # before a second read counts as failed: disks and networks fail now and then
 _ROWS_COMPARED = 64  # of a block that is made twice
 _BLOCK_BYTES, _LEAST_BLOCK_ROWS, _MOST_BLOCK_ROWS = 16 << 20, 64, 1 << 16
@@ -118,6 +120,50 @@ class MadeColumns(dict[str, "Column"]):
         made = cls(columns)
         made.seen = seen
         return made
+
+
+class GatheredRows:
+    """Rows that were read into `SampleColumns`.
+
+    Attributes:
+        num_rows: number of rows, from the first, whose samples the columns hold, or that gave none.
+        num_without: number of those that gave none.
+        dropped: why samples were left out, by their keys, by the number of the row.
+        alone: what `read` returned for the row after these, where it does not fit into columns.
+        failure: how the row after these failed.
+    """
+
+    __slots__ = ("alone", "dropped", "failure", "num_rows", "num_without")
+
+    def __init__(self) -> None:
+        self.num_rows = self.num_without = 0
+        self.dropped: dict[int, Mapping[str, Skip]] = {}
+        self.alone: list[Sample | Skip] | None = None
+        self.failure: SampleError | SystemExit | None = None
+
+    def drop(self, key: str, skip: Skip) -> None:
+        """Note that the row gives no sample."""
+        self.dropped[self.num_rows] = {key: skip}
+        self.num_without += 1
+
+    def add_several(self, row: IndexRow, samples: Sequence[Sample | Skip], into: SampleColumns) -> bool:
+        """Add the samples of a row; return False where one of them has to be encoded alone, and so all of them."""
+        if all(isinstance(sample, Skip) for sample in samples):
+            self.drop(row.key, samples[0])  # type: ignore[arg-type]
+            return True
+        if len(samples) == 1:
+            return into.add(samples[0], row.key, row.key)  # type: ignore[arg-type]
+        before, dropped = len(into), {}
+        for number, sample in enumerate(samples):
+            key = RecordKey.format(row.key, 0, number)
+            if isinstance(sample, Skip):
+                dropped[key] = sample
+            elif not into.add(sample, row.key, key):
+                into.cut(before)
+                return False
+        if dropped:
+            self.dropped[self.num_rows] = dropped
+        return True
 
 
 class RecordSource(Protocol):
@@ -317,38 +363,117 @@ class Pipeline:
         Raises:
             SampleError: any error, with the key of the row and the first of its files.
         """
-        try:
+        with _Naming(self, row):
             samples = self._read(row)
             if read is not None:
                 read.update(_digests_of_all(samples))
             records = self._drawn(row, samples, copies, remarks) if augmented else self._kept(row, samples, copies)
-            for key, columns in records:
-                if not isinstance(columns, Skip):
-                    columns["key"] = key.encode()
-                    yield key, columns
-                elif dropped is not None:
-                    dropped[key] = columns
-        except (SampleError, OutputError):  # no room on a disk, no descriptors: of no row
-            raise
-        except Exception as error:
-            _let_go(error)
-            raise SampleError(row.key, _reason(row, error, self.writer)) from error
+            yield from _stored(records, dropped)
+
+    def records_of(
+        self, row: IndexRow, found: Sequence[Sample | Skip], dropped: MutableMapping[str, Skip]
+    ) -> Iterator[tuple[str, dict[str, Column]]]:
+        """Do what `records` does for one copy, untransformed, of what `read` has returned for a row.
+
+        Args:
+            row: the input row.
+            found: the samples that it gave, or a `Skip` in the place of one.
+            dropped: receives why a record was left out, by its key.
+
+        Raises:
+            SampleError: any error, as for `records`.
+        """
+        with _Naming(self, row):
+            yield from _stored(self._kept(row, self._all_checked(row, found), 1), dropped)
+
+    def _failure(self, row: IndexRow, error: Exception) -> SampleError:
+        _let_go(error)
+        return SampleError(row.key, _reason(row, error, self.writer))
 
     @property
     def gathers_samples(self) -> bool:
         """Whether all features encode many values faster than one by one."""
-        return all(feature.encodes_blocks() for feature in self.writer.features.values())
-
-    def encode_samples(self, samples: Sequence[Sample]) -> dict[str, Any] | None:
-        """Return the columns of untransformed samples, or None where one does not match its declaration."""
         features = self.writer.features
-        names = tuple(features.as_declared)
-        if any(len(sample) != len(names) for sample in samples):
-            return None
+        return len(features) > 1 and all(feature.encodes_blocks() for feature in features.values())
+
+    def sample_columns(self) -> SampleColumns:
+        """Return what `gather` reads into."""
+        names = [name for name in self.writer.features.as_declared if name != "key"]
+        return SampleColumns(names, {*filter(self._takes_none, names)})
+
+    def gather(
+        self, rows: Sequence[IndexRow], first: int, position: int, begin: Callable[[int], None], into: SampleColumns
+    ) -> GatheredRows:
+        """Read rows without input files until their samples, untransformed, fill a block.
+
+        No sample is changed by what is read later. Global generators are not seeded for each row as long as no row
+        draws from them: where one did, all are read again.
+
+        Args:
+            rows: rows, in order.
+            first: number of the first that is read.
+            position: position of that row in the order of the plan.
+            begin: called with the position of each row that is about to be read.
+            into: takes the samples.
+
+        Raises:
+            OutputError: there is no room on a disk, or no descriptor.
+        """
+        if not (self.draws_in_read or global_draws.are_expected or loaded_libraries()):
+            mark = global_draws.rest(self.seed)
+            found = self._read_into(into, self.writer.read, rows, first, position, begin)
+            global_draws.are_expected |= global_draws.mark() != mark
+            if not global_draws.are_expected and not loaded_libraries():
+                return found
+            into.clear()
+        return self._read_into(into, self._called, rows, first, position, begin)
+
+    def _read_into(
+        self,
+        into: SampleColumns,
+        read: Callable[[IndexRow], Any],
+        rows: Sequence[IndexRow],
+        first: int,
+        position: int,
+        begin: Callable[[int], None],
+    ) -> GatheredRows:
+        found = GatheredRows()
+        until = time.perf_counter() + _GATHERED_S
+        for number in range(first, len(rows)):
+            row = rows[number]
+            begin(position + number - first)
+            try:
+                sample = read(row)
+                if type(sample) is dict:
+                    is_added = into.add(sample, row.key, row.key)
+                else:
+                    sample = [_own(one) for one in each_sample(sample, "read")]
+                    is_added = found.add_several(row, sample, into)
+            except OutputError:
+                raise
+            except Skip as skip:
+                found.drop(row.key, skip)
+            except (SampleError, SystemExit) as error:
+                found.failure = error
+                break
+            except Exception as error:  # noqa: BLE001 -- given the key of its row
+                found.failure = self._failure(row, error)
+                found.failure.__cause__ = error
+                break
+            else:
+                if not is_added:
+                    found.alone = sample if isinstance(sample, list) else [sample]
+                    break
+            found.num_rows += 1
+            if into.is_full or time.perf_counter() > until:
+                break
+        return found
+
+    def encode_columns(self, columns: SampleColumns) -> dict[str, Any] | None:
+        """Return gathered samples as a block, or None where one does not match its declaration."""
         begun = time.perf_counter()
         with contextlib.suppress(Exception):  # encoded alone, each shows whether it is to blame
-            values = {name: [sample[name] for sample in samples] for name in names}
-            block = self._encoded_block(values)
+            block = self._encoded_block(columns.take())
             stage_clock.add("encode", begun)
             return block
         return None
@@ -453,13 +578,8 @@ class Pipeline:
         Raises:
             SampleError: any error, as for `records`.
         """
-        try:
+        with _Naming(self, row):
             found = self._read(row)
-        except OutputError:
-            raise
-        except Exception as error:
-            _let_go(error)
-            raise SampleError(row.key, _reason(row, error, self.writer)) from error
         if len(found) > 1:
             for number, sample in enumerate(found):
                 if not isinstance(sample, Skip):
@@ -492,8 +612,9 @@ class Pipeline:
 
     def _read(self, row: IndexRow) -> list[Sample | Skip]:
         found = self._called(row)
-        if type(found) is dict:
-            return [self._checked(row, found)]
+        return self._all_checked(row, [found] if type(found) is dict else found)
+
+    def _all_checked(self, row: IndexRow, found: Sequence[Sample | Skip]) -> list[Sample | Skip]:
         return [one if isinstance(one, Skip) else self._checked(row, one) for one in found]
 
     def _checked(self, row: IndexRow, sample: Sample) -> Sample:
@@ -648,6 +769,35 @@ class Pipeline:
             own = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in columns.items()}
             yield MadeColumns.of(own, columns.seen)
             begun = time.perf_counter()
+
+
+class _Naming:
+    """Gives errors of the block the key of a row, and the first of its files."""
+
+    # No generator of `contextlib`, whose frames would stand above the user's in a traceback.
+    def __init__(self, pipeline: Pipeline, row: IndexRow) -> None:
+        self._pipeline = pipeline
+        self._row = row
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, (SampleError, OutputError)):
+            raise self._pipeline._failure(self._row, error) from error
+        # Else there is no room on a disk, or no descriptor, which is the fault of no row.
+
+
+def _stored(
+    records: Iterable[tuple[str, _Made]], dropped: MutableMapping[str, Skip] | None
+) -> Iterator[tuple[str, dict[str, Column]]]:
+    """Yield the records with their keys in them, and note those that are left out."""
+    for key, columns in records:
+        if not isinstance(columns, Skip):
+            columns["key"] = key.encode()
+            yield key, columns
+        elif dropped is not None:
+            dropped[key] = columns
 
 
 def _numbered(records: Iterable[_Made], key: str, copy: int) -> Iterator[tuple[str, _Made]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import faulthandler
 import itertools
 import mmap
@@ -24,12 +23,11 @@ import threading
 import time
 import traceback
 import uuid
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from datamat.codecs.files import noting_files
-from datamat.directory.keys import RecordKey
 from datamat.directory.ledger import FailedRow, cut_text
 from datamat.directory.rows import RowStore, nested_paths
 from datamat.errors import (
@@ -77,8 +75,9 @@ if TYPE_CHECKING:
     from datamat.features.base import ColumnBlock
     from datamat.formats import Record
     from datamat.plan.changes import ReusedRows
+    from datamat.plan.gather import SampleColumns
     from datamat.plan.job import Job
-    from datamat.plan.pipeline import Pipeline
+    from datamat.plan.pipeline import GatheredRows, Pipeline
     from datamat.plan.plan import PartSpec
     from datamat.run.receipts import Receipt
     from datamat.writers.base import Sample
@@ -117,14 +116,11 @@ class RowMark:
     position: int
     num_rows: int = 1
 
-    def __str__(self) -> str:
-        return f"rows {self.position} {self.num_rows}"
-
     @classmethod
     def of(cls, error: WorkerDied) -> RowMark | None:
         """Return the mark of a worker that died; None if it was at no row."""
-        words = error.worker_exit.step.split()
-        return cls(*map(int, words[1:])) if words else None
+        position, num_rows = error.worker_exit.step
+        return cls(position, num_rows) if num_rows else None
 
 
 class RowWatch:
@@ -148,7 +144,7 @@ class RowWatch:
     def at(self, position: int, num_rows: int = 1) -> None:
         """Note that a row, or a number of rows beginning with it, starts now."""
         if self._note is not None:
-            self._note.write_step(f"rows {position} {num_rows}")  # as `RowMark` has it, in a third of the time
+            self._note.write_step(position, num_rows)
         if self._timeout_s is not None:
             signal.setitimer(signal.ITIMER_REAL, self._timeout_s * num_rows)
 
@@ -157,7 +153,7 @@ class RowWatch:
         if self._timeout_s is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
         if self._note is not None:
-            self._note.write_step("")
+            self._note.write_step(0, 0)
 
     def __exit__(self, *_: object) -> None:
         self.rest()
@@ -173,10 +169,8 @@ _MOST_READS = 4  # of a row whose files change meanwhile
 _MOST_SLOW = 3  # rows of a part whose time is kept
 _MOST_TOLD = 2  # parts after which a worker tells what memos hold
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # before reading again a file that could not be read
-_MOST_GATHERED, _GATHERED_BYTES = 256, 1 << 20  # rows that are encoded together, and bytes of their arrays
-_MOST_OBSERVED = 2048  # records whose statistics are made at once
-_LARGE_VALUE = 1 << 16  # bytes of an array that is not copied, but encoded before the next row is read
-_IMMUTABLE = frozenset({str, bytes, int, float, bool, datetime.datetime, type(None)})
+_ROWS_AT_ONCE = 4096  # of a part that are held in memory
+_MOST_OBSERVED, _OBSERVED_BYTES = 2048, 1 << 20  # records whose statistics are made at once, and their bytes
 _MOST_HELD_BYTES = 16 << 20  # of the copies of a row; beyond that they wait in a file
 _LEAST_HEADROOM = 1 << 30  # bytes that one sample may always allocate, however small max_rss is
 _RESIDENT, _DATA = 1, 5  # places in /proc/self/statm
@@ -496,57 +490,6 @@ class _RowRecords:
             self._file.close()
 
 
-_GatheredRow: TypeAlias = "tuple[int, IndexRow, Mapping[str, Skip]]"
-"""Position and row of gathered samples, and why others of the row were left out, by key."""
-
-
-class _RowGatherer:
-    """Samples of rows that were read one by one and are to be encoded together: that takes a tenth of the time.
-
-    Args:
-        append: function that takes rows, each with its position, and their samples.
-    """
-
-    def __init__(self, append: Callable[[list[_GatheredRow], list[Sample]], None]) -> None:
-        self._append = append
-        self._rows: list[_GatheredRow] = []
-        self._samples: list[Sample] = []
-        self._num_bytes = 0
-
-    def add(self, position: int, row: IndexRow, samples: Sequence[Sample], dropped: Mapping[str, Skip]) -> None:
-        """Add the samples of a row; a `read` may change them afterwards, to use their arrays again."""
-        self._rows.append((position, row, dropped))
-        is_large = sum(map(self._add, samples)) >= _LARGE_VALUE
-        if len(self._samples) >= _MOST_GATHERED or self._num_bytes >= _GATHERED_BYTES or is_large:
-            self.flush()
-
-    def _add(self, sample: Sample) -> int:
-        """Add a sample, and return the bytes of its arrays."""
-        num_bytes = 0
-        for name, value in sample.items():
-            kind = type(value)
-            if kind in _IMMUTABLE:
-                continue
-            if kind is np.ndarray or isinstance(value, np.ndarray):
-                size = value.nbytes
-                num_bytes += size
-                if size < _LARGE_VALUE:
-                    sample[name] = value.copy()
-            elif (kind is list or kind is tuple) and all(type(item) in _IMMUTABLE for item in value):
-                sample[name] = list(value)
-            elif not isinstance(value, np.generic):
-                num_bytes += _LARGE_VALUE
-        self._samples.append(sample)
-        self._num_bytes += num_bytes
-        return num_bytes
-
-    def flush(self) -> None:
-        """Append the samples."""
-        if self._rows:
-            rows, samples, self._rows, self._samples, self._num_bytes = self._rows, self._samples, [], [], 0
-            self._append(rows, samples)
-
-
 class _Observer:
     """Gathers what statistics keep of the records of a part, some hundred at a time, in a tenth of the time.
 
@@ -577,10 +520,10 @@ class _Observer:
                 value = one_bytes(column, record)
             if column in self._parts:
                 value = self._parts[column](value)
-            values.append(value)
+            values.append(value.copy() if isinstance(value, np.ndarray) else value)  # `read` may fill it anew
             self._num_bytes += num_bytes_of(value)
         self._num_records += 1
-        if self._num_records >= _MOST_OBSERVED or self._num_bytes > _GATHERED_BYTES:
+        if self._num_records >= _MOST_OBSERVED or self._num_bytes > _OBSERVED_BYTES:
             self._flush()
 
     def add_block(self, block: Mapping[str, Any], num_records: int) -> None:
@@ -592,7 +535,7 @@ class _Observer:
         self._blocks.append(held)
         self._num_in_blocks += num_records
         self._bytes_in_blocks += sum(map(_held_bytes, held.values()))
-        if self._num_in_blocks >= _MOST_OBSERVED or self._bytes_in_blocks > _GATHERED_BYTES:
+        if self._num_in_blocks >= _MOST_OBSERVED or self._bytes_in_blocks > _OBSERVED_BYTES:
             self._flush_blocks()
 
     def lines(self) -> tuple[str, ...]:
@@ -709,7 +652,7 @@ class _PartTask:
 
     def _write(self, lost: Sequence[FailedRow] | None) -> None:
         if lost is not None or self._pipeline is None or not self._pipeline.makes_blocks:
-            self._write_rows(self._spec.start, self._positions, lost or ())
+            self._write_rows(self._spec.start, self._positions, lost)
             return
         step = self._pipeline.rows_per_block
         for first in range(0, len(self._positions), step):
@@ -720,71 +663,95 @@ class _PartTask:
                     continue
             except SampleError as error:
                 block_error = error  # one at a time, they show which one it was
-            self._write_rows(self._spec.start + first, positions, ())
+            self._write_rows(self._spec.start + first, positions, None)
             if block_error is not None and len(self._outcome.failed) == num_failed:
                 raise block_error
 
-    def _write_rows(self, start: int, positions: np.ndarray, lost: Sequence[FailedRow]) -> None:
-        """Write rows one by one.
+    def _write_rows(self, start: int, positions: np.ndarray, lost: Sequence[FailedRow] | None) -> None:
+        """Write rows that are read one by one.
 
         Args:
             start: position of the first in the order of the plan.
             positions: numbers of the rows in the index.
-            lost: rows that are not done again.
+            lost: rows that are not done again, where a worker died: then none are encoded together, to find out which
+                row it is.
         """
-        left_out = {failed.position: failed for failed in lost}
-        gathered = _RowGatherer(self._append_gathered)
-        pipeline = self._pipeline if self._inputs is None else None
-        if pipeline is not None and not pipeline.gathers_samples:
-            pipeline = None
-        for position, row in enumerate(self._shared.store.read(positions), start):
-            if position in left_out:
-                gathered.flush()
-                self._leave_out(row, left_out[position], left_out[position].message)
-                continue
-            self._reach(position)
-            self._watch.at(position)
-            failure: SampleError | SystemExit | None = None
-            if pipeline is not None and self._is_checked:
-                try:
-                    samples, dropped = _parted(row, pipeline.samples(row))
-                    if samples:
-                        gathered.add(position, row, samples, dropped)
-                    else:
-                        self._drop(position, row, dropped, is_whole=True)
+        left_out = {failed.position: failed for failed in lost or ()}
+        pipeline = self._pipeline if self._inputs is None and lost is None else None
+        columns = pipeline.sample_columns() if pipeline is not None and pipeline.gathers_samples else None
+        for first in range(0, len(positions), _ROWS_AT_ONCE):
+            rows = self._shared.store.read(positions[first : first + _ROWS_AT_ONCE])
+            done = 0
+            while done < len(rows):
+                position = start + first + done
+                if columns is not None and self._is_checked:
+                    done += self._write_gathered(rows, done, position, columns)
                     continue
-                except (SampleError, SystemExit) as error:
-                    failure = error
-            gathered.flush()
-            begun, num_failed = time.perf_counter(), len(self._outcome.failed)
-            self._append(position, row, self._reused(position) or self._records(position, row, failure))
-            if len(self._outcome.failed) == num_failed:  # else the time is that of an attempt that was given up
-                self._note_time(row.key, time.perf_counter() - begun)
-        gathered.flush()
+                row = rows[done]
+                if position in left_out:
+                    self._leave_out(row, left_out[position], left_out[position].message)
+                else:
+                    self._reach(position)
+                    self._write_row(position, row)
+                done += 1
+
+    def _write_row(
+        self,
+        position: int,
+        row: IndexRow,
+        failure: SampleError | SystemExit | None = None,
+        samples: Sequence[Sample | Skip] | None = None,
+    ) -> None:
+        """Write one row; see `_records` for the arguments."""
+        self._watch.at(position)
+        begun, num_failed = time.perf_counter(), len(self._outcome.failed)
+        self._append(position, row, self._reused(position) or self._records(position, row, failure, samples))
+        if len(self._outcome.failed) == num_failed:  # else the time is that of an attempt that was given up
+            self._note_time(row.key, time.perf_counter() - begun)
+
+    def _write_gathered(self, rows: Sequence[IndexRow], first: int, position: int, columns: SampleColumns) -> int:
+        """Write rows whose samples are encoded together, and the next one if it cannot be; return how many.
+
+        Args:
+            rows: rows, in order.
+            first: number of the first that is written.
+            position: position of that row in the order of the plan.
+            columns: takes the samples.
+        """
+        assert self._pipeline is not None, "it reads them"
+        self._notes.clear()
+        found = self._pipeline.gather(rows, first, position, self._watch.at, columns)
+        done = found.num_rows
+        if self._append_gathered(position, found, columns):
+            for number, dropped in found.dropped.items():
+                self._drop(position + number, rows[first + number], dropped, is_whole=False)
+        else:
+            for number in range(done):
+                self._write_row(position + number, rows[first + number])
+        if found.alone is not None or found.failure is not None:
+            self._write_row(position + done, rows[first + done], found.failure, found.alone)
+            done += 1
+        return done
+
+    def _append_gathered(self, position: int, found: GatheredRows, columns: SampleColumns) -> bool:
+        """Append the samples of gathered rows; return False, and append none, if one is not as declared."""
+        if keys := columns.keys:
+            assert self._pipeline is not None, "it has read them"
+            self._watch.at(position, found.num_rows)
+            block = self._pipeline.encode_columns(columns)
+            if block is None:
+                return False
+            self._watch.rest()
+            self._append_block(block, len(keys))
+            self._outcome.keys.extend(keys)
+            self._outcome.num_done += found.num_rows - found.num_without
+        return True
 
     def _note_time(self, key: str, seconds: float) -> None:
         if len(self.slowest) < _MOST_SLOW:
             self.slowest.append((seconds, key))
         elif seconds > min(self.slowest)[0]:
             self.slowest[self.slowest.index(min(self.slowest))] = (seconds, key)
-
-    def _append_gathered(self, rows: list[_GatheredRow], samples: list[Sample]) -> None:
-        """Append the records of rows whose samples were read, all at once; one at a time if that fails."""
-        self._notes.clear()
-        self._watch.at(rows[0][0], len(rows))
-        assert self._pipeline is not None, "it has read them"
-        block = self._pipeline.encode_samples(samples)
-        if block is None:
-            for position, row, _ in rows:
-                self._watch.at(position)
-                self._append(position, row, self._records(position, row))
-            return
-        self._watch.rest()
-        self._append_block(block, len(samples))
-        self._outcome.keys.extend(sample["key"] for sample in samples)
-        self._outcome.num_done += len(rows)
-        for position, row, dropped in rows:
-            self._drop(position, row, dropped, is_whole=False)
 
     def _reused(self, position: int) -> Sequence[tuple[str, Record]]:
         found = self._find_reused(position)
@@ -833,7 +800,11 @@ class _PartTask:
             self._outcome.dropped.append(FailedRow(position, named, type(skip).__name__, cut_text(skip.reason), "drop"))
 
     def _records(
-        self, position: int, row: IndexRow, first: SampleError | SystemExit | None = None
+        self,
+        position: int,
+        row: IndexRow,
+        first: SampleError | SystemExit | None = None,
+        samples: Sequence[Sample | Skip] | None = None,
     ) -> Collection[tuple[str, Record]]:
         """Return all records of a row; none where it fails and the policy continues without it.
 
@@ -841,6 +812,7 @@ class _PartTask:
             position: position of the row in the order of the plan.
             row: row of the index, with paths that can be opened.
             first: how the first attempt failed, if it was made.
+            samples: what it read, if it was made.
         """
         spec = self._spec
         failure: SampleError | None = None
@@ -850,7 +822,7 @@ class _PartTask:
                 if first is not None and attempt == 1:
                     raise first
                 # Make all copies before the first is appended: a row is stored with all of them, or not at all.
-                records = self._made(position, row, read)
+                records = self._made(position, row, read, samples if attempt == 1 else None)
                 if read is not None and len(records):  # else the next row that gives records is read twice
                     self._watch.at(position)  # its time starts again
                     self._source.check_determined(row, read, augmented=spec.augmented)
@@ -868,21 +840,30 @@ class _PartTask:
             return records
         raise AssertionError("unreachable")
 
-    def _made(self, position: int, row: IndexRow, read: dict[str, str] | None) -> _RowRecords:
+    def _made(
+        self,
+        position: int,
+        row: IndexRow,
+        read: dict[str, str] | None,
+        samples: Sequence[Sample | Skip] | None,
+    ) -> _RowRecords:
         """Return the records of a row, read again if its files changed meanwhile."""
         spec = self._spec
         for _ in range(_MOST_READS):
             self._notes.clear()
             records = _RowRecords(part_folder(self._shared.work, spec.shard))
             try:
-                made = self._source.records(
-                    row,
-                    copies=spec.copies,
-                    augmented=spec.augmented,
-                    read=read,
-                    dropped=records.dropped,
-                    remarks=self._outcome.remarks,
-                )
+                if samples is not None and self._pipeline is not None:
+                    made = self._pipeline.records_of(row, samples, records.dropped)
+                else:
+                    made = self._source.records(
+                        row,
+                        copies=spec.copies,
+                        augmented=spec.augmented,
+                        read=read,
+                        dropped=records.dropped,
+                        remarks=self._outcome.remarks,
+                    )
                 for key, record in made:
                     records.add(key, record)
             except BaseException:
@@ -933,20 +914,6 @@ class _PartTask:
         self._outcome.keys.extend(names)
         self._outcome.num_done += len(names)
         return True
-
-
-def _parted(row: IndexRow, samples: Sequence[Sample | Skip]) -> tuple[list[Sample], dict[str, Skip]]:
-    """Return the samples of a row that are stored, and why others are left out, by the keys that they would have."""
-    if len(samples) == 1:
-        one = samples[0]
-        return ([], {row.key: one}) if isinstance(one, Skip) else ([one], {})
-    stored = [sample for sample in samples if not isinstance(sample, Skip)]
-    dropped = {
-        RecordKey.format(row.key, 0, number): sample
-        for number, sample in enumerate(samples)
-        if isinstance(sample, Skip)
-    }
-    return stored, dropped
 
 
 def exit_error(row: IndexRow, error: SystemExit) -> SampleError:

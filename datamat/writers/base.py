@@ -24,7 +24,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from datamat.directory.files import expand_home
-from datamat.directory.rows import IndexRow
+from datamat.directory.rows import IndexRow, RowBlock
 from datamat.errors import MissingDependencyError, OptionError, Skip
 from datamat.features import Feature, Features
 
@@ -127,13 +127,14 @@ class DatasetWriter(abc.ABC):
         """
 
     @abc.abstractmethod
-    def index(self, source: Any) -> Iterable[IndexRow]:
+    def index(self, source: Any) -> Iterable[IndexRow] | Iterable[RowBlock]:
         """Return one row for each input sample, always in the same order, without decoding anything.
 
         Called in the calling process, once in each `plan()`, `run()` or `status()`. A generator is welcome: rows are
         written to disk as they come, so memory does not grow with their number. `Index` makes rows of folders, lists,
-        tables and existing datasets. Columns of numbers and text, which `Index.from_table` takes, never become rows:
-        they go to `read_block` a block at a time.
+        tables and existing datasets. Where there are millions of rows, yield them as columns, a `RowBlock` of some ten
+        thousand at a time, or take `Index.from_table`: they go to `read_block` a block at a time, and become rows for
+        `read` alone.
 
         Args:
             source: the source that the caller gave to `Materializer`, unchanged: most often the path of a folder.

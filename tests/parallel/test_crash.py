@@ -31,7 +31,9 @@ def die_after(work, note):
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-@pytest.mark.parametrize(("last", "step"), [(2**40 + 2, "rows 42"), (2**40 + 3, "")], ids=["last task", "earlier task"])
+@pytest.mark.parametrize(
+    ("last", "step"), [(2**40 + 2, (42, 1)), (2**40 + 3, (0, 0))], ids=["last task", "earlier task"]
+)
 def test_number_step_and_stacks_outlive_the_worker(last, step, note):
     """The note keeps the last number, all stacks apart, and the last step, but not that of an earlier task."""
 
@@ -39,20 +41,20 @@ def test_number_step_and_stacks_outlive_the_worker(last, step, note):
         begun[0] = 41
         os.write(theirs.fileno(), b"first stack\n")
         begun[0] = 2**40 + 2
-        theirs.write_step("rows 41 1")
-        theirs.write_step("rows 42")
+        theirs.write_step(41, 7)
+        theirs.write_step(42, 1)
         begun[0] = last
         os.write(theirs.fileno(), b"second stack\n")
 
-    assert (note.last_begun(), note.step(), note.stacks()) == (0, "", "")
+    assert (note.last_begun(), note.step(), note.stacks()) == (0, (0, 0), "")
 
     die_after(work, note)
 
     assert (note.last_begun(), note.step(), note.stacks()) == (last, step, "first stack\nsecond stack\n")
 
 
-def die_at(step):
-    own_note().write_step(step)
+def die_at(*step):
+    own_note().write_step(*step)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -60,13 +62,13 @@ def test_error_of_a_death_has_the_step_of_its_task(method):
     """It has none if the task noted nothing; the caller's own process has no note."""
     with PathosExecutor(1, start_method=method) as pool:
         with pytest.raises(WorkerDied) as noted:
-            pool.submit(die_at, "scene 3, decode").result(timeout=20)
+            pool.submit(die_at, 3, 2**40).result(timeout=20)
         with pytest.raises(WorkerDied) as silent:
             pool.submit(os._exit, 3).result(timeout=20)
 
     assert own_note() is None
-    assert noted.value.worker_exit.step == "scene 3, decode"
-    assert silent.value.worker_exit.step == ""
+    assert noted.value.worker_exit.step == (3, 2**40)
+    assert silent.value.worker_exit.step == (0, 0)
 
 
 @pytest.mark.parametrize(

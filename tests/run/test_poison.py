@@ -32,6 +32,7 @@ from datamat import (
     verify,
 )
 from datamat.directory.ledger import read_ledger
+from datamat.features import register_feature
 from datamat.testing import InlineExecutor
 
 pytestmark = pytest.mark.timeout(180)  # workers that die are started again and again
@@ -296,3 +297,41 @@ def test_limits_of_workers_need_datamats_own(place, options):
         small_pairs.job(
             place / "source", place / "out", executor=InlineExecutor(), workers=WorkerOptions(**options)
         ).run()
+
+
+@register_feature
+class Deadly(Scalar):
+    """Ends the process that encodes 100: alone, or among others."""
+
+    def encode(self, name, value):
+        self.live(value)
+        return super().encode(name, value)
+
+    def encode_block(self, name, values):
+        for value in values:
+            self.live(value)
+        return super().encode_block(name, values)
+
+    def live(self, value):
+        if value == 100:
+            os._exit(9)
+
+
+class Numbers(DatasetWriter):
+    name = "numbers"
+    features = Features({"n": Deadly("int64")})
+
+    def index(self, source):
+        return [IndexRow(f"{number:03d}", "train", {"n": number}) for number in range(640)]
+
+    def read(self, row):
+        return {"n": row.fields["n"]}
+
+
+def test_row_that_ends_its_worker_when_it_is_encoded_with_others_is_found(tmp_path):
+    job = Prepared(Numbers(), None, tmp_path / "out", errors="skip", shards=1, workers=1)
+
+    report = job.run(progress=False)
+
+    assert [failure.key for failure in report.failures] == ["100"]
+    assert len(load(tmp_path / "out")) == 639

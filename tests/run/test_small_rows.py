@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import ClassVar
 
 import numpy as np
 import pytest
+from features.test_feature_conformance import CASES
 from prepared import Prepared
 
 from datamat import (
@@ -15,9 +17,12 @@ from datamat import (
     ErrorPolicy,
     Features,
     IndexRow,
+    ListOf,
+    Nullable,
     SampleError,
     Scalar,
     ShardOptions,
+    Skip,
     Tensor,
     Text,
     load,
@@ -61,22 +66,151 @@ def shards(folder):
     return {path.name: path.read_bytes() for path in folder.glob("rows-*")}
 
 
+def together(monkeypatch):
+    """Return a list that receives the number of samples in each block that is encoded."""
+    encoded = []
+
+    def encode_columns(self, columns, *, original=Pipeline.encode_columns):
+        count = len(columns)
+        block = original(self, columns)
+        encoded.append(0 if block is None else count)
+        return block
+
+    monkeypatch.setattr(Pipeline, "encode_columns", encode_columns)
+    return encoded
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["tfrecord", "webdataset", "parquet"])
 def test_rows_encoded_together_are_those_encoded_alone(tmp_path, monkeypatch, name):
-    encoded = []
-
-    def encode_samples(self, samples, *, original=Pipeline.encode_samples):
-        encoded.append(len(samples))
-        return original(self, samples)
-
-    monkeypatch.setattr(Pipeline, "encode_samples", encode_samples)
+    encoded = together(monkeypatch)
     Prepared(Rows(), None, tmp_path / "together", format=name, **OPTIONS).run(progress=False)
     assert sum(encoded) > NUM_ROWS * 0.9
     monkeypatch.setattr(Pipeline, "gathers_samples", False)
     Prepared(Rows(), None, tmp_path / "alone", format=name, **OPTIONS).run(progress=False)
 
     assert shards(tmp_path / "together") == shards(tmp_path / "alone")
+
+
+class AnyRows(DatasetWriter):
+    """Values of every feature, fresh, or in dicts, arrays and lists that the next row fills anew.
+
+    Args:
+        seed: decides which.
+        share_bad: share of the rows of which something is unusual or wrong.
+    """
+
+    name = "rows"
+    file_fields = ()
+    cases: ClassVar = {name: case for name, case in CASES.items() if case.feature.encodes_blocks()}
+    features = Features(
+        {
+            **{name: case.feature for name, case in cases.items()},
+            "nested": {"a": Scalar("int64"), "b": Nullable(Text())},
+            "dicts": ListOf({"box": Tensor((4,)), "name": Text()}),
+        }
+    )
+
+    def __init__(self, seed, share_bad):
+        self.seed, self.share_bad = seed, share_bad
+        self.held = {}
+
+    def index(self, source):
+        return [IndexRow(f"{number:04d}", "train", {"number": number}) for number in range(300)]
+
+    def read(self, row):
+        chance = np.random.default_rng([self.seed, row.fields["number"]])
+        sample = self.sample_of(row, chance)
+        if chance.random() < 0.5:
+            sample = self.filled("sample", sample)
+        return self.spoilt(row, sample, chance) if chance.random() < self.share_bad else sample
+
+    def sample_of(self, row, chance):
+        number = row.fields["number"]
+        sample = {name: case.values[chance.integers(len(case.values))] for name, case in self.cases.items()}
+        sample |= {
+            "nested": {"a": number, "b": None if number % 3 else "ü"},
+            "dicts": [{"box": np.full(4, number, np.float32), "name": str(n)} for n in range(number % 4)],
+        }
+        return {name: self.guise(name, value, chance) for name, value in sample.items()}
+
+    def guise(self, name, value, chance):
+        kind = chance.integers(4)
+        if kind == 0:
+            return self.filled(name, value)
+        if kind == 1 and isinstance(value, np.ndarray):
+            return np.stack([value, value], -1)[..., 0]  # not contiguous
+        return value
+
+    def filled(self, name, value):
+        """Return the object that it returned before, with this value in it."""
+        if isinstance(value, np.ndarray):
+            held = self.held.setdefault((name, value.dtype.str, value.shape), np.empty_like(value))
+            held[...] = value
+            return held
+        if isinstance(value, list):
+            held = self.held.setdefault((name, "list"), [])
+            held[:] = value
+            return held
+        if isinstance(value, dict):
+            held = self.held.setdefault((name, "dict"), {})
+            held.clear()
+            held.update(value)
+            return held
+        return value
+
+    def spoilt(self, row, sample, chance):
+        name = sorted(self.cases)[chance.integers(len(self.cases))]
+        wrong = self.cases[name].wrong
+        changes = [
+            lambda: {**sample, name: wrong[chance.integers(len(wrong))]},
+            lambda: {key: value for key, value in sample.items() if key != name},
+            lambda: {**sample, "more": 1},
+            lambda: {**sample, name: None},
+            lambda: {**sample, "bytes": b"x" * 1_100_000},
+            lambda: {**sample, "text": "x" * 1_100_000},
+            lambda: {**sample, "key": row.key},
+            lambda: {**sample, "key": "other"},
+            lambda: [sample, Skip("no use"), self.filled("sample", sample)],
+            lambda: (self.filled("sample", {**sample, "text": str(n)}) for n in range(3)),
+            list,
+            lambda: None,
+            lambda: Skip("as a value"),
+            lambda: 1 / 0,
+            lambda: raised(Skip("no use")),
+            lambda: raised(SystemExit(2)),
+        ]
+        return changes[chance.integers(len(changes))]()
+
+
+def raised(error):
+    raise error
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("share_bad", [0, 0.05])
+@pytest.mark.parametrize("seed", range(6))
+def test_any_values_encoded_together_are_those_encoded_alone(tmp_path, monkeypatch, seed, share_bad):
+    """Bytes, statistics and failures: for values of every feature, and for what may be wrong with a row."""
+    found = []
+    encoded = together(monkeypatch)
+    for gathers in (True, False):
+        if not gathers:
+            monkeypatch.setattr(Pipeline, "gathers_samples", False)
+        folder = tmp_path / str(gathers)
+        job = Prepared(AnyRows(seed, share_bad), None, folder, errors="skip", **OPTIONS)
+        job.run(progress=False)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        found.append((shards(folder), manifest["statistics"], of_samples(folder / ".datamat" / "ledger.jsonl")))
+
+    assert found[0] == found[1]
+    assert sum(encoded) > (100 if share_bad else 200)
+
+
+def of_samples(ledger):
+    """Return what a ledger says of samples, without times."""
+    lines = map(json.loads, ledger.read_text().splitlines())
+    return [line | {"time": "", "run": ""} for line in lines if line["event"].startswith("sample")]
 
 
 class Reused(Rows):

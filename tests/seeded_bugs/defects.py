@@ -946,7 +946,7 @@ DEFECTS = {
             "step-of-another-task",
             "a task that kills its worker is blamed on the row that the task before it was at",
             "datamat.parallel.crash:CrashNote.step",
-            replace("number == self.last_begun()", "True"),
+            replace("number == last", "True"),
             "tests/parallel/test_crash.py::test_number_step_and_stacks_outlive_the_worker[earlier task]",
         ),
         Defect(
@@ -1462,16 +1462,16 @@ DEFECTS = {
             "a block fails, and its first row is not read again: a sample is missing, and nothing reports it",
             "datamat.run.worker:_PartTask._write",
             replace(
-                "self._write_rows(self._spec.start + first, positions, ())",
-                "self._write_rows(self._spec.start + first, positions[1:], ())",
+                "self._write_rows(self._spec.start + first, positions, None)",
+                "self._write_rows(self._spec.start + first, positions[1:], None)",
             ),
             "tests/writers/test_read_block.py::test_blocks_that_fail_are_read_row_by_row",
         ),
         Defect(
             "gathered-sample-lent",
             "a read that fills the same array again for each row changes the samples that wait to be encoded",
-            "datamat.run.worker:_RowGatherer._add",
-            replace("value.copy()", "value"),
+            "datamat.plan.gather:SampleColumns._array",
+            replace("value.tobytes()", "value"),
             "tests/run/test_small_rows.py::test_read_may_use_its_arrays_again",
         ),
         Defect(
@@ -1548,7 +1548,7 @@ DEFECTS = {
             "block-without-its-number",
             "messages about rows of a table name the row of its first block",
             "datamat.directory.rows:RowStore._origins",
-            replace("number - start", "0"),
+            replace("starts[places]", "np.asarray(positions, np.int64)"),
             "tests/writers/test_index_blocks.py::test_kinds_of_columns_may_differ_from_block_to_block",
         ),
         Defect(
@@ -1561,8 +1561,8 @@ DEFECTS = {
         Defect(
             "late-draw-unseeded",
             "rows that draw from numpy.random after others that do not get other numbers than they would alone",
-            "datamat.plan.pipeline:Pipeline._called",
-            replace("not is_seeded and global_draws.mark() != mark", "False"),
+            "datamat.plan.pipeline:Pipeline.gather",
+            replace("global_draws.mark() != mark", "False"),
             "tests/run/test_small_rows.py::test_rows_that_draw_now_and_then_get_their_own_numbers",
         ),
         Defect(

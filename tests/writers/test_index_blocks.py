@@ -116,6 +116,51 @@ def test_columns_give_the_bytes_of_the_same_rows(kind, wanted, tmp_path):
     assert len(load(tmp_path / "out")) == NUM_ROWS
 
 
+def blocks():
+    """What an index of the user's own may yield: columns of any kind, as they come."""
+    for start in range(0, NUM_ROWS, 700):
+        few = {name: values[start : start + 700] for name, values in COLUMNS.items()}
+        keys, split = few.pop("key"), few.pop("split")
+        yield RowBlock(
+            keys if start else np.array(keys),
+            few | {"word": tuple(few["word"])},
+            [f"table row {number + 1}" for number in range(start, start + len(keys))],
+            split if start else tuple(split),
+        )
+
+
+def test_blocks_of_an_index_give_the_bytes_of_the_same_rows(wanted, tmp_path):
+    assert [row for block in blocks() for row in block.rows()] == list(single_rows())
+    assert _written(blocks, tmp_path / "out") == wanted
+
+
+def test_rows_of_a_block_need_no_more_than_keys(tmp_path):
+    found = list(RowBlock(["a", "b"], splits="val").rows())
+
+    assert found == [IndexRow("a", "val"), IndexRow("b", "val")]
+    assert list(RowBlock(["a"], {"x": [1]}).rows()) == [IndexRow("a", None, {"x": 1})]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{"fields": {"n": [1, 2]}}, {"splits": ["val"]}, {"origin": ["a"]}, {"files": [[]] * 4}],
+    ids=lambda columns: next(iter(columns)),
+)
+def test_block_with_values_that_are_missing_is_refused(columns):
+    with pytest.raises(SourceError):
+        RowBlock(["a", "b", "c"], **columns)
+
+
+def test_index_of_blocks_and_rows_is_refused(tmp_path):
+    with pytest.raises(SourceError):
+        _written(lambda: [RowBlock(["a"], {"n": [1]}), IndexRow("b", fields={"n": 2})], tmp_path / "out")
+
+
+def test_fields_in_the_place_of_the_split_are_refused_with_their_row(tmp_path):
+    with pytest.raises(SourceError, match="row 1"):
+        _written(lambda: [IndexRow("a"), IndexRow("b", {"n": 2})], tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     "method", ["fork", *(pytest.param(name, marks=pytest.mark.long) for name in ("forkserver", "spawn"))]
 )
