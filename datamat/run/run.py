@@ -1230,9 +1230,9 @@ def _check_conserved(shard: ShardSpec, receipt: Receipt, store: RowStore) -> Non
     keys = store.keys(store.order[part.start : part.stop])
     raise IncompleteRunError(
         f"part {part.number} of {shard.name} has {count_of(len(keys), 'row')}, {join_problems(keys)}; its receipt "
-        f"counts {receipt.num_done} with {count_of(receipt.num_records, 'record')}, {len(receipt.failed)} that failed and "
-        f"{receipt.num_dropped} that were left out; each should give {count_of(shard.copies, 'record')}, fail or be left out: "
-        "run again to make it again"
+        f"counts {receipt.num_done} with {count_of(receipt.num_records, 'record')}, {len(receipt.failed)} that failed "
+        f"and {receipt.num_dropped} that were left out; each should give {count_of(shard.copies, 'record')}, fail or "
+        "be left out: run again to make it again"
     )
 
 
