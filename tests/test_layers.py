@@ -22,6 +22,7 @@ ROOMS = (
     "options",
     "fingerprint",
     "parallel",
+    "folders",
     "codecs",
     "features",
     "formats",
@@ -42,6 +43,7 @@ ALONE = {
     "codecs": {"errors", "values"},
     "formats": {"errors", "values", "features", "codecs"},
     "parallel": {"errors"},
+    "folders": {"errors", "options", "values"},
     "features": {"errors", "values", "codecs"},
 }
 HEAVY = {"albumentations", "av", "cv2", "keras", "pandas", "pyarrow", "scipy", "soundfile", "tensorflow", "torch"}
