@@ -1,4 +1,4 @@
-"""Folders behind every URL that fsspec knows (`https://`, `hf://`, `sftp://`, ...) and that has no folder of its own.
+"""Folders behind every URL that fsspec knows (`https://`, `gs://`, `hf://`, ...) and that has no folder of its own.
 
 A path holds its URL and options, and nothing that is open: each use asks fsspec for the filesystem, which it caches per
 process and set of options. So it can be pickled, and keeps working in forked processes.
@@ -329,7 +329,12 @@ class UrlPath:
         while start < stop:
             # One byte more than there should be shows that there are more.
             behind = start + _REQUEST_BYTES if stop - start > _REQUEST_BYTES else stop + 1
-            block = filesystem.cat_file(path, start=start, end=behind)  # by name: s3fs has others between
+            try:
+                block = filesystem.cat_file(path, start=start, end=behind)  # by name: s3fs has others between
+            except Exception as error:  # each filesystem raises what the client below it does
+                if status_of(error)[0] != 416:
+                    raise
+                return  # no byte from there on: gcsfs says so of an empty file, too
             if block:
                 yield block
             if len(block) < behind - start:

@@ -10,6 +10,7 @@ from typing import Any
 from datamat.errors import OptionError
 from datamat.folders.base import Folder
 from datamat.folders.local import LocalFolder, expand_home
+from datamat.folders.options import OBJECT_SCHEMES
 from datamat.folders.urls import halves, is_url, refuse_chain, scheme_of
 from datamat.options import check_mappings
 
@@ -18,15 +19,27 @@ __all__ = ["open_file", "open_folder", "register_folder"]
 _registered: dict[str, Callable[[str, Mapping[str, Any]], Folder]] = {}
 
 
-def register_folder(scheme: str, opener: Callable[[str, Mapping[str, Any]], Folder]) -> None:
+def register_folder(scheme: str, opener: Callable[[str, Mapping[str, Any]], Folder]) -> Callable[[], None]:
     """Have URLs of a scheme opened by a class of yours, in this process.
 
     Args:
         scheme: scheme of the URLs, in small letters: "store" for `store://place/set`.
         opener: gets URL and `storage_options`, and returns the folder; such as a subclass of `Folder`. Processes that
             are started by spawn or forkserver register it again as they import the module that does so.
+
+    Returns:
+        A function that undoes it.
     """
+    before = _registered.get(scheme)
     _registered[scheme] = opener
+
+    def undo() -> None:
+        if before is None:
+            _registered.pop(scheme, None)
+        else:
+            _registered[scheme] = before
+
+    return undo
 
 
 def open_folder(place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Folder:
@@ -53,6 +66,10 @@ def open_folder(place: str | os.PathLike[str], storage_options: Mapping[str, Any
     options = dict(storage_options or {})
     if opener := _registered.get(scheme_of(text)):
         return opener(text, options)
+    if scheme_of(text) in OBJECT_SCHEMES:
+        from datamat.folders.objects import ObjectFolder
+
+        return ObjectFolder(text, options)
     from datamat.folders.other import FsspecFolder
 
     return FsspecFolder(text, options)

@@ -242,9 +242,9 @@ def _secrets(url: str, options: Mapping[str, Any]) -> set[str]:
 
 
 _SECRET_PART = re.compile(r"(?i)(?:key|secret|password|token|signature|\bsig)=([^;&]+)")  # of a connection string
-_SHOWN = frozenset({"endpoint_url", "region_name", "protocol", "account_name", "project"})
+_SHOWN = frozenset({"endpoint_url", "endpoint", "region_name", "region", "protocol", "account_name", "project"})
 """Options that say where something is, and open nothing."""
-_ALSO_PLACES = frozenset({"connection_string", "endpoint", "host", "port"})
+_ALSO_PLACES = frozenset({"connection_string", "host", "port"})
 
 
 def _texts_in(value: Any) -> Iterator[str]:

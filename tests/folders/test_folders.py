@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import multiprocessing
+import os
+import signal
 import uuid
 
+import psutil
 import pytest
 from dict_folder import DictFolder
 from web import serving
 
-from datamat import OptionError, load, materialize, verify
-from datamat.folders import open_file, open_folder, register_folder
+from datamat import OptionError, OutputError, load, materialize, verify
+from datamat.folders import DeniedError, open_file, open_folder, register_folder
 from datamat.testing import FolderConformance, InlineExecutor
 
 
@@ -17,6 +22,9 @@ from datamat.testing import FolderConformance, InlineExecutor
 def at_once(monkeypatch):
     """What fails is tried again at once."""
     monkeypatch.setattr("datamat.folders.retries._FIRST_WAIT_S", 0.001)
+
+
+KEYS = {"key": "AKIDEXAMPLE", "secret": "a-long-secret-key", "client_kwargs": {"region_name": "us-east-1"}}
 
 
 def write(files, folder):
@@ -69,6 +77,70 @@ class TestWebWithoutRanges(TestWeb):
     ranges = False
 
 
+class TestS3(FolderConformance):
+    """A server that answers as S3 does; `tests/interop` has those of others."""
+
+    secrets = (KEYS["secret"],)
+
+    @pytest.fixture(autouse=True)
+    def server(self, tmp_path):
+        (tmp_path / "served").mkdir()
+        with serving(tmp_path / "served") as self.web:
+            yield
+
+    def make_folder(self, files, tmp_path):
+        write(files, tmp_path / "served/bucket/sets/one")
+        return open_folder("s3://bucket/sets/one", {**KEYS, "endpoint_url": self.web.url})
+
+    @pytest.mark.parametrize("fault", ["silence", 500, 503, "cut"])
+    def test_failures_that_pass_are_survived(self, tmp_path, fault):
+        folder = self.make_folder({"name": bytes(3 << 20)}, tmp_path)
+        self.web.faults["name"] = [fault]
+
+        assert folder.read_range("name", 5, 2 << 20) == bytes((2 << 20) - 5)
+        self.web.faults["name"] = [fault]
+        assert b"".join(folder.blocks("name", 3 << 20)) == bytes(3 << 20)
+        assert self.web.faults == {"name": []}
+
+    def test_refusal_says_what_to_do(self, tmp_path):
+        folder = self.make_folder({"name": b"1"}, tmp_path)
+        self.web.faults["name"] = 403
+
+        with pytest.raises(DeniedError, match=r"s3://bucket/sets/one/name cannot be read: .* credentials may read"):
+            folder.read("name", 1)
+
+    def test_interrupt_ends_a_request(self, tmp_path):
+        """Within a moment, although the server says nothing for a minute."""
+        folder = self.make_folder({"name": b"1"}, tmp_path)
+        self.web.faults["name"] = "stall"
+        self.web.hears = lambda: os.kill(os.getpid(), signal.SIGINT)
+
+        with pytest.raises(KeyboardInterrupt):
+            folder.read("name", 1)
+
+    def test_helper_of_a_forked_process_that_is_killed_is_said(self, tmp_path):
+        """The error has the remedy."""
+        folder = self.make_folder({"name": b"1"}, tmp_path)
+        folder.read("name", 1)
+        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+            said = pool.submit(kill_helper, folder).result()
+
+        assert "forkserver" in said
+
+
+def kill_helper(folder):
+    """Read, kill the process that does so, and read again: for a forked process."""
+    folder.read("name", 1)
+    for child in psutil.Process().children():
+        child.kill()
+        child.wait()
+    try:
+        folder.read("name", 1)
+    except OutputError as error:
+        return str(error)
+    return ""
+
+
 class TestOfAnotherPackage(FolderConformance):
     def make_folder(self, files, tmp_path):
         return DictFolder(dict(files))
@@ -115,10 +187,13 @@ def test_folder_of_another_package_is_read_by_its_url(tmp_path):
     out = tmp_path / "out"
     materialize(lambda number: {"square": number * number}, range(20), out, executor=InlineExecutor(), progress=False)
     files = {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    register_folder("dict", lambda url, options: DictFolder(files))
+    undo = register_folder("dict", lambda url, options: DictFolder(files))
 
     found = load("dict://set", cache_dir=tmp_path / "cache")
 
     assert [sample["square"] for sample in found] == [sample["square"] for sample in load(out)]
     assert found.keys() == load(out).keys()
     assert verify("dict://set").ok
+    undo()
+    with pytest.raises(OptionError, match="dict://set"):
+        load("dict://set", cache_dir=tmp_path / "cache")

@@ -732,7 +732,6 @@ def test_url_is_all_that_load_needs(web, copied, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("scheme", "module", "line"),
     [
-        ("s3", "s3fs", r"pip install 'datamat\[s3\]'"),
         ("gs", "gcsfs", r"pip install 'datamat\[gs\]'"),
         ("https", "aiohttp", "pip install 'aiohttp'"),
     ],
