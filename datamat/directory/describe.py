@@ -474,7 +474,7 @@ def describe(
             whose manifest is read and whose first shard is inspected. Or the URL of one of these, of any kind that
             fsspec can read; the file comes to a temporary folder, and is removed.
         records: number of first records to show.
-        storage_options: options that fsspec gets with a URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
+        storage_options: options for the URL, as fsspec has them: `{"key": ..., "secret": ...}`, or `{"anon": True}`.
 
     Returns:
         What was found. Damage does not raise: `problem` gives its place, and everything before it still counts.

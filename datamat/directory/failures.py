@@ -83,7 +83,7 @@ def failures(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any]
 
     Args:
         path: the directory, or its URL, of any kind that fsspec can read.
-        storage_options: options that fsspec gets with a URL.
+        storage_options: options for the URL, as for `load`.
 
     Returns:
         One for each row that failed, as many as the manifest counts, in the order of the manifest's shards.

@@ -383,7 +383,7 @@ def verify(
     Args:
         path: finished directory, or its URL, of any kind that fsspec can read; its files are only read.
         deep: also decode every record according to its features, pixels included.
-        storage_options: options that fsspec gets with a URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
+        storage_options: options for the URL, as fsspec has them: `{"key": ..., "secret": ...}`, or `{"anon": True}`.
 
     Returns:
         The report. Damage does not raise, not even damage to the manifest.

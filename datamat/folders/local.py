@@ -139,9 +139,18 @@ class LocalFolder(Folder):
                 yield block
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        with self._opened(name) as file:
-            file.seek(start)
-            found = self._read(file, stop - start, name)
+        try:
+            path = regular_path(self._path, checked(name))
+            descriptor = os.open(path, READ_FLAGS)  # not a file of Python's, which takes three times as long to open
+            try:
+                os.lseek(descriptor, start, os.SEEK_SET)
+                found = os.read(descriptor, stop - start)
+                while len(found) < stop - start and (more := os.read(descriptor, stop - start - len(found))):
+                    found += more  # the system reads 2 GB at a time
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise self._explained(name, error) from error
         if len(found) < stop - start:
             raise CorruptDataError(f"{self.place(name)} ends before byte {stop}; run the job again to rewrite it")
         return found

@@ -966,7 +966,7 @@ def load(
         cache_bytes: maximum size of the copies in `cache_dir`; None means 100 GB, or, in your cache folder, 10 GB or a
             tenth of the space that is free there, if that is less. A shard that no longer fits is read in place; behind
             a URL, shards that an epoch is done with make room, and otherwise records are read by ranges.
-        storage_options: options that fsspec gets with a URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
+        storage_options: options for the URL, as fsspec has them: `{"key": ..., "secret": ...}`, or `{"anon": True}`.
 
     Returns:
         The records: by position, by key, or in order.

@@ -105,7 +105,7 @@ def view(
         split: split to show, or None for all.
         count: how many samples to show at most, at least 1; each split has at least one.
         cache_dir: where the copies of the shards of a URL go; as for `load`.
-        storage_options: options that fsspec gets with a URL; as for `load`.
+        storage_options: options for the URL; as for `load`.
 
     Raises:
         OutputError: the directory has no manifest, because the run is not finished.
@@ -158,7 +158,7 @@ def viewing(
         split: split to show, or None for all.
         port: port to listen on; 0 for any that is free.
         cache_dir: where the copies of the shards of a URL go; as for `load`.
-        storage_options: options that fsspec gets with a URL; as for `load`.
+        storage_options: options for the URL; as for `load`.
 
     Yields:
         The server, with its `url`.

@@ -220,7 +220,7 @@ def status(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] |
 
     Args:
         path: output of the run, finished or not: a folder, or its URL, of any kind that fsspec can read.
-        storage_options: options that fsspec gets with a URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
+        storage_options: options for the URL, as fsspec has them: `{"key": ..., "secret": ...}`, or `{"anon": True}`.
 
     Raises:
         OutputError: the URL cannot be read.

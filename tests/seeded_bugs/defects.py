@@ -584,6 +584,13 @@ DEFECTS = {
             "tests/faults/test_signals.py::test_interrupted_program_leaves_its_garbage_to_the_system",
         ),
         Defect(
+            "cache-of-somebody-else",
+            "what is read from a bucket goes through a folder that another user has put in the place of the cache",
+            "datamat.directory.files:private_folder",
+            replace("not stat.S_ISDIR(found.st_mode)", "False"),
+            "tests/readers/test_remote.py::test_url_is_all_that_load_needs",
+        ),
+        Defect(
             "link-read",
             "links out of a directory are followed: whoever made it gets its readers to disclose other files",
             "datamat.folders.local:regular_path",
