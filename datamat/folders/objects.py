@@ -73,13 +73,15 @@ class ObjectFolder(Folder):
 
     def blocks(self, name: str, max_bytes: int) -> Generator[bytes]:
         stream = self._asked(_open_stream, name)
-        done = 0
+        done, owner = 0, os.getpid()
         try:
             while done <= max_bytes and (block := asked(_next_block, self._place, name, stream)):
                 done += len(block)
                 yield block
         finally:
-            asked(_close_stream, stream)
+            if os.getpid() == owner:  # a forked child has a copy of this generator, and no such stream
+                with contextlib.suppress(RuntimeError):  # at the end of the program, no thread starts
+                    asked(_close_stream, stream)
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         return self._asked(_read_range, name, start, stop) if start < stop else b""
