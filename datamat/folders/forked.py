@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -150,13 +149,5 @@ def _answer(connection: Connection) -> None:
             try:
                 answer = False, call(*args)
             except Exception as error:  # noqa: BLE001 -- the caller raises it
-                answer = True, _picklable(error)
+                answer = True, error
             connection.send(answer)
-
-
-def _picklable(error: Exception) -> Exception:
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 -- made here
-    except Exception:  # noqa: BLE001 -- whatever its class does
-        return OSError(str(error))
-    return error
