@@ -51,7 +51,7 @@ NEEDS = {
     "datamat-mixed": "numpy",
     "webdataset": "webdataset",
     "hf-webdataset": "datasets",
-    "datamat-s3": "s3fs",
+    "datamat-s3": "obstore",
     "litdata": "litdata",
     "mosaicml": "streaming",
     "webdataset-4": "webdataset",

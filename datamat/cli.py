@@ -42,7 +42,6 @@ import os
 import pathlib
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -51,7 +50,6 @@ import shtab
 from datamat import __version__
 from datamat.directory.describe import describe
 from datamat.directory.files import printable
-from datamat.directory.remote import is_url, without_secrets
 from datamat.directory.sidecars.exporting import export
 from datamat.directory.verify import VerifyReport, verify
 from datamat.errors import (
@@ -65,6 +63,7 @@ from datamat.errors import (
     place_of,
 )
 from datamat.features import Feature
+from datamat.folders.urls import is_url, without_secrets
 from datamat.formats import format_names
 from datamat.options import FOR_COMMANDS
 from datamat.readers.dataset import ShardedDataset, load
@@ -305,7 +304,8 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "cache_dir": {
         "metavar": "FOLDER",
-        "help": "where fetched shards of a URL go, to be used again (default: a temporary folder, which is removed)",
+        "help": "where fetched shards of a URL go, to be used again (default: datamat in your cache folder; convert: a "
+        "temporary folder)",
     },
     # servers
     "serve": {**_FLAG, "help": "serve all samples, and print the address; Ctrl-C ends it"},
@@ -364,16 +364,6 @@ def _find_target(text: str, kinds: str) -> Target:
         job.options.setdefault("progress", sys.stderr.isatty())
         return job
     raise OutputError(f"{path} is not a directory; pass the output of a run")
-
-
-@contextlib.contextmanager
-def _fetching(target: Target, options: Options) -> Iterator[Options]:
-    """Give the options of a reader, with a temporary folder for what it fetches of a URL."""
-    if isinstance(target, pathlib.Path) or "cache_dir" in options:
-        yield options
-        return
-    with tempfile.TemporaryDirectory(prefix="datamat-") as folder:
-        yield {**options, "cache_dir": folder}
 
 
 def _name_of(target: Target) -> str:
@@ -482,8 +472,7 @@ def _describe(options: Options, console: Console, place: pathlib.Path | str) -> 
 def _preview(options: Options, console: Console, place: pathlib.Path | str) -> int:
     output = options.pop("output", None) or pathlib.Path(f"{_name_of(place)}-preview.png")
     shown = {name: options.pop(name) for name in ("count", "columns", "opacity") if name in options}
-    with _fetching(place, options) as given:
-        load(place, **given).preview(**shown).save(output)
+    load(place, **options).preview(**shown).save(output)
     return console.answer(OK, {"output": output}, str(output))
 
 
@@ -491,14 +480,13 @@ def _view(options: Options, console: Console, place: pathlib.Path | str) -> int:
     output = options.pop("output", None) or pathlib.Path(f"{_name_of(place)}.html")
     is_served = options.pop("serve", False)
     options.pop("count" if is_served else "port", None)
-    with _fetching(place, options) as given:
-        if not is_served:
-            view(place, **given).save(output)
-            return console.answer(OK, {"output": output}, str(output))
-        served = viewing(place, **given)
-        with contextlib.suppress(KeyboardInterrupt, SystemExit), signals_raised(), served as server:
-            console.answer(OK, {"address": server.url}, server.url)  # while it serves
-            server.wait()
+    if not is_served:
+        view(place, **options).save(output)
+        return console.answer(OK, {"output": output}, str(output))
+    served = viewing(place, **options)
+    with contextlib.suppress(KeyboardInterrupt, SystemExit), signals_raised(), served as server:
+        console.answer(OK, {"address": server.url}, server.url)  # while it serves
+        server.wait()
     return OK  # a request to end is a success
 
 

@@ -12,6 +12,7 @@
 | `DataSource`, or any object with `len` and items | `DataSourceConformance` | `make_source` |
 | `Feature` | `FeatureConformance` | `make_feature`, `make_values` |
 | `ShardFormat` | `ShardFormatConformance` | `make_format` |
+| `Folder` | `FolderConformance` | `make_folder` |
 | `Sidecar` | `SidecarConformance` | `make_sidecar` |
 | a hook | `HookConformance` | `make_hook` |
 | a type for `register_standin` | `StandinConformance` | `make_object`, `use` |
@@ -32,6 +33,7 @@ import hashlib
 import importlib.util
 import itertools
 import json
+import multiprocessing
 import operator
 import os
 import pathlib
@@ -52,7 +54,14 @@ from datamat.directory.rows import IndexRow, single_rows
 from datamat.directory.sidecars import Sidecar
 from datamat.directory.sidecars.exporting import export
 from datamat.directory.verify import verify
-from datamat.errors import CorruptDataError, MissingDependencyError, OptionError, SampleError, SchemaError
+from datamat.errors import (
+    CorruptDataError,
+    DatamatError,
+    MissingDependencyError,
+    OptionError,
+    SampleError,
+    SchemaError,
+)
 from datamat.events import RunEnded, RunEvent
 from datamat.features import (
     Audio,
@@ -76,6 +85,7 @@ from datamat.features import (
 )
 from datamat.features.base import dtype_of, holds_numbers
 from datamat.features.schema import register_feature
+from datamat.folders import AbsentError, Folder
 from datamat.formats import Offsets, ShardFormat, get_format
 from datamat.options import Hook, WorkerOptions
 from datamat.parallel import PathosExecutor
@@ -98,6 +108,7 @@ __all__ = [
     "DatasetWriterConformance",
     "ExecutorConformance",
     "FeatureConformance",
+    "FolderConformance",
     "HookConformance",
     "InlineExecutor",
     "ShardFormatConformance",
@@ -1263,6 +1274,167 @@ def _call_in_fork(function: Callable[[], Any]) -> Any:
         data = file.read()
     os.waitpid(child, 0)
     return pickle.loads(data)
+
+
+# ---------------------------------------------------------------- folders
+
+_FOLDER_FILES = {
+    "manifest.json": b"{}",
+    "empty": b"",
+    "_index/train.index": bytes(range(256)) * 2000,
+    "_index/deep/er": b"deep",
+    "indexed": b"not in _index",
+}
+
+
+class FolderConformance:
+    """What every `Folder` does: it gives the bytes that were asked for, or says why not.
+
+    Attributes:
+        secrets: texts that no message may show, such as those among the options of the folder.
+        has_processes: whether other processes see the same files.
+    """
+
+    secrets: ClassVar[Sequence[str]] = ()
+    has_processes: ClassVar[bool] = True
+
+    def make_folder(self, files: Mapping[str, bytes], tmp_path: pathlib.Path) -> Folder:
+        """Return a folder that holds these files, by name, and no others."""
+        raise NotImplementedError(f"{type(self).__name__}: define make_folder(self, files, tmp_path)")
+
+    def test_files_are_read(self, tmp_path: pathlib.Path) -> None:
+        """Whole, in blocks, and by their sizes."""
+        folder = self.make_folder(_FOLDER_FILES, tmp_path)
+        for name, content in _FOLDER_FILES.items():
+            _compare(folder.read(name, 1 << 20), content, f"{name}: content")
+            _compare(
+                folder.read_if_there(name, len(content)), content, f"{name}: content of a file of the largest size"
+            )
+            _compare(b"".join(folder.blocks(name, len(content))), content, f"{name}: its blocks, joined")
+            _compare(folder.size(name), len(content), f"{name}: size")
+
+    def test_file_that_is_too_long_is_refused(self, tmp_path: pathlib.Path) -> None:
+        """`read` names it; its blocks go beyond the limit, so that whoever counts them notices."""
+        folder = self.make_folder(_FOLDER_FILES, tmp_path)
+        with _raises(CorruptDataError, "manifest.json", "a file of 2 bytes that may have 1"):
+            folder.read("manifest.json", 1)
+        found = sum(map(len, folder.blocks("_index/train.index", 100)))
+        assert found > 100, f"blocks of a file that is too long: found {found} bytes, expected more than 100"
+
+    def test_range_is_exactly_what_was_asked_for(self, tmp_path: pathlib.Path) -> None:
+        """Wherever it lies; where the file ends before it does, it is refused and not cut."""
+        folder, name = self.make_folder(_FOLDER_FILES, tmp_path), "_index/train.index"
+        content = _FOLDER_FILES[name]
+        size = len(content)
+        for start, stop in [(0, 1), (10, 300_000), (size - 3, size), (0, size), (5, 5)]:
+            _compare(folder.read_range(name, start, stop), content[start:stop], f"bytes {start} to {stop}")
+        for start, stop in [(size - 3, size + 1), (size, size + 1), (size + 10, size + 20)]:
+            with _raises(DatamatError, re.escape(name), f"bytes {start} to {stop} of {size}"):
+                folder.read_range(name, start, stop)
+
+    def test_file_that_is_not_there_is_said_to_be_absent(self, tmp_path: pathlib.Path) -> None:
+        """That is told from all other errors, and the message names the file."""
+        folder = self.make_folder(_FOLDER_FILES, tmp_path)
+        for name in ("nothing", "nothing/at/all", "_index/nothing"):
+            for use in (
+                lambda name: folder.read(name, 10),
+                lambda name: list(folder.blocks(name, 10)),
+                lambda name: folder.read_range(name, 0, 1),
+                folder.size,
+            ):
+                with _raises(AbsentError, re.escape(name), f"{name}, which is not there"):
+                    use(name)
+            assert folder.read_if_there(name, 10) is None, f"{name}: found a file, expected None"
+
+    def test_names_are_listed(self, tmp_path: pathlib.Path) -> None:
+        """Sorted, of a folder or of all below it; or not at all."""
+        folder = self.make_folder(_FOLDER_FILES, tmp_path)
+        if folder.names() is None:
+            assert folder.names(deep=True) is None, "found names of all files, and none of those at the top"
+            return
+        _compare(folder.names(), ["empty", "indexed", "manifest.json"], "names")
+        _compare(folder.names(deep=True), sorted(_FOLDER_FILES), "names of all files")
+        _compare(folder.names("_index"), ["train.index"], "names in _index")
+        _compare(folder.names("_index", deep=True), ["deep/er", "train.index"], "names below _index")
+        _compare(folder.names("nothing"), [], "names in a folder that is not there")
+        _compare(folder.child("_index").names("deep"), ["er"], "names in a folder of a folder")
+
+    def test_folder_in_a_folder_holds_its_files(self, tmp_path: pathlib.Path) -> None:
+        """By their names below it."""
+        folder = self.make_folder(_FOLDER_FILES, tmp_path)
+        _compare(folder.child("_index").read("deep/er", 10), b"deep", "_index, deep/er")
+        place = folder.child("_index").place("deep/er")
+        _compare(place, folder.place("_index/deep/er"), "place of a file in a folder of the folder")
+
+    def test_names_do_not_leave_the_folder(self, tmp_path: pathlib.Path) -> None:
+        """They may come from somebody's manifest."""
+        folder = self.make_folder(_FOLDER_FILES, tmp_path).child("_index")
+        for name in (
+            "../manifest.json",
+            "deep/../../manifest.json",
+            "/etc/hostname",
+            "",
+            ".",
+            "deep//er",
+            "deep/",
+            "a\0",
+        ):
+            for use in (
+                lambda name: folder.read(name, 10),
+                lambda name: folder.read_range(name, 0, 1),
+                folder.size,
+                folder.child,
+            ):
+                with _raises(OptionError, "", f"the name {name!r}"):
+                    use(name)
+
+    def test_odd_names_are_names(self, tmp_path: pathlib.Path) -> None:
+        """Blanks, signs and letters of any language are read as they are written."""
+        files = {name: name.encode() for name in ("a b", "ü/é", "100%", "a%20b", "a+b&c", "'", "x" * 200)}
+        folder = self.make_folder(files, tmp_path)
+        for name, content in files.items():
+            _compare(folder.read(name, 1000), content, f"content of {name!r}")
+        assert folder.names(deep=True) in (None, sorted(files)), (
+            f"found {folder.names(deep=True)}, expected {sorted(files)}"
+        )
+
+    def test_local_path_leads_to_the_file(self, tmp_path: pathlib.Path) -> None:
+        """Where there is one."""
+        folder = self.make_folder(_FOLDER_FILES, tmp_path)
+        path = folder.local_path("_index/train.index")
+        assert (path is None) == (folder.local_path() is None), "found a path of the file or of the folder, not of both"
+        if path is not None:
+            _compare(path.read_bytes(), _FOLDER_FILES["_index/train.index"], "content of the file at local_path")
+
+    def test_copy_reads_and_shows_no_secret(self, tmp_path: pathlib.Path) -> None:
+        """It travels to other processes; neither its name nor an error holds what opens the door."""
+        folder = self.make_folder(_FOLDER_FILES, tmp_path)
+        _compare(pickle.loads(pickle.dumps(folder)).read("manifest.json", 10), b"{}", "content, read by a pickled copy")
+        said = f"{folder} {folder!r} {folder.place('manifest.json')}"
+        try:
+            folder.read("nothing", 10)
+        except AbsentError as error:
+            said += f"{error} {error.__cause__!r} {error.__context__!r}"
+        shown = [secret for secret in self.secrets if secret in said]
+        assert not shown, f"found {shown} in a message, expected no secret"
+
+    def test_forked_process_reads(self, tmp_path: pathlib.Path) -> None:
+        """So do threads of it, and its parent afterwards."""
+        folder = self.make_folder(_FOLDER_FILES, tmp_path)
+        folder.read("manifest.json", 10)
+        if not (self.has_processes and "fork" in multiprocessing.get_all_start_methods()):
+            return
+        child = multiprocessing.get_context("fork").Process(target=_read_in_threads, args=(folder,))
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0, f"found exit code {child.exitcode} of a forked process that reads, expected 0"
+        _read_in_threads(folder)
+
+
+def _read_in_threads(folder: Folder) -> None:
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(lambda _: folder.read("_index/train.index", 1 << 20), range(16)))
+    _compare(found, {_FOLDER_FILES["_index/train.index"]}, "content, read by several threads")
 
 
 # ---------------------------------------------------------------- sidecars

@@ -20,6 +20,9 @@ import pytest
 from fsspec.asyn import get_loop
 from fsspec.registry import _registry
 
+from datamat.folders import register_folder
+from datamat.folders.other import FsspecFolder
+
 CODES = {403: "AccessDenied", 404: "NoSuchKey", 412: "PreconditionFailed", 501: "NotImplemented", 503: "SlowDown"}
 KINDS = {403: PermissionError, 404: FileNotFoundError}
 
@@ -280,5 +283,7 @@ class MemoryS3(fsspec.AbstractFileSystem):
 def s3(monkeypatch):
     """The store behind every `s3://` URL; its bucket is `bucket`."""
     monkeypatch.setitem(_registry, "s3", MemoryS3)
+    undo = register_folder("s3", FsspecFolder)
     monkeypatch.setattr(MemoryS3, "store", Store())
-    return MemoryS3.store
+    yield MemoryS3.store
+    undo()

@@ -22,6 +22,7 @@ ROOMS = (
     "options",
     "fingerprint",
     "parallel",
+    "folders",
     "codecs",
     "features",
     "formats",
@@ -42,6 +43,7 @@ ALONE = {
     "codecs": {"errors", "values"},
     "formats": {"errors", "values", "features", "codecs"},
     "parallel": {"errors"},
+    "folders": {"errors", "options", "values"},
     "features": {"errors", "values", "codecs"},
 }
 HEAVY = {"albumentations", "av", "cv2", "keras", "pandas", "pyarrow", "scipy", "soundfile", "tensorflow", "torch"}
@@ -156,6 +158,21 @@ def test_no_heavy_package_is_imported_at_the_top():
     ]
 
     assert not wrong
+
+
+@pytest.mark.parametrize("package", ["obstore", "botocore"])
+def test_clients_of_stores_are_used_in_one_room(package):
+    """Each version of them may change, and they hang in forked processes that do not know."""
+    users = {
+        module
+        for module in SOURCES
+        for node in ast.walk(_tree(module))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)])
+        if name.partition(".")[0] == package
+    }
+
+    assert users == {"datamat.folders.objects"}
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,22 @@ import itertools
 import json
 import os
 import pathlib
+import posixpath
 import re
 import threading
+import urllib.parse
 import uuid
 
 import numpy as np
 import pytest
+from dict_folder import DictFolder
 from lines_format import AssembledLines, LinesAssembler, LinesFormat, LinesWriter
 
 from datamat import DatasetWriter, DataSource, Features, IndexRow, Scalar, Text, register_standin, testing
-from datamat.errors import CorruptDataError, SchemaError
+from datamat.errors import CorruptDataError, OutputError, SchemaError
 from datamat.events import LimitReached, PartDone, RunEnded, RunStarted, ShardFinished
 from datamat.features import Feature
+from datamat.folders import AbsentError
 from datamat.formats import Offsets
 
 # ---------------------------------------------------------------- dataset writers
@@ -384,6 +388,82 @@ class SidecarTests(testing.SidecarConformance):
         return self.sidecar() if isinstance(self.sidecar, type) else self.sidecar
 
 
+# ---------------------------------------------------------------- folders
+
+
+class FolderTests(testing.FolderConformance):
+    secrets = ("sesame",)
+
+    def __init__(self, folder=DictFolder):
+        self.folder = folder
+
+    def make_folder(self, files, tmp_path):
+        return self.folder(dict(files))
+
+
+class CountsOneMore(DictFolder):
+    def size(self, name):
+        return super().size(name) + 1
+
+
+class CutsLongFiles(DictFolder):
+    def blocks(self, name, max_bytes):
+        yield self.content(name)[:max_bytes]
+
+
+class CutsRanges(DictFolder):
+    def read_range(self, name, start, stop):
+        return self.content(name)[start:stop]
+
+
+class CallsAbsentBroken(DictFolder):
+    def content(self, name):
+        try:
+            return super().content(name)
+        except AbsentError as error:
+            raise OutputError(str(error)) from None
+
+
+class ListsAllBelow(DictFolder):
+    def names(self, below="", *, deep=False):
+        return super().names(below, deep=True)
+
+
+class IsItsOwnChild(DictFolder):
+    def child(self, name):
+        return self
+
+
+class TakesAnyName(DictFolder):
+    def content(self, name):
+        return self.files.get(posixpath.normpath(f"{self.below}{name}"), b"")
+
+
+class DecodesNames(DictFolder):
+    def content(self, name):
+        return super().content(urllib.parse.unquote(name))
+
+
+class HasFilesAlone(DictFolder):
+    def local_path(self, name=""):
+        return pathlib.Path(__file__) if name else None
+
+
+class ShowsSecrets(DictFolder):
+    def __str__(self):
+        return f"dict://me:sesame@{self.below}"
+
+
+class KeepsItsProcess(DictFolder):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.pid = os.getpid()
+
+    def content(self, name):
+        assert os.getpid() == self.pid
+        return super().content(name)
+
+
 # ---------------------------------------------------------------- run hooks
 
 
@@ -675,6 +755,19 @@ DEFECTS = {
         "test_equal_formats_write_equal_bytes": (OptionsAreNoJson, "options, through JSON: 'level'"),
         "test_part_can_be_assembled_again": (WantsAnEmptyPlace, "FileExistsError"),
         "test_torn_part_is_refused": (TakesTornParts, "add of a part that lacks its end: found no error"),
+    },
+    FolderTests: {
+        "test_files_are_read": (CountsOneMore, "manifest.json: size"),
+        "test_file_that_is_too_long_is_refused": (CutsLongFiles, "a file of 2 bytes that may have 1: found no error"),
+        "test_range_is_exactly_what_was_asked_for": (CutsRanges, "found no error"),
+        "test_file_that_is_not_there_is_said_to_be_absent": (CallsAbsentBroken, "nothing, which is not there"),
+        "test_names_are_listed": (ListsAllBelow, "names: "),
+        "test_folder_in_a_folder_holds_its_files": (IsItsOwnChild, "deep/er is not there"),
+        "test_names_do_not_leave_the_folder": (TakesAnyName, "the name '../manifest.json': found no error"),
+        "test_odd_names_are_names": (DecodesNames, "a b"),
+        "test_local_path_leads_to_the_file": (HasFilesAlone, "not of both"),
+        "test_copy_reads_and_shows_no_secret": (ShowsSecrets, "sesame"),
+        "test_forked_process_reads": (KeepsItsProcess, "exit code 1"),
     },
 }
 

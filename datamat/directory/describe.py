@@ -19,12 +19,13 @@ import numpy as np
 from datamat import codecs
 from datamat.directory.display import Table, render_html, statistics_table
 from datamat.directory.equal_inputs import EqualInputs, equal_inputs
-from datamat.directory.files import open_regular, regular_path
+from datamat.directory.fetched import FilesHere
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
-from datamat.directory.remote import FetchedFolder, RemotePath, location
 from datamat.errors import CorruptDataError, InputError, MissingDependencyError, OptionError, OutputError, count_of
 from datamat.features import Image, Scalar, Tensor, Text
 from datamat.features.statistics import summarized_in_words
+from datamat.folders import open_file, open_folder
+from datamat.folders.local import open_regular, regular_path
 from datamat.formats.example import LEN, decode_example, fields, varint
 from datamat.formats.tfrecord import FRAMING_BYTES, frame, read_payload
 from datamat.values import frozen
@@ -473,7 +474,7 @@ def describe(
             whose manifest is read and whose first shard is inspected. Or the URL of one of these, of any kind that
             fsspec can read; the file comes to a temporary folder, and is removed.
         records: number of first records to show.
-        storage_options: options that fsspec gets with a URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
+        storage_options: options for the URL, as fsspec has them: `{"key": ..., "secret": ...}`, or `{"anon": True}`.
 
     Returns:
         What was found. Damage does not raise: `problem` gives its place, and everything before it still counts.
@@ -490,69 +491,55 @@ def describe(
     """
     if records < 0:
         raise OptionError(f"describe: records is {records}; want 0 or more")
-    place = location(path, storage_options)
-    if isinstance(place, RemotePath):
-        return _describe_remote(place, records)
-    if place.is_dir():
-        return _describe_directory(place, Manifest.read(place), records)
-    if not place.exists():
-        raise OutputError(f"{place} is not there; correct the path")
-    name, read = _format_of(place)
-    return _describe_file(place, name, read, records)
-
-
-def _describe_remote(place: RemotePath, records: int) -> Description:
-    """Inspect a finished directory behind a URL, or a file there, of which a copy is made for as long as it takes."""
-    fetched = FetchedFolder(place)
-    if fetched.fetch_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES):
-        manifest = Manifest.parse((fetched.path / MANIFEST_FILE).read_bytes(), str(place / MANIFEST_FILE))
-        first = _first_shard(manifest)
-        sizes = {info.file: info.num_bytes for info in manifest.index if info.kind == "index"}
-        if sum(sizes.values()) <= _MOST_INDEX_BYTES:
-            fetched.fetch_all(sizes)
-        if not fetched.fetch_if_there(first.file, first.num_bytes):
-            raise OutputError(f"{place / first.file} is missing; run the job again to rebuild it")
-        found = _describe_directory(fetched.path, manifest, records)
-        return dataclasses.replace(found, path=str(place), problem=found.problem.replace(str(fetched.path), str(place)))
-    file = FetchedFolder(place.parent)
-    if not file.fetch_if_there(place.name, _ANY_SIZE):
-        raise OutputError(f"{place} is no file, and no directory with a {MANIFEST_FILE}; correct the URL")
-    try:
-        found = describe(file.path / place.name, records=records)
-    except InputError as error:
-        raise InputError(str(error).replace(str(file.path / place.name), str(place))) from None
-    return dataclasses.replace(
-        found, path=str(place), problem=found.problem.replace(str(file.path / place.name), str(place))
-    )
+    folder = open_folder(path, storage_options)
+    here = folder.local_path()
+    if here is not None and not here.exists():
+        raise OutputError(f"{here} is not there; correct the path")
+    files = FilesHere(folder)
+    if here.is_dir() if here is not None else files.fetch_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES):
+        return _describe_directory(files, records)
+    parent, name = open_file(path, storage_options)
+    files = FilesHere(parent)
+    if not files.fetch_if_there(name, _ANY_SIZE):
+        raise OutputError(f"{folder} is no file, and no directory with a {MANIFEST_FILE}; correct the URL")
+    return _describe_file(files, files.path / name, parent.place(name), records)
 
 
 def _first_shard(manifest: Manifest) -> ShardInfo:
     return next((info for info in manifest.shards if info.num_records), manifest.shards[0])
 
 
-def _describe_directory(folder: pathlib.Path, manifest: Manifest, records: int) -> Description:
+def _describe_directory(files: FilesHere, records: int) -> Description:
+    manifest = files.manifest()
     info = _first_shard(manifest)
-    first, path = info.file, regular_path(folder, info.file)
-    shard = describe(path, records=records)
+    sizes = {index.file: index.num_bytes for index in manifest.index if index.kind == "index"}
+    if sum(sizes.values()) <= _MOST_INDEX_BYTES:
+        files.fetch_all(sizes)
+    if not files.fetch_if_there(info.file, info.num_bytes):
+        raise OutputError(f"{files.root.place(info.file)} is missing; run the job again to rebuild it")
+    path = regular_path(files.path, info.file)
+    shard = _describe_file(files, path, files.root.place(info.file), records)
     if not shard.problem and (found := info.differences_of(path)):
         what = next(iter(found.values()))
         shard = dataclasses.replace(shard, problem=f"it {what}: it is not the file that {MANIFEST_FILE} lists")
     return dataclasses.replace(
         shard,
-        path=str(folder),
+        path=str(files.root),
         format=f"finished directory of {count_of(len(manifest.shards), 'shard')}, {manifest.format}",
         num_bytes=manifest.num_bytes,
         num_records=manifest.num_records,
         contents={split: sum(info.num_records for info in infos) for split, infos in manifest.splits.items()},
-        problem=f"{first}: {shard.problem}" if shard.problem else "",
+        problem=f"{info.file}: {shard.problem}" if shard.problem else "",
         statistics=manifest.statistics,
-        equal_inputs=equal_inputs(folder, manifest.splits),
+        equal_inputs=equal_inputs(files.path, manifest.splits),
     )
 
 
-def _describe_file(
-    path: pathlib.Path, name: str, read: Callable[[pathlib.Path], Iterator[ReadRecord]], most_shown: int
-) -> Description:
+def _describe_file(files: FilesHere, path: pathlib.Path, place: str, most_shown: int) -> Description:
+    try:
+        format_name, read = _format_of(path)
+    except InputError as error:
+        raise InputError(files.named(str(error))) from None
     finders: dict[str, ColumnProfiler] = {}
     contents: collections.Counter[str] = collections.Counter()
     number, texts, problem = 0, [], ""
@@ -567,10 +554,10 @@ def _describe_file(
                     texts.append(_record_text(number, kind, values))
             number += 1
     except CorruptDataError as error:
-        problem = f"record {number}: {error}; {number:,} records can be read before it"
+        problem = files.named(f"record {number}: {error}; {number:,} records can be read before it")
     return Description(
-        str(path),
-        name,
+        place,
+        format_name,
         path.stat().st_size,
         number,
         {kind: count for kind, count in contents.items() if kind},

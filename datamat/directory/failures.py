@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from datamat.directory.files import WORK
-from datamat.directory.ledger import LEDGER_FILE, read_ledger
-from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, no_manifest
-from datamat.directory.remote import RemotePath, location
+from datamat.directory.ledger import LEDGER_FILE, ledger_in
+from datamat.directory.manifest import Manifest
 from datamat.errors import OutputError, count_of
+from datamat.folders import open_folder
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def failures(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any]
 
     Args:
         path: the directory, or its URL, of any kind that fsspec can read.
-        storage_options: options that fsspec gets with a URL.
+        storage_options: options for the URL, as for `load`.
 
     Returns:
         One for each row that failed, as many as the manifest counts, in the order of the manifest's shards.
@@ -97,17 +97,13 @@ def failures(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any]
         ...     print(failure.shard, failure.key, failure.reason)
         camvid-train-00002-of-00008.tfrecord 0001TP_006690 InputError: train/0001TP_006690.png is empty
     """
-    place = location(path, storage_options)
-    if not isinstance(place, RemotePath):
-        manifest = Manifest.read(place)
-    elif (content := (place / MANIFEST_FILE).read_if_there(MOST_MANIFEST_BYTES)) is None:
-        raise no_manifest(place)
-    else:
-        manifest = Manifest.parse(content, str(place / MANIFEST_FILE))
+    folder = open_folder(path, storage_options)
+    manifest = Manifest.read(folder)
     lacking = [info for info in manifest.shards if info.num_failed]
-    ledger = place / WORK / LEDGER_FILE
+    name = f"{WORK}/{LEDGER_FILE}"
+    ledger = folder.place(name)
     try:
-        found = failures_in(read_ledger(ledger, without="part_committed"), lacking) if lacking else ()
+        found = failures_in(ledger_in(folder, name, without="part_committed"), lacking) if lacking else ()
     except FileNotFoundError as error:
         raise OutputError(f"{ledger} is missing, which names them; copy it along. {_again(lacking)}") from error
     except OSError as error:

@@ -17,25 +17,23 @@ import sys
 import tempfile
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from datamat.errors import (
     READ_FLAGS,
-    CorruptDataError,
     DatamatError,
-    OptionError,
     OutputError,
     OutputLockedError,
     SourceError,
     require_posix,
 )
+from datamat.folders.local import open_regular, read_regular
 from datamat.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from io import BufferedReader
     from typing import BinaryIO
 
 
@@ -51,22 +49,19 @@ __all__ = [
     "digest_file",
     "disk_errors_explained",
     "empty_folder",
-    "expand_home",
     "fsync_folder",
     "is_stand_in",
     "leave_stand_in",
     "lock_holder",
     "locked",
     "look_anew",
-    "open_regular",
     "parse_json",
     "path_inside",
     "printable",
+    "private_folder",
     "publish",
     "read_json",
-    "read_regular",
     "refuse_links",
-    "regular_path",
     "render_json",
     "temporary_folder",
 ]
@@ -117,9 +112,6 @@ _STAND_IN_NS = 1_000_000_000  # a second after the beginning of time: every disk
 _MOST_JSON_BYTES = 1 << 28  # a manifest of half a million shards; more is no file of ours
 _OF_DISKS = frozenset({errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS, errno.ESTALE})
 _WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
-# In the cache of the Hugging Face Hub all files of a snapshot are links to files that are named after their content.
-_SNAPSHOT = re.compile(r"(.*)/snapshots/[0-9a-f]{40}(?:/.*)?")
-_BLOB = re.compile(r"/blobs/[0-9a-f]{40,64}")
 _HOLDER = re.compile(r"process (\d{1,9}) on (.+)")
 _FLOCK = struct.Struct("hhqqi")  # struct flock of fcntl(2) on 64-bit Linux: type, whence, start, length, pid
 
@@ -181,15 +173,28 @@ def default_scratch() -> pathlib.Path:
     import getpass
 
     folder = pathlib.Path(tempfile.gettempdir(), f"datamat-{getpass.getuser()}")
+    return private_folder(folder, "pass scratch= or set TMPDIR to a folder of yours")
+
+
+def private_folder(folder: pathlib.Path, remedy: str) -> pathlib.Path:
+    """Make a folder, unless it is there, that nobody else may read; return its path.
+
+    Args:
+        folder: its path, in a folder that is there.
+        remedy: what else the user can do, for messages.
+
+    Raises:
+        OutputError: its name is taken by something that another user could change.
+        OSError: it cannot be made.
+    """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        raise OutputError(f"{folder} is not a folder; remove it, or pass scratch= or set TMPDIR to a folder of yours")
+        raise OutputError(f"{folder} is not a folder; remove it, or {remedy}")
     if hasattr(os, "geteuid") and found.st_uid != os.geteuid():
         raise OutputError(
-            f"{folder} belongs to another user (uid {found.st_uid}), who could change what is made there; "
-            "pass scratch= or set TMPDIR to a folder of yours"
+            f"{folder} belongs to another user (uid {found.st_uid}), who could change what is made there; {remedy}"
         )
     if stat.S_IMODE(found.st_mode) & 0o077:
         folder.chmod(0o700)
@@ -430,65 +435,6 @@ def commit_json(path: str | os.PathLike[str], value: Any, *, through: pathlib.Pa
         file.write(render_json(value))
 
 
-PathLike = TypeVar("PathLike", bound="str | os.PathLike[str]")
-
-
-_COLLAPSED_URL = re.compile(r"[A-Za-z][\w+.-]+:/[^/]")
-
-
-def expand_home(path: PathLike) -> PathLike:
-    """Expand a leading `~` or `~USER` to the home folder, as a shell does; return other paths as they are.
-
-    Raises:
-        OptionError: there is no such home folder, or the path is what `pathlib` has made of a URL.
-
-    Example:
-        >>> expand_home("out/~x")
-        'out/~x'
-    """
-    text = os.fspath(cast("str | os.PathLike[str]", path))
-    if isinstance(path, pathlib.PurePath) and _COLLAPSED_URL.match(str(text)):
-        raise OptionError(f"{path!r} was made of a URL, of which pathlib drops a slash; pass the URL as a str")
-    if not isinstance(text, str) or not text.startswith("~"):
-        return path
-    found = os.path.expanduser(text)
-    if found == text:
-        raise OptionError(f"{text!r}: there is no such home folder; give the whole path, or ./{text} if it is a name")
-    return found if isinstance(path, str) else type(path)(found)  # type: ignore[return-value, call-arg]  # of its kind
-
-
-def regular_path(folder: str | os.PathLike[str], name: str) -> pathlib.Path:
-    """Return the path to open for a file of a directory: that of a regular file inside the directory.
-
-    The directory itself may be a link. Links in it are followed as long as they stay in it, or lead to the blobs of
-    the Hugging Face Hub cache that it is a snapshot of.
-
-    Raises:
-        OSError: it does not exist, cannot be examined, or is a folder.
-        CorruptDataError: it is a FIFO or a device, or lies outside the directory.
-    """
-    path = real = pathlib.Path(folder, name)
-    places = name.split("/")  # from the file up to what lies in the directory: mostly the file alone
-    modes = [os.lstat(os.path.join(folder, *places[:end])).st_mode for end in range(len(places), 0, -1)]
-    mode = modes[0]
-    if any(map(stat.S_ISLNK, modes)):
-        root, real = os.path.realpath(folder), pathlib.Path(os.path.realpath(path))
-        hub = _SNAPSHOT.fullmatch(root)
-        if not (real.is_relative_to(root) or (hub and _BLOB.fullmatch(str(real).removeprefix(hub[1])))):
-            raise CorruptDataError(
-                f"{path} is a link to {real}, outside of its directory, and is not followed; copy the directory with "
-                "its links followed (cp -rL), or put the file itself there"
-            )
-        if not real.exists() or real.is_symlink():  # an unresolved link is part of a cycle
-            raise CorruptDataError(f"{path} is a link that leads nowhere; run repair() to rebuild it")
-        mode = os.stat(real).st_mode
-    if not stat.S_ISREG(mode):
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        raise CorruptDataError(f"{path} is a pipe, socket or device, not a regular file; run repair() to rebuild it")
-    return real
-
-
 def path_inside(folder: str | os.PathLike[str], name: Any, named_by: str | os.PathLike[str]) -> pathlib.Path:
     """Return the path of a file that somebody's index file names, which must be a relative path below its folder.
 
@@ -511,38 +457,6 @@ def path_inside(folder: str | os.PathLike[str], name: Any, named_by: str | os.Pa
             "correct the index, or get it again from where you trust"
         )
     return pathlib.Path(folder, path)
-
-
-def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
-    """Open a regular file for reading; never wait for a FIFO, never read a device.
-
-    Raises:
-        OSError: it cannot be opened.
-        CorruptDataError: it is not a regular file; names it.
-    """
-    descriptor = os.open(path, READ_FLAGS)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):  # looked at before `open`, whose error for a folder does not name it
-        return open(descriptor, "rb")
-    os.close(descriptor)
-    raise CorruptDataError(f"{os.fspath(path)} is not a regular file")
-
-
-def read_regular(path: str | os.PathLike[str], *, max_bytes: int) -> bytes:
-    """Return the content of a regular file of limited size; never wait for a FIFO, never read a device.
-
-    Args:
-        path: path of the file.
-        max_bytes: largest size that is read.
-
-    Raises:
-        OSError: it cannot be read.
-        CorruptDataError: it is not a regular file, or larger; names the file.
-    """
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > max_bytes:
-            raise CorruptDataError(f"{os.fspath(path)} has {size} bytes, more than the {max_bytes} it may have")
-        return file.read(size)  # no more than it holds: `read` allocates what it is asked for
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

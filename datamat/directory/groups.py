@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from datamat.directory.remote import is_url, lasting
 from datamat.directory.rows import listed
 from datamat.errors import OptionError, count_of, join_problems
+from datamat.folders.urls import is_url, lasting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 import numpy as np
 
-from datamat.directory.files import open_regular, regular_path
 from datamat.directory.keys import KeyLookup, RecordKey, key_hash, row_type
 from datamat.directory.rows import FILES, decode_value
 from datamat.errors import CorruptDataError, count_of, require_package, want_of_resources
+from datamat.folders.local import open_regular, regular_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -34,7 +34,6 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from datamat.directory.remote import RemotePath
 from datamat.errors import READ_FLAGS, CorruptDataError, OutputError
 from datamat.values import frozen
 
@@ -43,8 +42,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import BinaryIO
 
+    from datamat.folders import Folder
 
-__all__ = ["LEDGER_FILE", "FailedRow", "Ledger", "LedgerEntry", "cut_text", "parse_ledger", "read_ledger"]
+
+__all__ = ["LEDGER_FILE", "FailedRow", "Ledger", "LedgerEntry", "cut_text", "ledger_in", "parse_ledger", "read_ledger"]
 
 _MOST_BYTES = 1 << 30  # of a ledger in a store
 _MOST_LINE_BYTES = 1 << 24  # more than any traceback; a file without line ends must not fill the memory
@@ -188,14 +189,14 @@ class Ledger:
         )
 
 
-def read_ledger(path: str | os.PathLike[str] | RemotePath, *, without: str = "") -> Iterator[LedgerEntry]:
+def read_ledger(path: str | os.PathLike[str], *, without: str = "") -> Iterator[LedgerEntry]:
     """Yield the entries of a ledger, oldest first; a run may append to it in the meantime.
 
     Lines torn by a kill or a full disk are skipped: the last one, and one that is followed by the start of the next run
     or by the failure of its own.
 
     Args:
-        path: the ledger, usually `OUTPUT/.datamat/ledger.jsonl`, on a disk or in a store.
+        path: the ledger, usually `OUTPUT/.datamat/ledger.jsonl`.
         without: an event to leave out: its lines are not parsed, which saves most of the time if there are many parts.
 
     Raises:
@@ -206,16 +207,22 @@ def read_ledger(path: str | os.PathLike[str] | RemotePath, *, without: str = "")
         >>> [entry.event for entry in read_ledger("out/camvid/.datamat/ledger.jsonl")]   # doctest: +SKIP
         ['run_started', 'part_committed', 'run_finished']
     """
-    if isinstance(path, RemotePath):
-        if (content := path.read_if_there(_MOST_BYTES)) is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        yield from parse_ledger(io.BytesIO(content), str(path), without=without)
-        return
     descriptor = os.open(path, READ_FLAGS)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise CorruptDataError(f"{os.fspath(path)} is not a regular file; want a ledger that datamat wrote")
         yield from parse_ledger(file, os.fspath(path), without=without)
+
+
+def ledger_in(folder: Folder, name: str, *, without: str = "") -> Iterator[LedgerEntry]:
+    """Yield the entries of a ledger in a folder, on a disk or in a store, as `read_ledger` does."""
+    here = folder.local_path()
+    if here is not None:
+        yield from read_ledger(here / name, without=without)
+    elif (content := folder.read_if_there(name, _MOST_BYTES)) is not None:
+        yield from parse_ledger(io.BytesIO(content), folder.place(name), without=without)
+    else:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder.place(name))
 
 
 def parse_ledger(file: BinaryIO, place: str, *, without: str = "") -> Iterator[LedgerEntry]:

@@ -23,25 +23,22 @@ from datamat.directory.files import (
     commit_json,
     commit_many,
     digest_file,
-    expand_home,
     fsync_folder,
     is_stand_in,
-    open_regular,
     parse_json,
     publish,
     read_json,
-    read_regular,
-    regular_path,
     render_json,
 )
 from datamat.directory.keys import DATASET_NAME, SPLIT_NAME, is_shard_file
 from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError, count_of, want_of_resources
 from datamat.features import Features, Statistics
 from datamat.features.statistics import check_lines, summarized
+from datamat.folders import Folder, LocalFolder
+from datamat.folders.local import expand_home, open_regular, read_regular, regular_path
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from datamat.directory.remote import RemotePath
     from datamat.formats import Buffer
 
 
@@ -58,6 +55,7 @@ __all__ = [
     "ShardInfo",
     "TreeHash",
     "by_shard",
+    "content_of_manifest",
     "counts_of",
     "ends_of",
     "file_names",
@@ -70,7 +68,6 @@ __all__ = [
     "is_older",
     "keys_file",
     "manifest_bytes",
-    "no_manifest",
     "note_finished",
     "part_of",
     "put_aside",
@@ -756,11 +753,11 @@ class Manifest:
             file.write(self.render())
 
     @classmethod
-    def read(cls, folder: str | os.PathLike[str], *, strict: bool = True) -> Manifest:
+    def read(cls, folder: str | os.PathLike[str] | Folder, *, strict: bool = True) -> Manifest:
         """Return the manifest of a finished directory.
 
         Args:
-            folder: path of the directory; `~` is your home folder.
+            folder: path of the directory, `~` being your home folder; or a folder that was opened.
             strict: refuse a manifest that was changed since it was written.
 
         Raises:
@@ -768,29 +765,8 @@ class Manifest:
                 read.
             CorruptDataError: it is not as datamat writes it.
         """
-        path = pathlib.Path(expand_home(folder)) / MANIFEST_FILE
-        try:
-            content = manifest_bytes(path.parent)
-        except FileNotFoundError as error:
-            if not path.parent.exists():
-                raise OutputError(
-                    f"{path.parent} does not exist; give the directory that a run has made, or correct the path"
-                ) from error
-            begun = (path.parent / WORK).is_dir()
-            state = "its run is not finished: run it again to resume" if begun else "datamat did not write there"
-            raise OutputError(f"{path.parent} holds no {MANIFEST_FILE}; {state}") from error
-        except NotADirectoryError as error:
-            raise OutputError(
-                f"{path.parent} is a file; give the directory that holds {MANIFEST_FILE}; `datamat describe` shows "
-                "what a file holds"
-            ) from error
-        except OSError as error:
-            raise want_of_resources(path, error) or OutputError(
-                f"{path} cannot be read: {error.strerror or error}; let this process read it"
-            ) from error
-        except ValueError as error:
-            raise CorruptDataError(f"{error}; restore it, or run the job again to rebuild it") from error
-        return cls.parse(content, str(path), strict=strict)
+        place = folder if isinstance(folder, Folder) else LocalFolder(pathlib.Path(expand_home(folder)))
+        return cls.parse(content_of_manifest(place), place.place(MANIFEST_FILE), strict=strict)
 
     @classmethod
     def parse(cls, content: bytes, path: str, *, strict: bool = True) -> Manifest:
@@ -867,12 +843,38 @@ def head_of(content: bytes) -> bytes:
     return content[: content.find(b"\n", content.find(_LINE_BEFORE) + 1) + len(_DIGEST_LINE % bytes(32))]
 
 
-def no_manifest(folder: RemotePath) -> OutputError:
-    """Return the error that a directory behind a URL has no manifest."""
-    return OutputError(
-        f"{folder} holds no {MANIFEST_FILE}; correct the URL, or finish its run, which writes that last: "
-        f"`datamat status {folder}` says how far it is"
-    )
+def content_of_manifest(folder: Folder) -> bytes:
+    """Return the content of the manifest's file; raises as `Manifest.read` does."""
+    here = folder.local_path()
+    if here is None:
+        if (found := folder.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES)) is None:
+            raise OutputError(
+                f"{folder} holds no {MANIFEST_FILE}; correct the URL, or finish its run, which writes that last: "
+                f"`datamat status {folder}` says how far it is"
+            )
+        return found
+    path = here / MANIFEST_FILE
+    try:
+        return manifest_bytes(here)
+    except FileNotFoundError as error:
+        if not here.exists():
+            raise OutputError(
+                f"{here} does not exist; give the directory that a run has made, or correct the path"
+            ) from error
+        begun = (here / WORK).is_dir()
+        state = "its run is not finished: run it again to resume" if begun else "datamat did not write there"
+        raise OutputError(f"{here} holds no {MANIFEST_FILE}; {state}") from error
+    except NotADirectoryError as error:
+        raise OutputError(
+            f"{here} is a file; give the directory that holds {MANIFEST_FILE}; `datamat describe` shows what a file "
+            "holds"
+        ) from error
+    except OSError as error:
+        raise want_of_resources(path, error) or OutputError(
+            f"{path} cannot be read: {error.strerror or error}; let this process read it"
+        ) from error
+    except ValueError as error:
+        raise CorruptDataError(f"{error}; restore it, or run the job again to rebuild it") from error
 
 
 def manifest_bytes(folder: pathlib.Path) -> bytes:

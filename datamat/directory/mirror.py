@@ -37,20 +37,6 @@ from typing import TYPE_CHECKING, Any, final
 import xxhash
 
 from datamat.directory.files import default_scratch
-from datamat.directory.remote import (
-    RemotePath,
-    is_unreachable,
-    is_url,
-    lasting,
-    open_filesystem,
-    options_for,
-    place_of,
-    reason_of,
-    redacted,
-    retried,
-    status_of,
-    without_secrets,
-)
 from datamat.errors import (
     DatamatError,
     InputError,
@@ -58,6 +44,18 @@ from datamat.errors import (
     OptionError,
     SourceError,
     require_posix,
+)
+from datamat.folders.other import UrlPath, open_filesystem
+from datamat.folders.retries import is_unreachable, reason_of, retried, status_of
+from datamat.folders.urls import (
+    is_url,
+    lasting,
+    options_for,
+    place_of,
+    redacted,
+    refuse_chain,
+    url_of_table,
+    without_secrets,
 )
 from datamat.values import frozen
 
@@ -121,7 +119,7 @@ class SourceMirror:
         folder: folder of the mirror.
     """
 
-    def __init__(self, root: RemotePath, pattern: str, folder: pathlib.Path) -> None:
+    def __init__(self, root: UrlPath, pattern: str, folder: pathlib.Path) -> None:
         self._root = root
         self._pattern = pattern
         self._folder = folder
@@ -136,7 +134,7 @@ class SourceMirror:
         return str(self._root / self._pattern) if self._pattern else str(self._root)
 
     @property
-    def root(self) -> RemotePath:
+    def root(self) -> UrlPath:
         """The URL of the folder that the mirror stands for."""
         return self._root
 
@@ -432,7 +430,6 @@ def _put(part: str, path: str) -> None:
 _MOST_BYTES = 1 << 34  # of a file behind a URL: no disk holds what a server may send without end
 LIKELY_BYTES = 1 << 17
 """Size of a file behind the URL of a row, where nothing has said it yet."""
-_OF_TABLES = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "data")
 _SUFFIX = re.compile(r"\.\w{1,8}")
 _CONNECT_S, _SILENCE_S = 10, 30  # many hosts of an old table are gone, and each must not take minutes
 _PAGES = ("text/html", "application/xhtml+xml")
@@ -522,7 +519,7 @@ class UrlFiles:
                 return f"{url!r} is no URL, and no file below the source; want one of them"
             attempts = {"attempts": 1} if host in self._silent else {}
             with open(part, "wb") as file:
-                size, said = RemotePath(_checked(url), options).download(file, _MOST_BYTES, **attempts)
+                size, said = UrlPath(url_of_table(url), options).download(file, _MOST_BYTES, **attempts)
             self._silent.discard(host)
             kind = str(said.get("content-type", "")).partition(";")[0].strip().lower()
             is_page = kind in _PAGES and _begins_as_page(part)  # some servers call every file a page
@@ -548,7 +545,7 @@ class UrlFiles:
     def ask(self, url: str) -> tuple[int, int]:
         """Return size and stamp of the file behind a URL, or two zeros where nothing answers for it."""
         with contextlib.suppress(Exception):
-            size, said = RemotePath(_checked(url), self._options_of(url)).ask()
+            size, said = UrlPath(url_of_table(url), self._options_of(url)).ask()
             return size, _stamp(_identity(_as_info(said, size)))
         return 0, 0
 
@@ -656,21 +653,6 @@ def _disown(folder: str) -> None:
 def _disown_all() -> None:
     for folder in [*_owned]:
         _disown(folder)
-
-
-def _checked(url: str) -> str:
-    """Return a URL with its scheme in small letters; raise `InputError` for one that no table of URLs may have."""
-    if url[:5].lower() == "data:":
-        return f"data:{url[5:]}"
-    scheme = url.partition("://")[0].lower()
-    # The table may be somebody else's: a chain of fsspec's or another scheme would read files of this machine.
-    if "::" in url:
-        raise InputError("holds '::', by which fsspec chains filesystems; write %3A%3A if it is part of the address")
-    if scheme not in _OF_TABLES:
-        raise InputError(
-            f"is of the scheme {scheme!r}, which tables of URLs must not use; want {', '.join(_OF_TABLES)}"
-        )
-    return scheme + url[len(scheme) :]
 
 
 def _begins_as_page(path: str) -> bool:
@@ -976,7 +958,7 @@ def _each(call: Callable[[str], Any], names: Sequence[str]) -> Iterator[Any]:
         return iter(list(pool.map(call, names)))
 
 
-def _arrived(root: RemotePath, folder: pathlib.Path) -> SourceMirror:
+def _arrived(root: UrlPath, folder: pathlib.Path) -> SourceMirror:
     """Return the mirror that was sent to this process, at work."""
     found = SourceMirror(root, "", folder)
     found.activate()
@@ -999,8 +981,9 @@ def mirrored(
     """
     if not isinstance(source, str) or not is_url(source) or source.startswith("file://"):
         return None
+    refuse_chain(source)
     head, pattern = _parted(source)
-    root = RemotePath(head, options_for(source, options or {}))
+    root = UrlPath(head, options_for(source, options or {}))
     folder = f"source-{xxhash.xxh3_64_hexdigest(place_of(source, root.options).encode())}"
     made = SourceMirror(root, pattern, pathlib.Path(_scratch(scratch), folder))
     made.update()

@@ -26,8 +26,8 @@ import xxhash
 from datamat.directory.files import commit_json, read_json
 from datamat.directory.keys import SPLIT_NAME, KeyLookup, bad_key, mix64, safe_keys
 from datamat.directory.mirror import LIKELY_BYTES, url_path
-from datamat.directory.remote import is_url, lasting
 from datamat.errors import READ_FLAGS, OutputError, SourceError, count_of, join_problems
+from datamat.folders.urls import is_url, lasting
 from datamat.values import frozen
 
 if TYPE_CHECKING:

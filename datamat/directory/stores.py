@@ -30,8 +30,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, final
 import xxhash
 
 from datamat.directory.files import WORK, commit_json, parse_json
-from datamat.directory.remote import open_filesystem, reason_of, redacted, retried, status_of
 from datamat.errors import DatamatError, OptionError, OutputError, count_of
+from datamat.folders.other import open_filesystem
+from datamat.folders.retries import reason_of, retried, status_of
+from datamat.folders.urls import redacted
 from datamat.values import frozen
 
 if TYPE_CHECKING:

@@ -18,23 +18,23 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import xxhash
 
-from datamat.directory.files import MADE, WORK, commit, leave_stand_in, printable, read_regular, regular_path
+from datamat.directory.fetched import FilesHere
+from datamat.directory.files import MADE, WORK, commit, leave_stand_in, printable
 from datamat.directory.index_files import read_index
 from datamat.directory.keys import KeyDigest, key_hash, packed_hashes, row_runs, stored_key
 from datamat.directory.manifest import (
     INDEX_FOLDER,
     MANIFEST_FILE,
-    MOST_MANIFEST_BYTES,
     Manifest,
     index_file,
     keys_file,
     manifest_bytes,
-    no_manifest,
 )
-from datamat.directory.remote import FetchedFolder, RemotePath, location
 from datamat.directory.sidecars.exporting import RECORD, known_sidecars, sidecar_names, sidecar_problems
 from datamat.directory.sidecars.indexes import tar_index
 from datamat.errors import CorruptDataError, InputError, OptionError, SchemaError, count_of, join_problems
+from datamat.folders import open_folder
+from datamat.folders.local import read_regular, regular_path
 from datamat.formats import Offsets, get_format
 from datamat.values import frozen
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from datamat.directory.manifest import IndexInfo, ShardInfo
     from datamat.features import Features
+    from datamat.folders import Folder
     from datamat.formats import ShardFormat
 
 
@@ -382,7 +383,7 @@ def verify(
     Args:
         path: finished directory, or its URL, of any kind that fsspec can read; its files are only read.
         deep: also decode every record according to its features, pixels included.
-        storage_options: options that fsspec gets with a URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
+        storage_options: options for the URL, as fsspec has them: `{"key": ..., "secret": ...}`, or `{"anon": True}`.
 
     Returns:
         The report. Damage does not raise, not even damage to the manifest.
@@ -396,77 +397,53 @@ def verify(
         >>> print(verify("out/camvid"))   # doctest: +SKIP
         out/camvid: 3 shards, 256 records: all as the manifest says
     """
-    return examine(location(path, storage_options), deep=deep, recomputed=None)
+    return examine(open_folder(path, storage_options), deep=deep, recomputed=None)
 
 
-def examine(folder: pathlib.Path | RemotePath, *, deep: bool, recomputed: CheckRecord | None) -> VerifyReport:
+def examine(folder: Folder, *, deep: bool, recomputed: CheckRecord | None) -> VerifyReport:
     """Do what `verify` does, and call `recomputed` with key and columns of every record; None calls nothing."""
-    if not isinstance(folder, RemotePath):
-        return _Examination(_LocalFiles(folder), deep=deep, recomputed=recomputed).report()
-    files = _FetchedFiles(folder, at_once=1 if recomputed is not None else _MOST_SHARDS)
+    files = _Files(folder, at_once=1 if recomputed is not None else _MOST_SHARDS)
     report = _Examination(files, deep=deep, recomputed=recomputed).report()
-    here = os.fspath(files.folder)
     found = tuple(
-        Problem(problem.file, files.not_here.get(problem.file, problem.what.replace(here, str(folder))))
+        Problem(problem.file, files.not_here.get(problem.file, files.here.named(problem.what)))
         for problem in report.found
     )
-    return dataclasses.replace(report, path=str(folder), found=found)
+    return dataclasses.replace(report, path=folder.local_path() or str(folder), found=found)
 
 
-class _LocalFiles:
-    """The files of a directory on a disk."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.folder = folder
-
-    def bring(self, names: Mapping[str, int]) -> None:
-        """Do nothing: they are here."""
-
-    def examined(
-        self, check: ShardCheck, infos: Sequence[ShardInfo]
-    ) -> Iterator[tuple[list[Problem], list[str] | None]]:
-        """Yield what is wrong with each shard, and the keys of its records."""
-        return map(check.problems, infos)
-
-    def names(self) -> set[str]:
-        """Return the names of the files, those of the index with their folder."""
-        index = self.folder / INDEX_FOLDER
-        inner = [f"{INDEX_FOLDER}/{name}" for name in os.listdir(index)] if index.is_dir() else []
-        return {*os.listdir(self.folder), *inner}
-
-
-class _FetchedFiles:
-    """The files of a directory behind a URL, in a temporary folder for as long as they are examined.
+class _Files:
+    """The files of a directory for as long as they are examined.
 
     Args:
         root: the directory.
-        at_once: how many shards to examine at the same time at most.
+        at_once: how many shards to fetch and examine at the same time at most, where they are not on this machine.
 
     Attributes:
-        folder: the temporary folder.
+        root: the directory.
+        here: its files on this machine.
         not_here: why files are not in it that were to come there, by name.
     """
 
-    def __init__(self, root: RemotePath, at_once: int) -> None:
-        self._root = root
+    def __init__(self, root: Folder, at_once: int) -> None:
+        self.root = root
         self._at_once = at_once
-        self._fetched = FetchedFolder(root)
-        self.folder = self._fetched.path
+        self.here = FilesHere(root)
         self.not_here: dict[str, str] = {}
-        if not self._fetched.fetch_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES):
-            raise no_manifest(root)
 
     def bring(self, names: Mapping[str, int]) -> None:
-        """Fetch small files, of which each may have so many bytes."""
-        self.not_here |= self._fetched.fetch_all(names)
+        """Have small files here, of which each may have so many bytes."""
+        self.not_here |= self.here.fetch_all(names)
 
     def examined(
         self, check: ShardCheck, infos: Sequence[ShardInfo]
     ) -> Iterator[tuple[list[Problem], list[str] | None]]:
-        """Fetch and examine some shards at a time; yield what is wrong with each, and the keys of its records."""
+        """Yield what is wrong with each shard, and the keys of its records; some that are fetched at a time."""
         from concurrent.futures import ThreadPoolExecutor
 
-        room = shutil.disk_usage(self.folder).free // _SHARE_OF_DISK
+        if not self.here.are_copies:
+            yield from map(check.problems, infos)
+            return
+        room = shutil.disk_usage(self.here.path).free // _SHARE_OF_DISK
         at_once = max(1, min(self._at_once, len(infos), room // max(check.most_bytes, 1)))
         waiting: collections.deque[Any] = collections.deque()
         with ThreadPoolExecutor(at_once) as pool:
@@ -482,27 +459,27 @@ class _FetchedFiles:
 
     def _examined(self, check: ShardCheck, info: ShardInfo) -> tuple[list[Problem], list[str] | None]:
         sizes = {info.index_file: _most_offset_bytes(info), info.file: check.most_bytes}
-        self.not_here |= self._fetched.fetch_all(sizes, len(sizes))
-        path = self.folder / info.file
+        self.not_here |= self.here.fetch_all(sizes, len(sizes))
+        path = self.here.path / info.file
         try:
             if path.exists() and path.stat().st_size > check.most_bytes:
                 what = f"it has more than {check.most_bytes} bytes, as no shard has; the manifest says {info.num_bytes}"
                 return [Problem(info.file, what)], None
             problems, keys = check.problems(info)
             if info.file.endswith(".tar") and not any(problem.file == info.file for problem in problems):
-                made = self.folder / WORK / MADE / f"{info.file}.idx"  # for the sidecars, which are compared at the end
+                made = self.here.path / WORK / MADE / f"{info.file}.idx"  # for the sidecars, which are compared at last
                 made.parent.mkdir(parents=True, exist_ok=True)
                 with commit(made) as file:
                     file.write(tar_index(path))
             return problems, keys
         finally:
             leave_stand_in(path, info.num_bytes)
-            self._fetched.drop([info.index_file])
+            self.here.drop([info.index_file])
 
     def names(self) -> set[str]:
-        """Return the names of the files, those of the index with their folder; none where the server lists none."""
-        inner = (self._root / INDEX_FOLDER).names() or []
-        return {*(self._root.names() or []), *(f"{INDEX_FOLDER}/{name}" for name in inner)}
+        """Return the names of the files, those of the index with their folder; none where no place tells."""
+        inner = self.root.names(INDEX_FOLDER) or []
+        return {*(self.root.names() or []), *(f"{INDEX_FOLDER}/{name}" for name in inner)}
 
 
 class _Examination:
@@ -514,9 +491,9 @@ class _Examination:
         recomputed: check to call for every record; None calls none.
     """
 
-    def __init__(self, files: _LocalFiles | _FetchedFiles, *, deep: bool, recomputed: CheckRecord | None) -> None:
+    def __init__(self, files: _Files, *, deep: bool, recomputed: CheckRecord | None) -> None:
         self._files = files
-        self._folder = files.folder
+        self._folder = files.here.path
         self._deep = deep
         self._recomputed = recomputed
 
@@ -524,10 +501,10 @@ class _Examination:
         """Return what was found."""
         folder = self._folder
         try:
-            manifest = Manifest.read(folder, strict=False)
+            manifest = self._files.here.manifest(strict=False)
             formats = {name: get_format(name).with_features(manifest.features) for name in manifest.by_format}
         except (CorruptDataError, OptionError) as error:
-            what = str(error).removeprefix(f"{folder / MANIFEST_FILE} ")
+            what = str(error).removeprefix(f"{self._files.root.place(MANIFEST_FILE)} ")
             return VerifyReport(folder, 0, 0, (Problem(MANIFEST_FILE, what),))
         found = _manifest_problems(folder, manifest)
         rows: dict[str, list[list[str]]] = {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from datamat.directory.files import is_stand_in, printable, read_json, read_regular, render_json
+from datamat.directory.files import is_stand_in, printable, read_json, render_json
 from datamat.directory.index_files import DIGEST, SIZE, IndexTable, MappedKeys, column_of_field, read_index
 from datamat.directory.keys import RecordKey, records_by_row, stored_keys
 from datamat.directory.manifest import (
@@ -26,6 +26,7 @@ from datamat.directory.manifest import (
 )
 from datamat.errors import CorruptDataError, OutputError, count_of, join_problems
 from datamat.features import Numbers, Statistics
+from datamat.folders.local import read_regular
 from datamat.formats import Offsets, get_format
 from datamat.plan.job import changed_digests
 from datamat.plan.pipeline import MadeColumns

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from datamat.directory.files import WORK, expand_home
+from datamat.directory.files import WORK
 from datamat.directory.groups import Groups, groups_in_words
 from datamat.directory.keys import safe_key
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
@@ -34,6 +34,7 @@ from datamat.directory.rows import (
 from datamat.errors import OptionError, SourceError, count_of, join_problems
 from datamat.fingerprint import Examined, Reached, Switches, examine, fingerprint, versions_of
 from datamat.fingerprint.code import is_users_object
+from datamat.folders.local import expand_home
 from datamat.formats import ShardFormat, get_format
 from datamat.options import Remedies, RunOptions
 from datamat.plan.inputs import InputFiles, Neighbourhood

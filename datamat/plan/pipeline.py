@@ -27,11 +27,11 @@ import xxhash
 
 from datamat.directory.keys import RecordKey, RecordNames, safe_key
 from datamat.directory.mirror import fill, with_urls
-from datamat.directory.remote import is_url, redacted, without_secrets
 from datamat.directory.rows import nested_paths, stored_rows
 from datamat.errors import DatamatError, OptionError, OutputError, SampleError, SchemaError, Skip, count_of, described
 from datamat.features.base import as_array, dtype_of, holds_numbers, num_bytes_of
 from datamat.fingerprint import fingerprint
+from datamat.folders.urls import is_url, redacted, without_secrets
 from datamat.plan.gather import SampleColumns
 from datamat.transforms import Augmenter
 from datamat.transforms.augmenter import each_sample

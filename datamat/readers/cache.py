@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import pathlib
 import re
@@ -19,6 +20,7 @@ import tempfile
 import threading
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
+from datamat.directory.files import private_folder
 from datamat.errors import CorruptDataError, DatamatError, OptionError, OutputError, require_posix, want_of_resources
 from datamat.features.base import num_bytes_of
 from datamat.formats.io import write_all
@@ -28,11 +30,11 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from datamat.directory.manifest import IndexInfo, ShardInfo
-    from datamat.directory.remote import RemotePath
     from datamat.features.base import Column
+    from datamat.folders import Folder
 
 
-__all__ = ["RecordCache", "ShardStore", "Watch", "byte_limit"]
+__all__ = ["RecordCache", "ShardStore", "Watch", "byte_limit", "default_cache"]
 
 Watch: TypeAlias = "Callable[[pathlib.Path, int], None]"
 """Is told the path of an unfinished copy, and how many of its first bytes are there."""
@@ -43,6 +45,7 @@ def _nobody(part: pathlib.Path, num_bytes: int) -> None:
 
 
 _COPY_BYTES = 4 << 20
+_MOST_BYTES = 10 << 30  # of copies, where the user names no folder for them
 _RECORD_OVERHEAD = 400  # bytes of the dict, its entry and the objects in it, measured for three columns
 _LOCK = ".lock"
 _OFFSETS = ".offsets"
@@ -65,6 +68,32 @@ def byte_limit(value: Any, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise OptionError(f"{where} is {value!r}; want a number of bytes, 0 or more")
     return value
+
+
+_MOST_SHARE = 10  # of the free space: the rest is the user's
+
+
+def default_cache() -> tuple[pathlib.Path, int]:
+    """Make the folder for copies of shards in this user's cache folder; return its path, and how many bytes to keep.
+
+    That is `datamat` in `XDG_CACHE_HOME` or `~/.cache`, for nobody else to read, and 10 GB, or a tenth of the space
+    that is free there, if that is less.
+
+    Raises:
+        OptionError: it cannot be made.
+        OutputError: its name is taken by something that another user could change.
+    """
+    above = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    remedy = "name another folder with cache_dir="
+    try:
+        above.mkdir(parents=True, exist_ok=True)
+        folder = private_folder(above / "datamat", remedy)
+        return folder, min(_MOST_BYTES, shutil.disk_usage(folder).free // _MOST_SHARE)
+    except OSError as error:
+        if isinstance(error, DatamatError):
+            raise
+        reason = f"copies of shards have no place: {above / 'datamat'}: {error.strerror}"
+        raise OptionError(f"{reason}; {remedy}") from error
 
 
 @final
@@ -165,35 +194,36 @@ class ShardStore:
         """Whether not all files of this dataset fit at once."""
         return sum(self._own.values()) > self._max_bytes
 
-    def fetch(self, info: ShardInfo | IndexInfo, source: RemotePath) -> pathlib.Path:
+    def fetch(self, info: ShardInfo | IndexInfo, folder: Folder) -> pathlib.Path:
         """Return the path of a copy of a file behind a URL, made now if it is missing.
 
         Args:
             info: entry of the file in the manifest.
-            source: URL of the file.
+            folder: the directory that it is in.
 
         Raises:
             CorruptDataError: the file differs from what the manifest says, also when it is fetched again.
             OutputError: the file cannot be read, or does not fit here.
         """
-        copy = self.fetch_if_it_fits(info, source)
+        copy = self.fetch_if_it_fits(info, folder)
         if copy is None:
             held = sum(status.st_size for status, _ in self._held())
             raise OutputError(
-                f"{source} has {info.num_bytes} bytes and no room in cache_dir {self._folder}: it holds {held} of "
-                f"the {self._max_bytes} of cache_bytes, and its disk has {shutil.disk_usage(self._folder).free} free; "
-                "load with a larger cache_bytes, or a cache_dir on a larger disk"
+                f"{folder.place(info.file)} has {info.num_bytes} bytes and no room in cache_dir {self._folder}: it "
+                f"holds {held} of the {self._max_bytes} of cache_bytes, and its disk has "
+                f"{shutil.disk_usage(self._folder).free} free; load with a larger cache_bytes, or a cache_dir on a "
+                "larger disk"
             )
         return copy
 
     def fetch_if_it_fits(
-        self, info: ShardInfo | IndexInfo, source: RemotePath, *, wait: bool = True, watch: Watch = _nobody
+        self, info: ShardInfo | IndexInfo, folder: Folder, *, wait: bool = True, watch: Watch = _nobody
     ) -> pathlib.Path | None:
         """Return the path of a copy of a file behind a URL as `fetch` does, or None if it does not fit.
 
         Args:
             info: entry of the file in the manifest.
-            source: URL of the file.
+            folder: the directory that it is in.
             wait: whether to wait for another process that fetches the file.
             watch: is called with the path of the unfinished copy, and how many of its first bytes are there.
 
@@ -203,7 +233,8 @@ class ShardStore:
         with self._translate_disk_errors(but=BlockingIOError):
             for is_last in (False, True):  # a bad cable or proxy, and what was replaced meanwhile, deserve another look
                 try:
-                    return self._copy(info, str(source), lambda: source.blocks(info.num_bytes), wait=wait, watch=watch)
+                    place, blocks = folder.place(info.file), functools.partial(folder.blocks, info.file, info.num_bytes)
+                    return self._copy(info, place, blocks, wait=wait, watch=watch)
                 except CorruptDataError:
                     if is_last:
                         raise

@@ -18,12 +18,12 @@ import numpy as np
 import xxhash
 
 from datamat.directory.display import Table, feature_table, render_html
-from datamat.directory.files import expand_home
-from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, summarized_fields
-from datamat.directory.remote import RemotePath, location, without_secrets
+from datamat.directory.manifest import MANIFEST_FILE, Manifest, content_of_manifest, summarized_fields
 from datamat.errors import OptionError, count_of
 from datamat.features import Features, Statistics
 from datamat.features.statistics import summarized_in_words
+from datamat.folders import open_folder
+from datamat.folders.local import expand_home
 from datamat.formats import get_format
 from datamat.options import ErrorPolicy, takes
 from datamat.parallel.affinity import physical_cores
@@ -44,12 +44,12 @@ from datamat.readers.batches import (
     register_iterable,
     supervised_fields,
 )
-from datamat.readers.cache import RecordCache, ShardStore, byte_limit
+from datamat.readers.cache import RecordCache, ShardStore, byte_limit, default_cache
 from datamat.readers.loader import BatchJob, BatchMaker, ragged_names
 from datamat.readers.options import BATCH_PARAMETERS, BatchKeywords, BatchOptions, TfOptions
 from datamat.readers.preview import Picture
-from datamat.readers.records import KeyIndex, LoadedDirectory, RecordFiles, SampleReader, SkippedRecords
-from datamat.readers.remote import LoadedUrl, ahead
+from datamat.readers.records import KeyIndex, RecordFiles, SampleReader, SkippedRecords
+from datamat.readers.remote import Loaded, ahead
 from datamat.readers.sample import Sample
 from datamat.readers.sequences import Budget, Form, Planner, one_budget
 from datamat.readers.tf import pipeline as tf_reader
@@ -129,13 +129,14 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         self._known_lengths: dict[str, np.ndarray] = {}
 
     @property
-    def path(self) -> pathlib.Path | RemotePath:
-        """The directory, or its URL.
+    def path(self) -> pathlib.Path | str:
+        """The directory; if it is behind a URL, that, without secrets.
 
         Raises:
             OptionError: the records come from several directories.
         """
-        return self._only_part.path
+        folder = self._only_part.folder
+        return folder.local_path() or str(folder)
 
     @property
     def manifest(self) -> Manifest:
@@ -155,7 +156,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
     @property
     def files(self) -> list[str]:
         """Paths of the shards that the records come from, in order; URLs where a directory was loaded from one."""
-        return [str(part.path / info.file) for part in self._records.parts for info in part.shards]
+        return [part.folder.place(info.file) for part in self._records.parts for info in part.shards]
 
     def __len__(self) -> int:
         return len(self._selection)
@@ -492,7 +493,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             self._identity["records"],
             self._is_whole,
             self._records.is_mapped,
-            any(isinstance(part.path, RemotePath) for part in parts),
+            any(part.folder.local_path() is None for part in parts),
             self._records.is_skipping,
             self._records.damage_in,
             form,
@@ -606,7 +607,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         facts: list[tuple[str, Any]] = []
         for part in self._records.parts:
             formats = ", ".join(part.manifest.by_format)
-            facts += [("directory", part.path), ("split", part.split or "all"), ("format", formats)]
+            facts += [("directory", str(part.folder)), ("split", part.split or "all"), ("format", formats)]
         rows = [[field, summarized_in_words(summary)] for field, summary in self.statistics.items()]
         tables = [feature_table(self.features), Table(["field", "statistics"], rows)]
         return render_html(f"ShardedDataset: {count_of(len(self), 'record')}", facts, tables)
@@ -625,7 +626,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
     @property
     def _title(self) -> str:
         """The directories, for messages."""
-        return " + ".join(f"{str(part.path)!r}, split={part.split!r}" for part in self._records.parts)
+        return " + ".join(f"{str(part.folder)!r}, split={part.split!r}" for part in self._records.parts)
 
     @property
     def _only_part(self) -> Part:
@@ -671,7 +672,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             error.add_note(f"{key!r} is a field, not a key: each sample has it, and columns({key!r}) reads no other")
         for part in self._records.parts:
             if part.split is None and key in part.manifest.splits:
-                error.add_note(f"{key!r} is a split, not a key: load({str(part.path)!r}, {key!r}) reads it")
+                error.add_note(f"{key!r} is a split, not a key: load({str(part.folder)!r}, {key!r}) reads it")
         return error
 
     def _place_of(self, item: int | str, *, is_read: bool = False) -> int:
@@ -945,7 +946,7 @@ def load(
     errors: str | ErrorPolicy = "raise",
     cache: int = 0,
     cache_dir: str | os.PathLike[str] | None = None,
-    cache_bytes: int = _CACHE_BYTES,
+    cache_bytes: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ShardedDataset:
     """Open a finished directory.
@@ -960,10 +961,12 @@ def load(
             damaged record always raises.
         cache: bytes of memory in each process for encoded records; the records read first fill it.
         cache_dir: folder on a fast local disk to which shards are copied on first use, for directories on a slow file
-            system. Any number of processes may share it. A URL requires one: an epoch fetches its shards ahead.
-        cache_bytes: maximum size of the copies in `cache_dir`. A shard that no longer fits is read in place; behind a
-            URL, shards that an epoch is done with make room, and otherwise records are read by ranges.
-        storage_options: options that fsspec gets with a URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
+            system. Any number of processes may share it. Of a URL, an epoch fetches its shards ahead: there, None takes
+            `datamat` in your cache folder (`XDG_CACHE_HOME` or `~/.cache`), which nobody else may read.
+        cache_bytes: maximum size of the copies in `cache_dir`; None means 100 GB, or, in your cache folder, 10 GB or a
+            tenth of the space that is free there, if that is less. A shard that no longer fits is read in place; behind
+            a URL, shards that an epoch is done with make room, and otherwise records are read by ranges.
+        storage_options: options for the URL, as fsspec has them: `{"key": ..., "secret": ...}`, or `{"anon": True}`.
 
     Returns:
         The records: by position, by key, or in order.
@@ -979,15 +982,19 @@ def load(
         >>> train[0]["image"].shape, train["0001TP_006690#2"]["mask"].dtype   # doctest: +SKIP
         ((360, 480, 3), dtype('uint8'))
     """
-    cache_dir = cache_dir and os.path.abspath(expand_home(cache_dir))
-    folder = _folder(path, storage_options, cache_dir)
-    found, loaded = _loaded(folder)
+    folder = open_folder(path, storage_options)
+    content = content_of_manifest(folder)
+    found = Manifest.parse(content, folder.place(MANIFEST_FILE))
     manifest = found.of_format(format or found.format)
     if split is not None and split not in manifest.splits:
         raise OptionError(f"{folder} has no split {split!r}; it has {', '.join(manifest.splits) or 'none'}")
     shards = manifest.shards if split is None else manifest.splits[split]
     files: list[ShardInfo | IndexInfo] = [*shards, *(info for info in manifest.index if split in (None, info.split))]
-    store = None if cache_dir is None else ShardStore(cache_dir, byte_limit(cache_bytes, "cache_bytes"), files)
+    loaded = Loaded(folder, content)
+    store = None
+    if cache_dir is not None or folder.local_path() is None:
+        place, most = default_cache() if cache_dir is None else (os.path.abspath(expand_home(cache_dir)), _CACHE_BYTES)
+        store = ShardStore(place, most if cache_bytes is None else byte_limit(cache_bytes, "cache_bytes"), files)
     records = RecordFiles(
         folder,
         shards,
@@ -999,28 +1006,3 @@ def load(
     keys = KeyIndex(folder, manifest, split, records, store, loaded)
     samples = SampleReader(records, manifest.features, SkippedRecords(errors, len(records)), keys)
     return ShardedDataset(Records([Part(folder, manifest, split, samples)]))
-
-
-def _folder(
-    path: str | os.PathLike[str],
-    storage_options: Mapping[str, Any] | None,
-    cache_dir: str | os.PathLike[str] | None,
-) -> pathlib.Path | RemotePath:
-    folder = location(path, storage_options)
-    if isinstance(folder, RemotePath) and cache_dir is None:
-        shown = without_secrets(os.fspath(path))
-        raise OptionError(
-            f"{shown} is a URL, whose files are read from local copies, but cache_dir is None; name a folder: "
-            f"load({shown!r}, cache_dir='/tmp/datamat')"
-        )
-    return folder
-
-
-def _loaded(folder: pathlib.Path | RemotePath) -> tuple[Manifest, LoadedDirectory | LoadedUrl]:
-    """Return the manifest of a directory, and what tells whether that is still the same later."""
-    if not isinstance(folder, RemotePath):
-        loaded = LoadedDirectory(folder)
-        return Manifest.read(folder), loaded
-    file = folder / MANIFEST_FILE
-    content = file.read_bytes(MOST_MANIFEST_BYTES)
-    return Manifest.parse(content, str(file)), LoadedUrl(folder, content)

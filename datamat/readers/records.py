@@ -19,11 +19,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, final
 
 import numpy as np
 
-from datamat.directory.files import open_regular, regular_path
 from datamat.directory.index_files import KIND, MappedKeys, SplitIndex, field_of_column, read_index
 from datamat.directory.keys import RecordKey, RecordNames, safe_key, stored_key
 from datamat.directory.manifest import MANIFEST_FILE, index_file, keys_file, part_of
-from datamat.directory.remote import RemotePath
 from datamat.errors import (
     CorruptDataError,
     InputError,
@@ -35,11 +33,12 @@ from datamat.errors import (
 )
 from datamat.features.base import join_blocks
 from datamat.features.schema import NO_MEMORY
+from datamat.folders.local import open_regular, regular_path
 from datamat.formats import Offsets, ShardFormat
 from datamat.options import ErrorPolicy
 from datamat.parallel.affinity import physical_cores
 from datamat.parallel.logs import get_logger
-from datamat.readers.remote import MOST_LINE_BYTES, SMALL_BYTES, Download, LoadedUrl, RemoteReader, ShardFetcher
+from datamat.readers.remote import MOST_LINE_BYTES, SMALL_BYTES, Download, Loaded, RemoteReader, ShardFetcher
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from datamat.directory.manifest import IndexInfo, Manifest, ShardInfo
     from datamat.features import Features
     from datamat.features.base import Column, ColumnBlock, Kind
+    from datamat.folders import Folder
     from datamat.formats import RecordSpan, RecordSpans, ShardReader
     from datamat.readers.cache import RecordCache, ShardStore
 
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 __all__ = [
     "KeyIndex",
     "LineMarks",
-    "LoadedDirectory",
     "MappedOffsets",
     "RecordFiles",
     "SampleReader",
@@ -281,22 +280,22 @@ class KeyIndex:
     """The keys of the records of one split, or of all splits.
 
     Args:
-        folder: the directory, or its URL.
+        folder: the directory.
         manifest: manifest of the directory, which names the index files.
         split: split whose keys are wanted, or None for all.
         records: the records of these splits.
-        store: local copies of the index files; needed where the directory is behind a URL.
+        store: local copies of the index files; needed where they are not on this machine.
         loaded: checks that an index file is still the one that was loaded; None where nothing replaces it.
     """
 
     def __init__(
         self,
-        folder: pathlib.Path | RemotePath,
+        folder: Folder,
         manifest: Manifest,
         split: str | None,
         records: RecordFiles,
         store: ShardStore | None = None,
-        loaded: LoadedDirectory | LoadedUrl | None = None,
+        loaded: Loaded | None = None,
     ) -> None:
         self._splits: list[SplitIndex] = []
         self._files: list[_IndexFile] = []
@@ -306,7 +305,7 @@ class KeyIndex:
             if split in (None, name):
                 names = RecordNames(manifest.copies.get(name, 1), name in manifest.augmented)
                 *starts, after = accumulate((info.num_records for info in shards), initial=first_record)
-                file = _IndexFile(folder / index_file(name), name, manifest, store, loaded)
+                file = _IndexFile(folder, name, manifest, store, loaded)
                 hashed = _KeysFile(folder, name, manifest, records, starts, store, loaded)
                 keys_of = functools.partial(_keys_from, records, first_shard)
                 self._splits.append(SplitIndex(file.read, names, shards, keys_of, hashed))
@@ -380,13 +379,13 @@ class _KeysFile:
 
     def __init__(
         self,
-        folder: pathlib.Path | RemotePath,
+        folder: Folder,
         split: str,
         manifest: Manifest,
         records: RecordFiles,
         starts: Sequence[int],
         store: ShardStore | None,
-        loaded: LoadedDirectory | LoadedUrl | None,
+        loaded: Loaded | None,
     ) -> None:
         self._folder = folder
         self._name = keys_file(split)
@@ -434,9 +433,10 @@ class _KeysFile:
             return None
         found, problem = None, ""
         try:
-            if isinstance(self._folder, RemotePath):
-                return self._fetched(self._folder, self._info)
-            found = MappedKeys(self._folder, self._name, self._num_rows)
+            here = self._folder.local_path()
+            if here is None:
+                return self._fetched(self._info)
+            found = MappedKeys(here, self._name, self._num_rows)
         except CorruptDataError as error:
             problem = str(error)
         if self._loaded is not None:
@@ -445,13 +445,13 @@ class _KeysFile:
             self._leave_aside(problem)
         return found
 
-    def _fetched(self, folder: RemotePath, info: IndexInfo) -> MappedKeys | None:
+    def _fetched(self, info: IndexInfo) -> MappedKeys | None:
         assert self._store is not None, "copies are what is read"
         try:
-            copy = self._store.fetch(info, folder / self._name)
+            copy = self._store.fetch(info, self._folder)
             if not info.is_whole(copy):  # a bad disk
                 self._store.drop_damaged(info)
-                copy = self._store.fetch(info, folder / self._name)
+                copy = self._store.fetch(info, self._folder)
             found = MappedKeys(copy.parent, copy.name, self._num_rows)
         except (CorruptDataError, OutputError) as error:
             if self._loaded is not None and isinstance(error, CorruptDataError):
@@ -463,7 +463,7 @@ class _KeysFile:
 
     @property
     def _shown(self) -> str:
-        return str(self._folder / self._name)
+        return self._folder.place(self._name)
 
     def _leave_aside(self, problem: str) -> None:
         self._is_whole = False
@@ -479,105 +479,50 @@ class _IndexFile:
     """The index file of a split: in the directory, or a local copy of it that is made on first use."""
 
     def __init__(
-        self,
-        source: pathlib.Path | RemotePath,
-        split: str,
-        manifest: Manifest,
-        store: ShardStore | None,
-        loaded: LoadedDirectory | LoadedUrl | None,
+        self, folder: Folder, split: str, manifest: Manifest, store: ShardStore | None, loaded: Loaded | None
     ) -> None:
-        self._source = source
-        self._info = manifest.index_infos.get(index_file(split))
+        self._folder = folder
+        self._name = index_file(split)
+        self._info = manifest.index_infos.get(self._name)
         self._num_rows = sum(info.num_rows for info in manifest.splits[split])
         self._store = store
         self._loaded = loaded
 
     def read(self, columns: Sequence[str] | None = ("key", "shard", "record")) -> Any:
         """Return these columns of each row; None reads all."""
-        source = self._source
-        path = self._copy(source) if isinstance(source, RemotePath) else source
+        here = self._folder.local_path()
+        if here is not None:
+            table = self._read(here / self._name, columns)
+            if self._loaded is not None and self._info is not None:
+                self._loaded.check(self._info)
+            return table
+        if self._info is None or self._store is None:
+            raise CorruptDataError(
+                f"the manifest does not list {self._folder.place(self._name)}; run the job again to rebuild it"
+            )
+        copy = self._copy(self._store, self._info)
         try:
-            table = self._read(path, columns)
+            return self._read(copy, columns)
         except CorruptDataError as error:
-            if not isinstance(source, RemotePath) or self._info is None or self._store is None:
-                raise
             self._store.drop_damaged(self._info)
             try:
-                table = self._read(self._copy(source), columns)
+                return self._read(self._copy(self._store, self._info), columns)
             except CorruptDataError:
-                raise CorruptDataError(str(error).replace(str(path), str(source))) from error
-        if self._loaded is not None and self._info is not None and path is source:
-            self._loaded.check(self._info)
-        return table
+                place = self._folder.place(self._name)
+                raise CorruptDataError(str(error).replace(str(copy), place)) from error
 
     def _read(self, path: pathlib.Path, columns: Sequence[str] | None) -> Any:
         return read_index(
             path.parent.parent, f"{path.parent.name}/{path.name}", columns, num_rows=self._num_rows, info=self._info
         )
 
-    def _copy(self, source: RemotePath) -> pathlib.Path:
-        if self._info is None or self._store is None:
-            raise CorruptDataError(f"the manifest does not list {source}; run the job again to rebuild it")
+    def _copy(self, store: ShardStore, info: IndexInfo) -> pathlib.Path:
         try:
-            return self._store.fetch(self._info, source)
+            return store.fetch(info, self._folder)
         except CorruptDataError:
             if self._loaded is not None:
-                self._loaded.check(self._info)
+                self._loaded.check(info)
             raise
-
-
-# ---------------------------------------------------------------- what was loaded, and may have been replaced
-#
-# Whether the files of a directory are still the ones that its manifest listed when it was loaded.
-#
-# Shards are opened on first use, and a run may have replaced them by then, under the same names. A run removes the
-# manifest first: as long as that is still the file that was read, so are all others. Otherwise checksums decide.
-
-
-@final
-class LoadedDirectory:
-    """A directory at the moment it was loaded; create this before reading its manifest. Thread-safe and picklable.
-
-    Args:
-        folder: path of the finished directory.
-    """
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self._folder = folder
-        self._stamp = self._now()
-
-    def check(self, info: ShardInfo | IndexInfo) -> None:
-        """Refuse a file that has been replaced; call this once the file is open, or was read.
-
-        Args:
-            info: entry of the file in the manifest that was loaded.
-
-        Raises:
-            OutputError: another file has its name now, or none has.
-        """
-        path = self._folder / info.file
-        if self._stamp is not None and self._stamp == self._now():
-            return
-        try:
-            is_same = info.is_whole(regular_path(self._folder, info.file))
-        except FileNotFoundError as error:
-            raise OutputError(
-                f"{path} is not there any more: since it was loaded, it was removed, or a folder was moved or renamed; "
-                "load the directory from where it is now"
-            ) from error
-        except OSError:
-            is_same = False
-        if not is_same:
-            raise OutputError(
-                f"{path} is no longer the file that was loaded: a run has replaced it; load {self._folder} again"
-            )
-
-    def _now(self) -> tuple[int, int, int, int] | None:
-        try:
-            found = os.stat(self._folder / MANIFEST_FILE)
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 # ---------------------------------------------------------------- opening shards
@@ -602,7 +547,7 @@ class ShardOpener:
     """Opens the shards of one directory. Thread-safe and picklable.
 
     Args:
-        folder: the directory, or its URL.
+        folder: the directory.
         shard_format: format of the shards, bound to their features.
         store: local copies of shards, or None; needed where the directory is behind a URL.
         loaded: checks that a shard is still the one that was loaded; None where nothing replaces it.
@@ -610,17 +555,19 @@ class ShardOpener:
 
     def __init__(
         self,
-        folder: pathlib.Path | RemotePath,
+        folder: Folder,
         shard_format: ShardFormat,
         store: ShardStore | None,
-        loaded: LoadedDirectory | LoadedUrl | None = None,
+        loaded: Loaded | None = None,
     ) -> None:
         self.folder = folder
         self._format = shard_format
         self._store = store
         self._loaded = loaded
         self._marks: dict[str, LineMarks] = {}
-        self.fetcher = ShardFetcher(folder, store) if isinstance(folder, RemotePath) and store is not None else None
+        # Where the shards are on this machine; None where only copies of them are, or ranges.
+        self.here = folder.local_path()
+        self.fetcher = ShardFetcher(folder, store) if self.here is None and store is not None else None
         if self.fetcher is not None:
             self.fetcher.settle = self._settle
         self._proved: set[str] = set()  # shards whose copies are as the manifest says, although records are damaged
@@ -648,12 +595,12 @@ class ShardOpener:
             OutputError: no more files can be opened; a run has replaced the shard since the directory was loaded; or,
                 behind a URL, one of the files cannot be fetched, or does not fit into the store.
         """
-        if not isinstance(self.folder, RemotePath):
-            return self._open_loaded(self.folder, info)
+        if self.here is not None:
+            return self._open_loaded(self.here, info)
         if info.file in self._damaged:
             raise CorruptDataError(self._damaged[info.file])
         try:
-            return self._open_remote(self.folder, info)
+            return self._open_remote(info)
         except CorruptDataError as error:
             if self._loaded is not None:
                 self._loaded.check(info)
@@ -662,13 +609,13 @@ class ShardOpener:
 
     def check(self, info: ShardInfo) -> None:
         """Refuse a shard on this disk that `open` would refuse, for whoever opens it by its name."""
-        assert not isinstance(self.folder, RemotePath), "its shards have no names on this disk"
+        assert self.here is not None, "its shards have no names on this disk"
         try:
-            differences = info.differences_of(regular_path(self.folder, info.file))
+            differences = info.differences_of(regular_path(self.here, info.file))
         except OSError as error:
-            raise _unread(self.folder / info.file, error) from error
+            raise _unread(self.here / info.file, error) from error
         if "size" in differences:  # TensorFlow does not notice where it is cut off between two records
-            info.refuse(differences, self.folder / info.file)
+            info.refuse(differences, self.here / info.file)
         if differences:
             self.open(info).close()  # raises unless some records are damaged, and the others right
 
@@ -690,8 +637,7 @@ class ShardOpener:
 
     def _settle(self, info: ShardInfo) -> None:
         """Keep the offsets of a shard that is here now, for other processes."""
-        if isinstance(self.folder, RemotePath):
-            self._open_remote(self.folder, info).close()
+        self._open_remote(info).close()
 
     def renew(self, info: ShardInfo) -> bool:
         """Remove the copy of a shard in which a record is damaged, and return whether to read the record again.
@@ -704,9 +650,9 @@ class ShardOpener:
         self._proved.add(info.file)  # what is read after this is a new copy, or was right
         self._unkept.pop(info.file, None)
         self._store.drop_damaged(info)
-        if isinstance(self.folder, RemotePath):
+        if self.here is None:
             try:
-                self._store.fetch_if_it_fits(info, self.folder / info.file)
+                self._store.fetch_if_it_fits(info, self.folder)
             except CorruptDataError:
                 self._note_bad_source(info)
         return True
@@ -722,7 +668,7 @@ class ShardOpener:
         """Return an error with the name of the shard in place of that of its copy."""
         text = str(error)
         name = f"{info.checksum}.{info.file.partition('.')[2]}"
-        said = re.sub(rf"\S*{re.escape(name)}(?:\.part)?", lambda _: str(self.folder / info.file), text)
+        said = re.sub(rf"\S*{re.escape(name)}(?:\.part)?", lambda _: self.folder.place(info.file), text)
         return error if said == text else CorruptDataError(said)
 
     def _open_loaded(self, folder: pathlib.Path, info: ShardInfo) -> ShardReader:
@@ -746,19 +692,19 @@ class ShardOpener:
             with open_regular(regular_path(folder, info.index_file)) as file:
                 found = os.fstat(file.fileno())
                 identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-                places = self._mapped(file, place, info, identity)
+                places = self._mapped(file, info, identity)
         except OSError as error:
             raise _unread(place, error) from error
         try:
             if self._store is None:
                 path = regular_path(folder, info.file)
-                self._refuse_other(path, info, places, place=folder / info.file)
+                self._refuse_other(path, info, places)
                 return self._format.reader(path, places)
             with contextlib.suppress(FileNotFoundError):  # a copy may exist nevertheless
                 path = regular_path(folder, info.file)
             with contextlib.suppress(FileNotFoundError):  # another process made room: read it in place
                 return self._checked(self._store.local(info, path), info, places)
-            self._refuse_other(path, info, places, place=folder / info.file)
+            self._refuse_other(path, info, places)
             return self._format.reader(path, places)
         except OSError as error:
             raise _unread(path, error) from error
@@ -768,9 +714,7 @@ class ShardOpener:
         info.refuse(info.differences_of(path), path)
         return self._format.reader(path, places)
 
-    def _refuse_other(
-        self, path: pathlib.Path, info: ShardInfo, spans: RecordSpans, *, place: pathlib.Path | RemotePath
-    ) -> None:
+    def _refuse_other(self, path: pathlib.Path, info: ShardInfo, spans: RecordSpans) -> None:
         """Refuse a file that is not the shard; let one pass whose records are damaged, which are refused one by one.
 
         Where the ends of a file differ, though the records there have the right checksums, it is of another place or
@@ -780,7 +724,6 @@ class ShardOpener:
             path: path of the file.
             info: entry of the shard in the manifest.
             spans: lookup of where each record of the shard lies.
-            place: path or URL of the shard, for the message.
         """
         differences = info.differences_of(path)
         if not differences:
@@ -793,7 +736,7 @@ class ShardOpener:
                     self._read_tail(path, info, spans)
             except CorruptDataError:
                 return
-        info.refuse(differences, place)
+        info.refuse(differences, self.folder.place(info.file))
 
     def _read_head(self, path: pathlib.Path, info: ShardInfo) -> None:
         """Read the records in the head of a file, where the file itself has them; raise where one is damaged."""
@@ -811,24 +754,23 @@ class ShardOpener:
                     return
                 reader.read(number)
 
-    def _open_remote(self, folder: RemotePath, info: ShardInfo) -> ShardReader:
+    def _open_remote(self, info: ShardInfo) -> ShardReader:
         assert self._store is not None, "copies are what is read"
         assert self.fetcher is not None, "where there is a store"
-        shard, place = folder / info.file, folder / info.index_file
         if self._store.copy_of(info) is None and self._format.reads_ranges:
-            found = self._opened_before_whole(self._store, self.fetcher, info, folder)
+            found = self._opened_before_whole(self._store, self.fetcher, info)
             if found is not None:
                 return found
         try:
-            self._store.fetch(info, shard)
+            self._store.fetch(info, self.folder)
             unkept = self._unkept.get(info.file)  # first: another thread may be about to keep them
-            if unkept is None and (kept := self._kept(self._store, info, place)) is not None:
-                return self._reader(self._store, info, shard, kept)
-            offsets, content = unkept or self._offsets(place, info)
-            opened = self._reader(self._store, info, shard, offsets)
+            if unkept is None and (kept := self._kept(self._store, info)) is not None:
+                return self._reader(self._store, info, kept)
+            offsets, content = unkept or self._offsets(info)
+            opened = self._reader(self._store, info, offsets)
         except CorruptDataError:
             self._note_bad_source(info)
-            found = self._by_ranges(self.fetcher, info, folder, None)
+            found = self._by_ranges(self.fetcher, info, None)
             assert found is not None, "nothing but a copy that is being made can go"
             return found
         if not content:
@@ -839,13 +781,10 @@ class ShardOpener:
             self._remember(info, offsets, b"")
         return opened
 
-    def _opened_before_whole(
-        self, store: ShardStore, fetcher: ShardFetcher, info: ShardInfo, folder: RemotePath
-    ) -> ShardReader | None:
+    def _opened_before_whole(self, store: ShardStore, fetcher: ShardFetcher, info: ShardInfo) -> ShardReader | None:
         """Return a reader of a shard of which there is no copy yet, or None where a copy is to be waited for."""
-        shard = folder / info.file
         if info.file in self._bad_sources:
-            return self._by_ranges(fetcher, info, folder, None)
+            return self._by_ranges(fetcher, info, None)
         download = fetcher.running(info)
         if download is not None and not download.begun():
             if store.copy_of(info) is not None:
@@ -853,33 +792,30 @@ class ShardOpener:
             download = None
         # By another process: nothing is fetched twice.
         try:
-            if download is None and store.is_being_made(info) and store.fetch_if_it_fits(info, shard) is not None:
+            if download is None and store.is_being_made(info) and store.fetch_if_it_fits(info, self.folder) is not None:
                 return None
         except CorruptDataError:
             self._note_bad_source(info)
         if download is not None and (not self._format.has_checksums or info.num_bytes <= SMALL_BYTES):
             return None  # the checksum of the whole file is the only one; or it is soon there
-        return self._by_ranges(fetcher, info, folder, download)
+        return self._by_ranges(fetcher, info, download)
 
-    def _by_ranges(
-        self, fetcher: ShardFetcher, info: ShardInfo, folder: RemotePath, download: Download | None
-    ) -> ShardReader | None:
-        place = folder / info.index_file
-        spans = self._kept(fetcher.store, info, place)
+    def _by_ranges(self, fetcher: ShardFetcher, info: ShardInfo, download: Download | None) -> ShardReader | None:
+        spans = self._kept(fetcher.store, info)
         if spans is None:
-            spans, _ = self._offsets(place, info)
+            spans, _ = self._offsets(info)
         may_fetch = info.file not in self._bad_sources
 
         def reader() -> RemoteReader:
             return RemoteReader(
                 info,
-                folder / info.file,
+                self.folder,
                 spans,
                 fetcher.store,
                 fetcher if may_fetch else None,
                 functools.partial(self._format.reader, spans=spans),
                 download,
-                self._loaded if isinstance(self._loaded, LoadedUrl) else None,
+                self._loaded,
                 is_damaged=info.file in self._known_damaged,
             )
 
@@ -890,22 +826,22 @@ class ShardOpener:
                 if info.file in self._known_damaged:
                     raise
                 with fetcher.store.scratch(info.num_bytes) as file:
-                    file.writelines((folder / info.file).blocks(info.num_bytes))
+                    file.writelines(self.folder.blocks(info.file, info.num_bytes))
                     file.truncate()
                     file.flush()
-                    self._refuse_other(pathlib.Path(file.name), info, spans, place=folder / info.file)
+                    self._refuse_other(pathlib.Path(file.name), info, spans)
                 self._known_damaged.add(info.file)
                 return reader()
         except FileNotFoundError:  # it was whole, or given up, a moment ago
             return None
 
-    def _offsets(self, place: RemotePath, info: ShardInfo) -> tuple[Offsets, bytes]:
+    def _offsets(self, info: ShardInfo) -> tuple[Offsets, bytes]:
         """Return the offsets of a shard, and their file unless the store had no room for it."""
         found = self._unkept.get(info.file)
         if found is None:
             assert self.fetcher is not None, "where there is a URL"
             content = self.fetcher.offsets(info)
-            found = _tested(content, place, info), content
+            found = _tested(content, self.folder.place(info.index_file), info), content
             self._remember(info, *found)
         return found
 
@@ -918,23 +854,22 @@ class ShardOpener:
             with contextlib.suppress(StopIteration, RuntimeError):  # other threads do so at the same time
                 self._unkept.pop(next(iter(self._unkept)), None)
 
-    def _kept(self, store: ShardStore, info: ShardInfo, place: RemotePath) -> RecordSpans | None:
+    def _kept(self, store: ShardStore, info: ShardInfo) -> RecordSpans | None:
         """Return the offsets that were fetched before, or None if they must be fetched again."""
         kept = store.offsets(info)
         if kept is not None:
             try:
                 with open(kept, "rb") as file:
-                    return self._mapped(file, place, info, info.checksum)  # its name is a checksum
+                    return self._mapped(file, info, info.checksum)  # its name is a checksum
             except (CorruptDataError, FileNotFoundError):  # a bad disk; removed to make room
                 return None
             except OSError as error:
                 raise want_of_resources(kept, error) or OutputError(f"{kept}: {error.strerror}") from error
         return None
 
-    def _mapped(
-        self, file: BinaryIO, place: pathlib.Path | RemotePath, info: ShardInfo, identity: object
-    ) -> RecordSpans:
+    def _mapped(self, file: BinaryIO, info: ShardInfo, identity: object) -> RecordSpans:
         """Return the offsets in an open file, checked unless a file of this identity was checked before."""
+        place = self.folder.place(info.index_file)
         marks = self._marks.get(info.file)
         if marks is None or marks.identity != identity:
             limit = MOST_LINE_BYTES * info.num_records
@@ -949,11 +884,11 @@ class ShardOpener:
             if not len(offsets):  # an empty file cannot be mapped
                 return offsets
             marks = self._marks[info.file] = LineMarks.of(content, identity)
-        return MappedOffsets(str(place), file, marks)
+        return MappedOffsets(place, file, marks)
 
-    def _reader(self, store: ShardStore, info: ShardInfo, shard: RemotePath, places: RecordSpans) -> ShardReader:
+    def _reader(self, store: ShardStore, info: ShardInfo, places: RecordSpans) -> ShardReader:
         for _ in range(_ATTEMPTS):
-            copy = store.fetch(info, shard)
+            copy = store.fetch(info, self.folder)
             try:
                 release = store.in_use(copy)
                 try:
@@ -985,7 +920,7 @@ def _unread(path: pathlib.Path, error: OSError) -> CorruptDataError | OutputErro
     )
 
 
-def _tested(content: bytes, place: pathlib.Path | RemotePath, info: ShardInfo) -> Offsets:
+def _tested(content: bytes, place: str, info: ShardInfo) -> Offsets:
     try:
         offsets = Offsets.from_text(content.decode("ascii"))
     except (UnicodeDecodeError, CorruptDataError) as error:
@@ -1038,27 +973,27 @@ class RecordFiles:
     descriptors that it may have, and none where other code has taken the rest.
 
     Args:
-        path: the directory, or its URL.
+        folder: the directory.
         shards: shards to read, in order.
         shard_format: format of the shards, bound to their features.
         cache: keeps encoded records in memory.
-        store: local copies of shards, or None; needed where the directory is behind a URL.
+        store: local copies of shards, or None; needed where they are not on this machine.
         loaded: checks that a shard is still the one that was loaded; None where nothing replaces it.
     """
 
     def __init__(
         self,
-        path: pathlib.Path | RemotePath,
+        folder: Folder,
         shards: Sequence[ShardInfo],
         shard_format: ShardFormat,
         cache: RecordCache,
         store: ShardStore | None = None,
-        loaded: LoadedDirectory | LoadedUrl | None = None,
+        loaded: Loaded | None = None,
     ) -> None:
         self._shards = shards
         self._format = shard_format
         self._cache = cache
-        self._opener = ShardOpener(path, shard_format, store, loaded)
+        self._opener = ShardOpener(folder, shard_format, store, loaded)
         self._ends = list(accumulate(info.num_records for info in shards))
         self._groups_to_keep = 0
         self._asked: tuple[int, Mapping[str, Column]] | None = None  # the record that was asked for its key last
@@ -1193,16 +1128,16 @@ class RecordFiles:
         Args:
             file: path or URL of the shard.
         """
-        shard = [str(self.file(number)) for number in range(len(self._shards))].index(file)
+        shard = [self.file(number) for number in range(len(self._shards))].index(file)
         return range(self._ends[shard] - self._shards[shard].num_records, self._ends[shard])
 
-    def file(self, shard: int) -> pathlib.Path | RemotePath:
-        """Return the path of a shard in the directory.
+    def file(self, shard: int) -> str:
+        """Return path or URL of a shard.
 
         Args:
             shard: number of the shard among those that are read, from 0.
         """
-        return self._opener.folder / self._shards[shard].file
+        return self._opener.folder.place(self._shards[shard].file)
 
     def stored_keys(self, shard: int) -> list[str]:
         """Return the keys that the records of a shard hold, by reading them all.

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, head_of
-from datamat.directory.remote import AbsentError
 from datamat.errors import CorruptDataError, DatamatError, OutputError
+from datamat.folders import AbsentError
 from datamat.formats import ShardReader
 from datamat.parallel.logs import get_logger
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from datamat.directory.manifest import IndexInfo, ShardInfo
-    from datamat.directory.remote import RemotePath
     from datamat.features.base import Column
+    from datamat.folders import Folder
     from datamat.formats import RecordSpans
     from datamat.readers.cache import ShardStore
     from datamat.readers.loader import BatchJob
@@ -45,7 +45,7 @@ __all__ = [
     "MOST_LINE_BYTES",
     "SMALL_BYTES",
     "Download",
-    "LoadedUrl",
+    "Loaded",
     "LookAhead",
     "RemoteReader",
     "ShardFetcher",
@@ -66,19 +66,20 @@ _logger = get_logger("datamat.readers")
 
 
 @final
-class LoadedUrl:
-    """A directory behind a URL as it was when its manifest was read. Thread-safe and picklable.
+class Loaded:
+    """A directory as it was when its manifest was read. Thread-safe and picklable.
 
-    Copies are compared with the manifest when they are made. What is read before a shard is whole is not, and a run may
-    have replaced the shard under the same name, with records of the same sizes. It removes the manifest first: as long
-    as that is the one which was read, so are all shards. Its digest is at its beginning, so that a few bytes tell.
+    Shards are opened on first use, and a run may have replaced them by then, under the same names, with records of the
+    same sizes. It removes the manifest first: as long as that is the one which was read, so are all other files. Its
+    digest is at its beginning, so that a few bytes tell. Otherwise checksums decide: those of the manifest that is
+    there now, or that of the file itself, where it is on this machine.
 
     Args:
-        folder: URL of the directory.
+        folder: the directory.
         content: content of its manifest.
     """
 
-    def __init__(self, folder: RemotePath, content: bytes) -> None:
+    def __init__(self, folder: Folder, content: bytes) -> None:
         self._folder = folder
         self._head = self._first = head_of(content)  # of the manifest as it is now; b"" while there is none
         self._later: tuple[bytes, dict[str, str]] = b"", {}  # of another that was seen, and its checksums by file
@@ -88,39 +89,55 @@ class LoadedUrl:
         return {**self.__dict__, "_looked_at": -_CHECK_S}  # on another machine, that clock is another
 
     def check(self, info: ShardInfo | IndexInfo, *, within_s: float = 0.0) -> None:
-        """Refuse a file that has been replaced; call this once bytes of it were read.
+        """Refuse a file that has been replaced; call this once the file is open, or bytes of it were read.
 
         Args:
             info: entry of the file in the manifest that was loaded.
             within_s: for how long to trust the last look at the manifest.
 
         Raises:
-            OutputError: another file has its name now, or a run is replacing files; or the manifest cannot be read.
+            OutputError: another file has its name now, or none has, or a run is replacing files; or the manifest cannot
+                be read.
         """
         now = time.monotonic()
         if now - self._looked_at >= within_s:
             self._look()
             self._looked_at = now
         is_listed = self._later[1].get(info.file) == info.checksum
-        if self._head == self._first or (self._head and is_listed):
+        if self._head == self._first or (self._head and is_listed) or self._is_here(info):
             return
         if not self._head:
             raise OutputError(
-                f"{self._folder / MANIFEST_FILE} is gone since it was loaded: a run is replacing shards; load "
+                f"{self._folder.place(MANIFEST_FILE)} is gone since it was loaded: a run is replacing shards; load "
                 f"{self._folder} again when it has finished"
             )
         raise OutputError(
-            f"{self._folder / info.file} is no longer the file that was loaded: a run has replaced it; load "
+            f"{self._folder.place(info.file)} is no longer the file that was loaded: a run has replaced it; load "
             f"{self._folder} again"
         )
 
-    def _look(self) -> None:
-        place = self._folder / MANIFEST_FILE
+    def _is_here(self, info: ShardInfo | IndexInfo) -> bool:
+        place = self._folder.place(info.file)
         try:
-            head = place.read_range(0, len(self._first))
+            path = self._folder.local_path(info.file)
+            return path is not None and info.is_whole(path)
+        except FileNotFoundError as error:
+            raise OutputError(
+                f"{place} is not there any more: since it was loaded, it was removed, or a folder was moved or "
+                "renamed; load the directory from where it is now"
+            ) from error
+        except (OSError, CorruptDataError) as error:
+            raise OutputError(
+                f"{place} is no longer the file that was loaded ({error}): a run has replaced it; load {self._folder} "
+                "again"
+            ) from error
+
+    def _look(self) -> None:
+        try:
+            head = self._folder.read_range(MANIFEST_FILE, 0, len(self._first))
             if head not in (self._first, self._later[0]):
-                content = place.read_bytes(MOST_MANIFEST_BYTES)
-                found = Manifest.parse(content, str(place))
+                content = self._folder.read(MANIFEST_FILE, MOST_MANIFEST_BYTES)
+                found = Manifest.parse(content, self._folder.place(MANIFEST_FILE))
                 head = head_of(content)
                 files: list[ShardInfo | IndexInfo] = [*found.all_files, *found.index]
                 self._later = head, {info.file: info.checksum for info in files}
@@ -177,11 +194,11 @@ class ShardFetcher:
     """Makes copies of the shards of a directory in threads. Thread-safe and picklable: a copy begins with none.
 
     Args:
-        folder: URL of the directory.
+        folder: the directory.
         store: where the copies go.
     """
 
-    def __init__(self, folder: RemotePath, store: ShardStore) -> None:
+    def __init__(self, folder: Folder, store: ShardStore) -> None:
         self.store = store
         self._folder = folder
         self.settle: Callable[[ShardInfo], None] | None = None  # what the reader does once a shard is here
@@ -231,19 +248,18 @@ class ShardFetcher:
                 return found
         if not info.num_records:
             return b""
-        return (self._folder / info.index_file).read_bytes(MOST_LINE_BYTES * info.num_records)
+        return self._folder.read(info.index_file, MOST_LINE_BYTES * info.num_records)
 
     def _fetch_offsets(self, info: ShardInfo, coming: concurrent.futures.Future[bytes]) -> None:
         try:
-            place = self._folder / info.index_file
-            coming.set_result(place.read_bytes(MOST_LINE_BYTES * info.num_records) if info.num_records else b"")
+            most = MOST_LINE_BYTES * info.num_records
+            coming.set_result(self._folder.read(info.index_file, most) if most else b"")
         except BaseException as error:  # noqa: BLE001 -- whoever wants the offsets fetches them again, and then raises
             coming.set_exception(error if isinstance(error, DatamatError) else OutputError(str(error)))
 
     def _fetch(self, info: ShardInfo, download: Download, then: Callable[[Download], None] | None) -> None:
         try:
-            place = self._folder / info.file
-            found = self.store.fetch_if_it_fits(info, place, wait=False, watch=download.watch)
+            found = self.store.fetch_if_it_fits(info, self._folder, wait=False, watch=download.watch)
             download.has_room = found is not None
             if found is not None and self.settle is not None:
                 self.settle(info)
@@ -274,7 +290,7 @@ class RemoteReader(ShardReader):
 
     Args:
         info: entry of the shard in the manifest.
-        source: URL of the shard.
+        folder: the directory.
         spans: lookup of where each record lies.
         store: where the copies of shards go.
         fetcher: makes a copy once much of the shard was read by ranges; None where that is of no use.
@@ -290,19 +306,19 @@ class RemoteReader(ShardReader):
     def __init__(  # noqa: PLR0913 -- what a shard needs, and where its pieces go
         self,
         info: ShardInfo,
-        source: RemotePath,
+        folder: Folder,
         spans: RecordSpans,
         store: ShardStore,
         fetcher: ShardFetcher | None,
         read_file: Callable[[str], ShardReader],
         download: Download | None,
-        loaded: LoadedUrl | None,
+        loaded: Loaded | None,
         *,
         is_damaged: bool = False,
     ) -> None:
         self._descriptor = self._part = -1
         self._info = info
-        self._source = source
+        self._folder = folder
         self._spans = spans
         self._fetcher = fetcher
         self._read_file = read_file
@@ -334,16 +350,16 @@ class RemoteReader(ShardReader):
                 1
             ) as pool:  # each takes as long as the server does: both at once
                 coming = None if self._is_small else pool.submit(self._bytes, 0, info.head.num_bytes)
-                rest = self._source.read_range(start, info.num_bytes)
+                rest = self._folder.read_range(info.file, start, info.num_bytes)
                 head = rest[: info.head.num_bytes] if coming is None else coming.result()[0]
         except AbsentError:
             raise
         except OutputError:
-            if (size := self._source.num_bytes()) < info.num_bytes:
-                info.refuse(info.differences(size, b"", b""), self._source)
+            if (size := self._folder.size(info.file)) < info.num_bytes:
+                info.refuse(info.differences(size, b"", b""), self._folder.place(info.file))
             raise
         if not self._is_damaged:
-            info.refuse(info.differences(info.num_bytes, head, rest[tail - start :]), self._source)
+            info.refuse(info.differences(info.num_bytes, head, rest[tail - start :]), self._folder.place(info.file))
         if self._loaded is not None:
             self._loaded.check(info, within_s=_CHECK_S)
         _write_at(self._descriptor, rest, start)
@@ -368,7 +384,7 @@ class RemoteReader(ShardReader):
         except CorruptDataError as error:
             if self._loaded is not None:
                 self._loaded.check(self._info)
-            raise CorruptDataError(str(error).replace(self._path, str(self._source))) from error
+            raise CorruptDataError(str(error).replace(self._path, self._folder.place(self._info.file))) from error
 
     def read_intact(self, number: int) -> dict[str, Column] | None:
         """Return a record that is intact, although what it is stored with is damaged; None where it is not."""
@@ -406,9 +422,9 @@ class RemoteReader(ShardReader):
     def _bytes(self, offset: int, size: int) -> tuple[bytes, bool]:
         """Return bytes of the shard, and whether they took a range."""
         is_range = self._download is None or not self._download.reaches(offset + size)
-        return self._source.read_range(offset, offset + size) if is_range else _read_at(
-            self._part, size, offset
-        ), is_range
+        if is_range:
+            return self._folder.read_range(self._info.file, offset, offset + size), True
+        return _read_at(self._part, size, offset), False
 
     @property
     def group_records(self) -> int | None:

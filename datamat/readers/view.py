@@ -32,10 +32,11 @@ import numpy as np
 
 from datamat import codecs
 from datamat.directory.display import render_document
+from datamat.directory.fetched import FilesHere
 from datamat.directory.provenance import ProvenanceFinder
-from datamat.directory.remote import FetchedFolder, RemotePath, location
 from datamat.errors import CorruptDataError, DatamatError, OptionError, count_of
 from datamat.features.statistics import summarized_in_words
+from datamat.folders import open_folder
 from datamat.parallel.logs import get_logger
 from datamat.readers.dataset import load
 from datamat.readers.preview import in_words, look_at
@@ -104,7 +105,7 @@ def view(
         split: split to show, or None for all.
         count: how many samples to show at most, at least 1; each split has at least one.
         cache_dir: where the copies of the shards of a URL go; as for `load`.
-        storage_options: options that fsspec gets with a URL; as for `load`.
+        storage_options: options for the URL; as for `load`.
 
     Raises:
         OutputError: the directory has no manifest, because the run is not finished.
@@ -157,7 +158,7 @@ def viewing(
         split: split to show, or None for all.
         port: port to listen on; 0 for any that is free.
         cache_dir: where the copies of the shards of a URL go; as for `load`.
-        storage_options: options that fsspec gets with a URL; as for `load`.
+        storage_options: options for the URL; as for `load`.
 
     Yields:
         The server, with its `url`.
@@ -216,7 +217,7 @@ class _Collection:
         cache_dir: str | os.PathLike[str] | None,
         storage_options: Mapping[str, Any] | None,
     ) -> None:
-        self.path = location(path, storage_options)
+        self.folder = open_folder(path, storage_options)
         opened = functools.partial(load, path, cache_dir=cache_dir, storage_options=storage_options)
         whole = opened(split)
         self.manifest: Manifest = whole.manifest
@@ -237,17 +238,17 @@ class _Collection:
         return self._size
 
     def _finder(self) -> ProvenanceFinder:
-        if not isinstance(self.path, RemotePath):
-            return ProvenanceFinder(self.path, self.manifest)
+        files = FilesHere(self.folder)
+        if not files.are_copies:
+            return ProvenanceFinder(files.path, self.manifest)
         sizes = {info.file: info.num_bytes for info in self.manifest.all_files}
         sizes |= {info.file: info.num_bytes for info in self.manifest.index}
-        fetched = FetchedFolder(self.path)
 
         def bring(name: str) -> None:
-            if not fetched.fetch_if_there(name, sizes[name]):
-                raise CorruptDataError(f"{self.path}/{name} is missing; run the job again to rebuild it")
+            if not files.fetch_if_there(name, sizes[name]):
+                raise CorruptDataError(f"{self.folder.place(name)} is missing; run the job again to rebuild it")
 
-        return ProvenanceFinder(fetched.path, self.manifest, bring=bring)
+        return ProvenanceFinder(files.path, self.manifest, bring=bring)
 
     @property
     def title(self) -> str:
@@ -443,7 +444,7 @@ show();
 
 
 def _header(collection: _Collection, note: str) -> str:
-    name, path = html.escape(collection.title), html.escape(str(collection.path))
+    name, path = html.escape(collection.title), html.escape(str(collection.folder))
     return f'<header><h1>{name}</h1><p class="faint">{path}</p><p>{html.escape(note)}</p></header>'
 
 

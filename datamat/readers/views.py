@@ -31,15 +31,14 @@ from datamat.readers.remote import LookAhead
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    import pathlib
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from datamat.directory.manifest import Manifest, ShardInfo
-    from datamat.directory.remote import RemotePath
     from datamat.errors import CorruptDataError
     from datamat.features import Features
+    from datamat.folders import Folder
     from datamat.readers.batches import EpochOrder
     from datamat.readers.records import SampleReader
     from datamat.transforms.augmenter import SampleTransform
@@ -65,14 +64,14 @@ class Part:
     """The records of one directory.
 
     Attributes:
-        path: the directory, or its URL.
+        folder: the directory.
         manifest: manifest of the directory, as it was when this was loaded.
         split: split to read, or None for all splits.
         reader: decoded samples of the split, by position.
         maps: what each sample goes through, in this order.
     """
 
-    path: pathlib.Path | RemotePath
+    folder: Folder
     manifest: Manifest
     split: str | None
     reader: SampleReader
@@ -98,7 +97,7 @@ class Part:
         unknown = [name for name in names if name not in features]
         if unknown:
             raise OptionError(
-                f"the records of {self.path} have no field {unknown[0]!r}; want some of {', '.join(features)}"
+                f"the records of {self.folder} have no field {unknown[0]!r}; want some of {', '.join(features)}"
             )
         chosen = features.only(names)
         return dataclasses.replace(self, reader=dataclasses.replace(self.reader, features=chosen))
@@ -283,7 +282,7 @@ class Records:
 
     def damage_in(self, file: str) -> CorruptDataError:
         """Return what is wrong with a shard of which not all records could be read."""
-        owner = next(part for part in self.parts if file in {str(part.path / info.file) for info in part.shards})
+        owner = next(part for part in self.parts if file in {part.folder.place(info.file) for info in part.shards})
         return owner.reader.damage_in(file)
 
     def blocks(self) -> tuple[NDArray[np.int64], int, int] | None:
@@ -323,8 +322,8 @@ def _check_same(one: Part, other: Part) -> None:
             declared = [part.get(name) for part in (features, others)]
             first, second = ("missing" if feature is None else feature.declared() for feature in declared)
             raise OptionError(
-                f"field {name!r} is {first} in {one.path} and {second} in {other.path}; choose fields that both have "
-                "by columns(...), or write one of them again"
+                f"field {name!r} is {first} in {one.folder} and {second} in {other.folder}; choose fields that both "
+                "have by columns(...), or write one of them again"
             )
 
 

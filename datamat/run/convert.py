@@ -5,23 +5,24 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, final
 
 import numpy as np
 import xxhash
 
-from datamat.directory.files import regular_path
+from datamat.directory.fetched import FilesHere
 from datamat.directory.index_files import column_values, field_of_column, read_index
 from datamat.directory.keys import RecordKey, ShardName, records_by_row, stored_key
-from datamat.directory.manifest import CONVERTED, MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, index_file, no_manifest
-from datamat.directory.remote import FetchedFolder, RemotePath, is_url, location
+from datamat.directory.manifest import CONVERTED, Manifest, index_file
 from datamat.directory.rows import IndexRow
 from datamat.directory.sidecars import Sidecar
 from datamat.directory.verify import verify
 from datamat.errors import CorruptDataError, OptionError, SampleError, Skip
 from datamat.features import Statistics
+from datamat.folders import open_folder
+from datamat.folders.local import regular_path
+from datamat.folders.urls import is_url
 from datamat.formats import ShardFormat, get_format
 from datamat.options import (
     RUN_PARAMETERS,
@@ -42,10 +43,12 @@ from datamat.run.worker import PartWorker
 from datamat.values import frozen
 
 if TYPE_CHECKING:
+    import pathlib
     from collections.abc import Iterator, MutableMapping, MutableSet
 
     from datamat.directory.rows import RowStore
     from datamat.features.base import Column
+    from datamat.folders import Folder
 
 
 __all__ = ["SHARD", "StoredRecords", "convert"]
@@ -87,8 +90,8 @@ class StoredRecords:
         folder: finished directory that is converted, or its URL; only read.
         manifest: manifest of that directory; its digest counts in fingerprints.
         keeps_shards: whether each new shard holds the records of an old one.
-        index: folder of the index files, and of nothing else if the directory is behind a URL.
-        store: where fetched shards go; None for a directory on a disk.
+        index: folder of the index files; of copies of these alone, where the directory is not on this machine.
+        store: where fetched shards go; None where the directory is on this machine.
     """
 
     file_fields: Sequence[str] = ()
@@ -98,7 +101,7 @@ class StoredRecords:
 
     def __init__(
         self,
-        folder: pathlib.Path | RemotePath,
+        folder: Folder,
         manifest: Manifest,
         *,
         keeps_shards: bool,
@@ -205,9 +208,9 @@ class StoredRecords:
         if self._opened is None or self._opened[:2] != (split, shard):
             self._opened = None
             info = self._manifest.splits[split][shard]
-            if isinstance(self._folder, RemotePath) and self._store is not None:
+            if self._store is not None:
                 self._store.need(0, [info])  # what this process is done with may make room
-                self._store.fetch(info, self._folder / info.file)  # whole, and compared with the manifest
+                self._store.fetch(info, self._folder)  # whole, and compared with the manifest
             files = RecordFiles(self._folder, [info], self._format, RecordCache(0), self._store)
             self._opened = split, shard, files
         return self._opened[2]
@@ -309,26 +312,26 @@ def convert(
     store, target = output_place(output, storage_options, how.scratch)
     if source_options is None and is_url(path) and (store is None or os.fspath(path).startswith(f"{store.scheme}:")):
         source_options = storage_options
-    folder = location(path, source_options)
+    folder = open_folder(path, source_options)
     if format is None and shards is None:
         raise OptionError(f"convert: nothing to change in {folder}; give another format, or other shards")
-    fetched = None
-    if isinstance(folder, RemotePath):
-        fetched, before = _fetched_index(folder)
-        if store is not None and f"{store.url}/".startswith(f"{folder.url.rstrip('/')}/"):
-            raise OptionError(f"convert: output {store.url} lies in the directory that is converted; give another URL")
-        copies = ShardStore(cache_dir or fetched.path / "shards", _CACHE_BYTES, before.shards)
-        records = StoredRecords(folder, before, keeps_shards=shards is None, index=fetched.path, store=copies)
+    here, place = folder.local_path(), os.fspath(path).rstrip("/")
+    if here is not None and here.resolve() in (target.resolve(), *target.resolve().parents):
+        raise OptionError(f"convert: output {output} lies in the directory that is converted; give another folder")
+    if store is not None and f"{store.url}/".startswith(f"{place}/"):
+        raise OptionError(f"convert: output {store.url} lies in the directory that is converted; give another URL")
+    files = FilesHere(folder)
+    before = files.manifest()
+    files.fetch_all({info.file: info.num_bytes for info in before.index if info.kind == "index"})
+    copies = None
+    if files.are_copies:
+        copies = ShardStore(cache_dir or files.path / "shards", _CACHE_BYTES, before.shards)
     else:
-        folder = folder.absolute()
-        if folder.resolve() in (target.resolve(), *target.resolve().parents):
-            raise OptionError(f"convert: output {output} lies in the directory that is converted; give another folder")
-        before = Manifest.read(folder)
-        _check_whole(folder, before)
-        records = StoredRecords(folder, before, keeps_shards=shards is None, index=folder)
+        _check_whole(files.path, before)
+    records = StoredRecords(folder, before, keeps_shards=shards is None, index=files.path, store=copies)
     job = Job(
         records=records,
-        source=folder if isinstance(folder, pathlib.Path) else None,
+        source=here,
         output=target,
         store=store,
         formats=resolve_formats(list(before.by_format) if format is None else format, before.features),
@@ -344,22 +347,11 @@ def convert(
     try:
         return start(job, _part_worker)
     finally:
-        if fetched is not None:
-            fetched.close()  # now: an error that somebody keeps holds this frame, and with it all fetched shards
+        files.close()  # now: an error that somebody keeps holds this frame, and with it all fetched shards
 
 
 def _part_worker(job: Job) -> PartWorker:
     return PartWorker(job, job.work / "rows")
-
-
-def _fetched_index(folder: RemotePath) -> tuple[FetchedFolder, Manifest]:
-    """Fetch the manifest and the index of a directory behind a URL, to a folder that goes with what is returned."""
-    fetched = FetchedFolder(folder)
-    if not fetched.fetch_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES):
-        raise no_manifest(folder)
-    manifest = Manifest.parse((fetched.path / MANIFEST_FILE).read_bytes(), str(folder / MANIFEST_FILE))
-    fetched.fetch_all({info.file: info.num_bytes for info in manifest.index if info.kind == "index"})
-    return fetched, manifest
 
 
 def _has_records(manifest: Manifest, split: str) -> bool:

@@ -16,8 +16,8 @@ import sys
 import tomllib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from datamat.directory.remote import is_url, without_secrets
 from datamat.errors import OptionError
+from datamat.folders.urls import is_url, without_secrets
 from datamat.options import ErrorPolicy, RunKeywords, ShardOptions, WorkerOptions
 from datamat.run.materializer import Materializer
 from datamat.run.report import RunReport

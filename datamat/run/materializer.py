@@ -205,7 +205,7 @@ class Materializer:
     @property
     def _source_text(self) -> str:
         """The path or URL of the source, without secrets; of anything else its class."""
-        from datamat.directory.remote import without_secrets
+        from datamat.folders.urls import without_secrets
 
         source = self._job.source if self._job.mirror is None else str(self._job.mirror)
         if isinstance(source, (str, os.PathLike)):
@@ -688,8 +688,8 @@ def output_place(
     Raises:
         OptionError: the URL cannot be written, or options for a store are given without one.
     """
-    from datamat.directory.files import expand_home
-    from datamat.directory.remote import is_url
+    from datamat.folders.local import expand_home
+    from datamat.folders.urls import is_url
 
     if is_url(output) and not os.fspath(output).startswith("file://"):
         from datamat.directory.stores import ObjectStore
@@ -702,8 +702,8 @@ def output_place(
 
 def _absolute(source: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Return a source that another working folder leaves as it is; a text that names no file is the writer's matter."""
-    from datamat.directory.files import expand_home
-    from datamat.directory.remote import is_url
+    from datamat.folders.local import expand_home
+    from datamat.folders.urls import is_url
 
     source = expand_home(source)
     text = os.fspath(source)

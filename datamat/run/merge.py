@@ -16,16 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from datamat.directory.files import (
-    WORK,
-    commit,
-    disk_errors_explained,
-    expand_home,
-    fsync_folder,
-    locked,
-    refuse_links,
-    regular_path,
-)
+from datamat.directory.files import WORK, commit, disk_errors_explained, fsync_folder, locked, refuse_links
 from datamat.directory.index_files import read_index
 from datamat.directory.keys import DATASET_NAME, ShardName, key_hash, packed_hashes
 from datamat.directory.ledger import LEDGER_FILE, Ledger, read_ledger
@@ -38,10 +29,11 @@ from datamat.directory.manifest import (
     index_file,
     keys_file,
 )
-from datamat.directory.remote import is_url, without_secrets
 from datamat.directory.sidecars.exporting import write_sidecars
 from datamat.directory.verify import verify
 from datamat.errors import CorruptDataError, OptionError, OutputError, join_problems
+from datamat.folders.local import expand_home, regular_path
+from datamat.folders.urls import is_url, without_secrets
 from datamat.parallel import get_logger
 from datamat.values import frozen
 

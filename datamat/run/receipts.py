@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from datamat.directory.files import read_json, read_regular
+from datamat.directory.files import read_json
 from datamat.directory.keys import KeyDigest, RecordKey
 from datamat.directory.ledger import FailedRow
 from datamat.errors import CorruptDataError
+from datamat.folders.local import read_regular
 from datamat.formats import Offsets
 from datamat.values import frozen
 

@@ -30,16 +30,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
-from datamat.directory.files import (
-    SPOOL,
-    WORK,
-    commit,
-    commit_json,
-    fsync_folder,
-    publish,
-    read_json,
-    regular_path,
-)
+from datamat.directory.files import SPOOL, WORK, commit, commit_json, fsync_folder, publish, read_json
 from datamat.directory.keys import KeyDigest, row_runs, stored_key
 from datamat.directory.manifest import (
     MANIFEST_FILE,
@@ -53,6 +44,7 @@ from datamat.directory.manifest import (
 )
 from datamat.directory.sidecars.exporting import export, known_sidecars, sidecar_names
 from datamat.errors import CorruptDataError, OutputError, join_problems
+from datamat.folders.local import regular_path
 from datamat.formats import Offsets, get_format
 from datamat.plan.changes import find_changes
 from datamat.plan.inputs import content_digest

@@ -11,9 +11,9 @@ import numpy as np
 
 from datamat.directory.keys import RecordKey
 from datamat.directory.manifest import MANIFEST_FILE
-from datamat.directory.remote import RemotePath
 from datamat.directory.verify import Problem, examine
 from datamat.errors import DatamatError, OptionError, SchemaError, Skip
+from datamat.folders import open_folder
 from datamat.readers.preview import draw_drawn
 from datamat.transforms.seeding import global_state_kept
 
@@ -119,8 +119,8 @@ def verify_sample(planned: PlannedJob, share: float, *, deep: bool) -> VerifyRep
     """
     recomputation = Recomputation(planned, share)
     store = planned.job.store
-    place = planned.job.output if store is None else RemotePath(store.url, store.options)
-    report = examine(place, deep=deep, recomputed=recomputation.difference)
+    folder = open_folder(planned.job.output) if store is None else open_folder(store.url, store.options)
+    report = examine(folder, deep=deep, recomputed=recomputation.difference)
     missing = [] if MANIFEST_FILE in report.files else recomputation.missing()
     problems = [
         Problem(MANIFEST_FILE, f"row {key!r} of the source is in no record; the next run adds it") for key in missing

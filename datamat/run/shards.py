@@ -29,7 +29,7 @@ import numpy as np
 import xxhash
 
 from datamat.directory.counts import Counts
-from datamat.directory.files import commit, digest_file, is_stand_in, publish, read_regular
+from datamat.directory.files import commit, digest_file, is_stand_in, publish
 from datamat.directory.keys import KeyDigest
 from datamat.directory.manifest import (
     HELD,
@@ -47,6 +47,7 @@ from datamat.directory.rows import INPUT
 from datamat.directory.sidecars.indexes import index_ahead, prepare_index
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError, count_of
 from datamat.features import Statistics
+from datamat.folders.local import read_regular
 from datamat.formats.io import write_all
 from datamat.plan.inputs import content_digest, read_inputs
 from datamat.run.receipts import (

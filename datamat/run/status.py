@@ -33,7 +33,7 @@ from datamat.directory.display import Table, render_html
 from datamat.directory.failures import Failure, failures_in
 from datamat.directory.files import WORK, lock_holder, parse_json, printable, read_json
 from datamat.directory.keys import ShardName
-from datamat.directory.ledger import LEDGER_FILE, LedgerEntry, parse_ledger, read_ledger
+from datamat.directory.ledger import LEDGER_FILE, LedgerEntry, ledger_in, parse_ledger, read_ledger
 from datamat.directory.manifest import (
     HELD,
     MANIFEST_FILE,
@@ -45,9 +45,9 @@ from datamat.directory.manifest import (
     counts_of,
     is_being_replaced,
 )
-from datamat.directory.remote import RemotePath, location
 from datamat.directory.stores import ObjectStore
 from datamat.errors import CorruptDataError, OutputError, count_of, join_problems
+from datamat.folders import AbsentError, LocalFolder, open_folder
 from datamat.plan.changes import (
     NOT_MADE,
     PlannedShard,
@@ -66,6 +66,7 @@ from datamat.run.upload import scratch_folder
 from datamat.values import frozen
 
 if TYPE_CHECKING:
+    from datamat.folders import Folder
     from datamat.plan.job import Job, PlannedJob
 
 
@@ -219,7 +220,7 @@ def status(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] |
 
     Args:
         path: output of the run, finished or not: a folder, or its URL, of any kind that fsspec can read.
-        storage_options: options that fsspec gets with a URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
+        storage_options: options for the URL, as fsspec has them: `{"key": ..., "secret": ...}`, or `{"anon": True}`.
 
     Raises:
         OutputError: the URL cannot be read.
@@ -230,8 +231,9 @@ def status(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] |
         out/camvid: complete: 3 shards, 256 records, 21.5 MB
           2026-11-21 07:30:00 UTC run_started on host, process 71
     """
-    place = location(path, storage_options)
-    return _StoredOutput(place).status() if isinstance(place, RemotePath) else folder_status(place)
+    folder = open_folder(path, storage_options)
+    here = folder.local_path()
+    return _StoredOutput(folder, os.fspath(path), storage_options).status() if here is None else folder_status(here)
 
 
 def folder_status(
@@ -265,7 +267,8 @@ def folder_status(
             for shard in planned
             for each in ([held[shard.name]] if shard.name in held else _made(output, work, shard, known))
         ]
-    ledgers = [work / LEDGER_FILE, *sorted(slices_folder(work).glob(f"task-*/{WORK}/{LEDGER_FILE}"))]
+    of_tasks = sorted(slices_folder(work).glob(f"task-*/{WORK}/{LEDGER_FILE}"))
+    folders = [work, *(path.parent for path in of_tasks)]
     return Status(
         place,
         state,
@@ -276,7 +279,7 @@ def folder_status(
         events=events,
         note=note,
         tasks=tasks,
-        failures=_failures_of(there, ledgers),
+        failures=_failures_of(there, [(LocalFolder(folder), LEDGER_FILE) for folder in folders]),
     )
 
 
@@ -284,7 +287,9 @@ def output_status(job: Job, planned: Sequence[PlannedShard] | None = None) -> St
     """Return how far the output of a job is, as `status` does; `planned` is as for `folder_status`."""
     if job.store is None or lock_holder(job.work / "lock"):  # whoever is at work here knows more than the store
         return folder_status(job.output, planned, store=job.store)
-    return _StoredOutput(RemotePath(job.store.url, job.store.options)).status(planned)
+    return _StoredOutput(open_folder(job.store.url, job.store.options), job.store.url, job.store.options).status(
+        planned
+    )
 
 
 def compared_status(planned: PlannedJob) -> Status:
@@ -327,23 +332,25 @@ class _StoredOutput:
     """What a store has of an output.
 
     Args:
-        root: its URL.
+        root: the folder.
+        url: its URL.
+        options: options for that.
     """
 
-    def __init__(self, root: RemotePath) -> None:
+    def __init__(self, root: Folder, url: str, options: Mapping[str, Any] | None) -> None:
         self._root = root
-        self._work = root / WORK
-        self._names = self._work.names(deep=True)
+        self._work = root.child(WORK)
+        self._names = root.names(WORK, deep=True)
         # A web server has nothing but finished datasets, and lists nothing.
-        self._store = None if self._names is None else ObjectStore(root.url.rstrip("/"), root.options)
+        self._store = None if self._names is None else ObjectStore(url.rstrip("/"), options or {})
 
     def status(self, planned: Sequence[PlannedShard] | None = None) -> Status:
         """Return how far it is; `planned` as for `folder_status`."""
-        content, note = (self._root / MANIFEST_FILE).read_if_there(MOST_MANIFEST_BYTES), ""
+        content, note = self._root.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES), ""
         visible: Manifest | None = None
         is_damaged = False
         try:
-            visible = None if content is None else Manifest.parse(content, str(self._root / MANIFEST_FILE))
+            visible = None if content is None else Manifest.parse(content, self._root.place(MANIFEST_FILE))
         except CorruptDataError as error:
             is_damaged, note = True, str(error)
         before = {} if visible is None else by_shard(visible.all_files)
@@ -400,7 +407,7 @@ class _StoredOutput:
     def _counted(self, there: Sequence[ShardFiles | Receipt]) -> dict[str, Any]:
         """Return how much is done, and which samples of it failed."""
         of_tasks = [name for name in self._names or () if name.startswith("slices/") and "/ledgers/" in name]
-        ledgers = [self._work / name for name in (LEDGER_FILE, *sorted(of_tasks))]
+        ledgers = [(self._work, name) for name in (LEDGER_FILE, *sorted(of_tasks))]
         return {"done": Done.of(there), "failures": _failures_of(there, ledgers)}
 
     # ------------------------------------------------------------ objects
@@ -414,9 +421,9 @@ class _StoredOutput:
         """Return the values of JSON objects in `.datamat`; of those that are gone, or damaged, None."""
 
         def content(name: str) -> Any:
-            found = (self._work / name).read_if_there(_MOST_BYTES)
+            found = self._work.read_if_there(name, _MOST_BYTES)
             with contextlib.suppress(ValueError):
-                return None if found is None else parse_json(found, str(self._work / name))
+                return None if found is None else parse_json(found, self._work.place(name))
             return None
 
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -441,17 +448,21 @@ class _StoredOutput:
         return found
 
     def _withdrawn(self) -> dict[str, ShardFiles]:
-        content = (self._work / MANIFEST_FILE).read_if_there(MOST_MANIFEST_BYTES)
+        content = self._work.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES)
         with contextlib.suppress(CorruptDataError):
             if content is not None:
-                return by_shard(Manifest.parse(content, str(self._work / MANIFEST_FILE), strict=False).all_files)
+                return by_shard(Manifest.parse(content, self._work.place(MANIFEST_FILE), strict=False).all_files)
         return {}
 
     def _last_run(self) -> tuple[tuple[LedgerEntry, ...], str]:
-        content = (self._work / LEDGER_FILE).tail(_TAIL_BYTES)
-        if content is None:
+        try:
+            size = self._work.size(LEDGER_FILE)
+            start = max(size - _TAIL_BYTES, 0)
+            content = self._work.read_range(LEDGER_FILE, start, size)
+        except AbsentError:
             return (), ""
-        return _last_run(parse_ledger(io.BytesIO(content), str(self._work / LEDGER_FILE), without="part_committed"))
+        content = content.partition(b"\n")[2] if start else content  # from the beginning of a line on
+        return _last_run(parse_ledger(io.BytesIO(content), self._work.place(LEDGER_FILE), without="part_committed"))
 
     def _others(self) -> str:
         """Return what else is there, if there is no dataset."""
@@ -523,9 +534,7 @@ def _made(
     return found
 
 
-def _failures_of(
-    there: Iterable[ShardFiles | Receipt], ledgers: Iterable[pathlib.Path | RemotePath]
-) -> tuple[Failure, ...]:
+def _failures_of(there: Iterable[ShardFiles | Receipt], ledgers: Iterable[tuple[Folder, str]]) -> tuple[Failure, ...]:
     """Return the samples that shards lack, as far as ledgers tell, and those that parts of others lack."""
     lacking: list[ShardInfo] = []
     found: list[Failure] = []
@@ -535,13 +544,13 @@ def _failures_of(
             continue
         shard, split = f"{made.shard}.{made.files[0].extension}", ShardName.parse(made.shard).split
         found += [Failure.of(dataclasses.asdict(row), row.action, split=split, shard=shard) for row in made.failed]
-    entries = itertools.chain.from_iterable(map(_entries, ledgers)) if lacking else ()
+    entries = itertools.chain.from_iterable(itertools.starmap(_entries, ledgers)) if lacking else ()
     return (*failures_in(entries, lacking), *found)
 
 
-def _entries(ledger: pathlib.Path | RemotePath) -> Iterator[LedgerEntry]:
+def _entries(folder: Folder, ledger: str) -> Iterator[LedgerEntry]:
     with contextlib.suppress(OSError, CorruptDataError):  # of the ledger of the output, `note` says so
-        yield from read_ledger(ledger, without="part_committed")
+        yield from ledger_in(folder, ledger, without="part_committed")
 
 
 def _read_tasks(work: pathlib.Path) -> tuple[tuple[tuple[str, str, int], ...], dict[str, ShardFiles]]:

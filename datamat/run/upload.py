@@ -53,7 +53,6 @@ from datamat.directory.files import (
     is_stand_in,
     leave_stand_in,
     parse_json,
-    read_regular,
     render_json,
 )
 from datamat.directory.ledger import LEDGER_FILE
@@ -73,6 +72,7 @@ from datamat.directory.manifest import (
 from datamat.directory.sidecars.indexes import tar_index
 from datamat.directory.stores import ObjectStore, StoredChunk, StoredObject
 from datamat.errors import CorruptDataError, OutputError, OutputLockedError
+from datamat.folders.local import read_regular
 from datamat.plan.changes import render_snapshot
 from datamat.run.limits import tree_bytes
 from datamat.run.receipts import Receipt, part_folder, part_path, read_receipt, write_receipt

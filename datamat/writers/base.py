@@ -23,10 +23,10 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from datamat.directory.files import expand_home
 from datamat.directory.rows import IndexRow, RowBlock
 from datamat.errors import MissingDependencyError, OptionError, Skip
 from datamat.features import Feature, Features
+from datamat.folders.local import expand_home
 
 __all__ = [
     "SOURCE_KINDS",

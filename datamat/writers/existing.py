@@ -26,7 +26,7 @@ import xxhash
 
 from datamat.codecs import encode_png
 from datamat.codecs.files import PICTURES
-from datamat.directory.files import commit_json, expand_home, read_json, temporary_folder
+from datamat.directory.files import commit_json, read_json, temporary_folder
 from datamat.directory.manifest import MANIFEST_FILE, Manifest
 from datamat.directory.rows import Rows, follows_links, note_files, refuse_output_in
 from datamat.errors import (
@@ -59,6 +59,8 @@ from datamat.features import (
     Video,
 )
 from datamat.features.base import as_array, dtype_of, holds_numbers, is_number_dtype
+from datamat.folders import LocalFolder
+from datamat.folders.local import expand_home
 from datamat.formats import get_format
 from datamat.formats.example import decode_example, encode_example
 from datamat.formats.tfrecord import frame, read_payload
@@ -2422,10 +2424,11 @@ class _FinishedSource(DataSource):
     """Records of a finished directory; images stay encoded, so that their bytes are stored unchanged."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        manifest = Manifest.read(folder)
+        place = LocalFolder(folder)
+        manifest = Manifest.read(place)
         shard_format = get_format(manifest.format).with_features(manifest.features)
-        self._records = RecordFiles(folder, manifest.shards, shard_format, RecordCache(0))
-        self._keys = KeyIndex(folder, manifest, None, self._records)
+        self._records = RecordFiles(place, manifest.shards, shard_format, RecordCache(0))
+        self._keys = KeyIndex(place, manifest, None, self._records)
         self._splits = {split: sum(info.num_records for info in infos) for split, infos in manifest.splits.items()}
         self.features = {name: feature for name, feature in manifest.features.items() if name != "key"}
         self.identity = [info.checksum for info in manifest.shards]

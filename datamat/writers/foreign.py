@@ -38,7 +38,7 @@ import numpy as np
 import xxhash
 
 from datamat.directory.describe import ColumnProfiler, parse_payload
-from datamat.directory.files import expand_home, path_inside, temporary_folder
+from datamat.directory.files import path_inside, temporary_folder
 from datamat.errors import (
     CorruptDataError,
     DatamatError,
@@ -51,6 +51,7 @@ from datamat.errors import (
 )
 from datamat.features import BBoxes, Bytes, ClassLabel, Image, Json, ListOf, Mask, Nullable, Scalar, Tensor, Text
 from datamat.features.base import dtype_of
+from datamat.folders.local import expand_home
 from datamat.formats import Offsets, get_format
 from datamat.formats.example import decode_example
 from datamat.formats.tfrecord import FRAMING_BYTES, read_payload, record_size

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from datamat.directory.files import expand_home
 from datamat.directory.keys import original_key
-from datamat.directory.remote import is_url, lasting
 from datamat.directory.rows import Origin, RowBlock, Rows, Texts, nested_paths
 from datamat.errors import OptionError, SourceError
 from datamat.features import Features
 from datamat.fingerprint import fingerprint
+from datamat.folders.local import expand_home
+from datamat.folders.urls import is_url, lasting
 from datamat.transforms.seeding import with_rng
 from datamat.writers.base import DatasetWriter, Sample
 from datamat.writers.tables import TableRows, listed_column, table_of

@@ -17,7 +17,6 @@ from datamat.directory.files import (
     commit,
     commit_json,
     digest_file,
-    expand_home,
     lock_holder,
     locked,
     publish,
@@ -25,6 +24,7 @@ from datamat.directory.files import (
     render_json,
 )
 from datamat.errors import OptionError, OutputLockedError
+from datamat.folders.local import expand_home
 
 
 def test_commit_names_the_file_only_at_the_end(tmp_path):

@@ -14,8 +14,9 @@ from memory_s3 import refusal, s3
 from store_cases import StoreCases
 
 from datamat import OptionError, OutputError
-from datamat.directory.remote import is_transient, redacted, retried
 from datamat.directory.stores import ObjectStore
+from datamat.folders.retries import is_transient, retried
+from datamat.folders.urls import redacted
 
 __all__ = ["s3"]
 
@@ -284,7 +285,7 @@ def test_which_errors_pass(errors, expected):
 def test_retry_ends(monkeypatch):
     """The last error is raised; one that lasts is raised at once."""
     pauses = []
-    monkeypatch.setattr("datamat.directory.remote.time.sleep", pauses.append)
+    monkeypatch.setattr("datamat.folders.retries.time.sleep", pauses.append)
     errors = [Answer(503), Answer(500), Answer(403)]
 
     with pytest.raises(Answer) as caught:

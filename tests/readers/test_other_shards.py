@@ -212,7 +212,7 @@ def test_sound_shard_of_another_version_is_refused(tmp_path):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "longer"])  # its ranges are right
 def test_other_file_behind_a_url_is_refused(plain, tmp_path, monkeypatch, kind):
     """By ranges, and as a copy."""
-    monkeypatch.setattr("datamat.directory.remote._FIRST_WAIT_S", 0.001)  # a shorter file ends early, each time
+    monkeypatch.setattr("datamat.folders.retries._FIRST_WAIT_S", 0.001)  # a shorter file ends early, each time
     folder = shutil.copytree(plain / "a", tmp_path / "a")
     wanted = {sample["key"]: sample["value"] for sample in load(folder)}
     KINDS[kind](folder, plain / "b")

@@ -37,7 +37,7 @@ from datamat import (
     load,
     view,
 )
-from datamat.directory.remote import RemotePath
+from datamat.folders import open_folder
 from datamat.readers.cache import ShardStore
 from datamat.testing import InlineExecutor
 
@@ -47,7 +47,7 @@ pytest.importorskip("aiohttp")
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     """What fails is tried again at once; however slow the machine is, no look at the manifest is due."""
-    monkeypatch.setattr("datamat.directory.remote._FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("datamat.folders.retries._FIRST_WAIT_S", 0.001)
     monkeypatch.setattr("datamat.readers.remote._CHECK_S", 3600)
 
 
@@ -236,11 +236,11 @@ def test_spawned_process_reads(pairs, web, cache):
 
 def test_connections_outlive_what_a_forked_process_drops(web):
     """If a child closed its parent's connection, the parent would wait for ever for the next answer."""
-    path = RemotePath(web.url) / "manifest.json"
-    content = path.read_bytes(1 << 20)
+    folder = open_folder(web.url)
+    content = folder.read("manifest.json", 1 << 20)
 
     def read_and_collect():
-        path.read_bytes(1 << 20)
+        folder.read("manifest.json", 1 << 20)
         gc.collect()
 
     child = multiprocessing.get_context("fork").Process(target=read_and_collect)
@@ -249,7 +249,7 @@ def test_connections_outlive_what_a_forked_process_drops(web):
 
     assert child.exitcode == 0
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        assert pool.submit(path.read_bytes, 1 << 20).result(20) == content
+        assert pool.submit(folder.read, "manifest.json", 1 << 20).result(20) == content
 
 
 def test_replaced_directory_is_noticed(web, make_pairs_output, copied, cache):
@@ -341,7 +341,7 @@ def test_replaced_directory_of_the_same_sizes_is_refused(versions, cache, way, s
         data = load(web.url, cache_dir=cache, errors="skip")
         info = data.manifest.shards[0]
         if seen == "a shard":
-            ShardStore(cache, 1 << 30, [info]).fetch(info, RemotePath(web.url) / info.file)
+            ShardStore(cache, 1 << 30, [info]).fetch(info, open_folder(web.url))
         elif seen != "nothing":
             starts = itertools.accumulate([0, *(info.num_records for info in data.manifest.shards[:-1])])
             assert [data[start]["key"] for start in starts if start == 0 or seen != "a record"]
@@ -490,7 +490,7 @@ def test_cut_file_continues_where_it_ended(tmp_path, ranges):
 
     with serving(tmp_path, ranges=ranges) as web:
         web.faults["large"] = ["cut", 503, "cut"]
-        found = b"".join((RemotePath(web.url) / "large").blocks(len(content)))
+        found = b"".join(open_folder(web.url).blocks("large", len(content)))
 
     assert found == content
     assert "Range" not in web.headers[0]
@@ -551,7 +551,7 @@ def test_server_that_does_not_answer_times_out(web, cache, monkeypatch, is_given
     """The limit is a minute unless the options set another."""
     aiohttp = pytest.importorskip("aiohttp")
     options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.3)}} if is_given else None
-    monkeypatch.setattr("datamat.directory.remote._WAIT_S", 60 if is_given else 0.3)
+    monkeypatch.setattr("datamat.folders.other._WAIT_S", 60 if is_given else 0.3)
     web.faults["manifest.json"] = "stall"
 
     with pytest.raises(OutputError, match=r"manifest\.json cannot be read: .*TimeoutError"):
@@ -706,10 +706,32 @@ def test_offsets_of_other_records_are_not_kept(web, copied, cache, which, messag
     assert load(web.url, "train", cache_dir=cache)[0]["key"] == load(copied, "train")[0]["key"]
 
 
+def test_url_is_all_that_load_needs(web, copied, tmp_path, monkeypatch):
+    """Copies go to the cache folder of the user, for nobody else to read; one of somebody else's is refused."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "deep" / "caches"))
+    place = tmp_path / "deep/caches/datamat"
+
+    found = list(load(web.url, "train"))
+    arrived()
+    asked = len(web.asked)
+    again = read_all(load(web.url, "train"))
+
+    assert all(map(same, found, load(copied, "train")))
+    assert again == [sample["key"] for sample in found]
+    assert web.asked[asked:] == ["/manifest.json"]
+    assert place.stat().st_mode & 0o777 == 0o700
+    shutil.rmtree(place)
+    place.symlink_to(tmp_path)
+    with pytest.raises(OutputError, match=f"{place} is not a folder; .*cache_dir="):
+        load(web.url)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(copied / "manifest.json"))
+    with pytest.raises(OptionError, match="cache_dir="):
+        load(web.url)
+
+
 @pytest.mark.parametrize(
     ("scheme", "module", "line"),
     [
-        ("s3", "s3fs", r"pip install 'datamat\[s3\]'"),
         ("gs", "gcsfs", r"pip install 'datamat\[gs\]'"),
         ("https", "aiohttp", "pip install 'aiohttp'"),
     ],
@@ -729,7 +751,6 @@ def test_missing_package_is_named(scheme, module, line, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("url", "options", "message"),
     [
-        ("http://h/out", {}, r"cache_dir is None; name a folder: load\('http://h/out', cache_dir="),
         ("nothing://h/out", {"cache_dir": "c"}, "nothing://h/out.*: Protocol not known"),
         ("simplecache::http://h/out", {"cache_dir": "c"}, "is a chain of filesystems"),
         ("out", {"storage_options": {"anon": True}}, "storage_options are for URLs, and out is a path"),

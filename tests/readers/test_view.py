@@ -224,8 +224,8 @@ def test_what_is_no_finished_directory_is_refused(output, tmp_path):
         view(tmp_path)
     with pytest.raises(OptionError, match="no split"):
         view(output, "nothing")
-    with pytest.raises(OptionError, match="is a URL, whose files are read from local copies"):
-        view("s3://bucket/data")
+    with pytest.raises(OptionError, match="is a chain of filesystems"):
+        view("simplecache::s3://bucket/data")
 
 
 # ---------------------------------------------------------------- the server

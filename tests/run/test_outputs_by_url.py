@@ -207,7 +207,7 @@ def test_few_shards_are_here_at_a_time(made, bucket, temporary, monkeypatch):
 def test_verify_survives_a_bad_network(made, bucket, s3, monkeypatch):
     """Requests that fail are made again; an object that may not be read is a problem of its own."""
     bucket.put(made())
-    monkeypatch.setattr("datamat.directory.remote.time.sleep", lambda _: None)
+    monkeypatch.setattr("datamat.folders.retries.time.sleep", lambda _: None)
     faults = ["lose", 503, 500, "lose"]
     s3.meet = lambda operation, path: faults.pop() if len(s3.seen) % 2 and faults else None
 
@@ -494,6 +494,7 @@ def stored(bucket, made, monkeypatch):
     """The URL of a finished output."""
     bucket.put(made())
     monkeypatch.chdir(bucket.tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(bucket.tmp_path / "caches"))
     return bucket.url
 
 
@@ -524,7 +525,7 @@ def test_commands_that_read_take_a_url(stored, capsys):
         (["convert", "URL/nothing", "--format", "parquet"], "holds no manifest.json; correct the URL"),
         (["convert", "URL", "--shards", "3", "--output", "URL/inside"], "give another URL"),
         (["describe", "URL/nothing"], "is no file, and no directory with a manifest.json; correct the URL"),
-        (["preview", "URL/nothing"], "cannot be read: FileNotFoundError"),
+        (["preview", "URL/nothing"], "holds no manifest.json; correct the URL"),
         (["verify", "s3://nowhere/out"], "there is no such bucket: correct the URL"),
         (["verify", "URL", "--sample", "0.5"], "name the JOB in place of the directory"),
         (["verify", "job.toml", "--storage-options", "{}"], "--storage-options go with a URL, and a JOB has its own"),

@@ -136,7 +136,7 @@ def test_kill_at_any_request_loses_nothing(s3, make, tmp_path, request, has_old)
 
 def test_faults_that_pass_are_met_by_trying_again(s3, make, tmp_path, monkeypatch):
     """Each seventh request fails, and the run is as if none had."""
-    monkeypatch.setattr("datamat.directory.remote.time.sleep", lambda _: None)
+    monkeypatch.setattr("datamat.folders.retries.time.sleep", lambda _: None)
     faults = itertools.cycle([500, 503, "lose"])
     s3.meet = lambda operation, path: next(faults) if len(s3.seen) % 7 == 0 else None
 

@@ -47,9 +47,10 @@ from datamat import (
     load,
 )
 from datamat.codecs import read_file
-from datamat.directory import mirror, remote
+from datamat.directory import mirror
 from datamat.directory.ledger import read_ledger
-from datamat.directory.remote import lasting
+from datamat.folders import other
+from datamat.folders.urls import lasting
 from datamat.testing import InlineExecutor
 from datamat.writers.table import TableWriter
 
@@ -239,7 +240,7 @@ def test_error_of_a_row_does_not_show_its_signature(hosts, tmp_path):
 
 def test_busy_server_is_asked_again(hosts, tmp_path, monkeypatch):
     """503 passes, and the file is whole; a 404 that passes is fetched by the next attempt of the row."""
-    monkeypatch.setattr(remote, "_wait_before", lambda *_: None)
+    monkeypatch.setattr("datamat.folders.retries.wait_before", lambda *_: None)
     url, files, seen = hosts[0]
     files |= {"/busy.png": [503, 500, png(5)], "/late.png": [404, png(3)]}
     source = table(tmp_path / "t.csv", [f"{url}/busy.png", f"{url}/late.png"])
@@ -329,7 +330,7 @@ def test_host_that_does_not_answer_is_asked_once_for_each_further_url(hosts, tmp
     is_over = threading.Event()
     held |= {f"/{n}.png": lambda _: is_over.wait(60) for n in range(2)} | {"/2.png": png(2), "/3.png": [503, png(3)]}
     monkeypatch.setattr(mirror, "_SILENCE_S", 1)
-    monkeypatch.setattr(remote, "_wait_before", lambda *_: None)
+    monkeypatch.setattr("datamat.folders.retries.wait_before", lambda *_: None)
     files = mirror.UrlFiles(str(tmp_path), {})
     paths = [files.path_of(f"{url}/{n}.png", f"{n}-0-0") for n in range(4)]
 
@@ -368,7 +369,7 @@ def test_body_without_end_fails_its_row(hosts, tmp_path, monkeypatch, path, limi
     url, files, seen = hosts[0]
     files[path] = drip
     for name, value in limits.items():
-        monkeypatch.setattr(mirror if name == "_MOST_BYTES" else remote, name, value)
+        monkeypatch.setattr(mirror if name == "_MOST_BYTES" else other, name, value)
 
     with pytest.raises(InputError, match=message):
         fetched(f"{url}{path}", tmp_path)

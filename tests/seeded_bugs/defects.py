@@ -584,9 +584,16 @@ DEFECTS = {
             "tests/faults/test_signals.py::test_program_leaves_its_garbage_to_the_system",
         ),
         Defect(
+            "cache-of-somebody-else",
+            "what is read from a bucket goes through a folder that another user has put in the place of the cache",
+            "datamat.directory.files:private_folder",
+            replace("not stat.S_ISDIR(found.st_mode)", "False"),
+            "tests/readers/test_remote.py::test_url_is_all_that_load_needs",
+        ),
+        Defect(
             "link-read",
             "links out of a directory are followed: whoever made it gets its readers to disclose other files",
-            "datamat.directory.files:regular_path",
+            "datamat.folders.local:regular_path",
             replace("__real.is_relative_to(__root)", "__real.is_absolute()"),
             "tests/run/test_trust.py::test_links_are_followed_as_far_as_they_stay_in_the_directory",
         ),
@@ -724,16 +731,16 @@ DEFECTS = {
         Defect(
             "replaced-shard-read",
             "a dataset that was loaded before a rebuild gives records of the new shards under the old keys",
-            "datamat.readers.records:LoadedDirectory.check",
-            replace("not __is_same", "False"),
+            "datamat.readers.remote:Loaded._is_here",
+            replace("__path is not None and __info.is_whole(__path)", "__path is not None"),
             "tests/faults/test_replacing.py::"
             "test_reader_that_was_there_before_never_gets_new_records_for_old_ones[nothing]",
         ),
         Defect(
             "replaced-behind-a-url",
             "what is read by ranges after a rebuild comes from the new shards, and passes for the old records",
-            "datamat.readers.remote:LoadedUrl.check",
-            replace("self._head == self._first or (self._head and is_listed)", "True"),
+            "datamat.readers.remote:Loaded.check",
+            replace("self._head == self._first or (self._head and is_listed) or self._is_here(info)", "True"),
             "tests/readers/test_remote.py::test_replaced_directory_of_the_same_sizes_is_refused[order-nothing]",
         ),
         Defect(
@@ -1106,7 +1113,7 @@ DEFECTS = {
         Defect(
             "folder-called-tilde",
             "an output of ~/out makes a folder called ~ beside the program",
-            "datamat.directory.files:expand_home",
+            "datamat.folders.local:expand_home",
             replace("os.path.expanduser(__text)", "__text"),
             "tests/run/test_materializer.py::test_tilde_means_the_home_folder[str]",
         ),
@@ -1834,7 +1841,7 @@ DEFECTS = {
         Defect(
             "tables-may-chain-filesystems",
             "a table of URLs reads files of this machine by a chain of fsspec's",
-            "datamat.directory.mirror:_checked",
+            "datamat.folders.urls:url_of_table",
             replace('"::" in url', "False"),
             "tests/writers/test_names_from_data.py::test_table_uses_no_scheme_of_this_machine_and_no_chain",
         ),
@@ -2090,14 +2097,14 @@ DEFECTS = {
         Defect(
             "headers-for-every-host",
             "a token for one server is sent to each host that a table of somebody else names",
-            "datamat.directory.remote:options_for",
+            "datamat.folders.urls:options_for",
             replace("_origin_of(__url) == _origin_of(__trusted)", "True"),
             "tests/run/test_headers.py::test_headers_go_to_hosts_that_the_user_names[scheme]",
         ),
         Defect(
             "headers-follow-redirects",
             "a server that redirects hands the user's token to another",
-            "datamat.directory.remote:_with_timeout",
+            "datamat.folders.other:_with_timeout",
             replace("[_without_headers_elsewhere()]", "[]"),
             "tests/run/test_headers.py::test_redirects_to_another_host_carry_no_headers",
         ),

@@ -36,19 +36,15 @@ from datamat.directory.files import (
     MADE,
     WORK,
     commit,
-    expand_home,
     fsync_folder,
     is_stand_in,
     locked,
     publish,
     read_json,
-    read_regular,
     refuse_links,
-    regular_path,
     render_json,
 )
 from datamat.directory.manifest import MANIFEST_FILE, Manifest
-from datamat.directory.remote import is_url, without_secrets
 from datamat.directory.sidecars import FromShard, Sidecar
 from datamat.directory.sidecars.croissant import croissant_sidecars
 from datamat.directory.sidecars.huggingface import hugging_face_sidecars
@@ -62,6 +58,8 @@ from datamat.directory.sidecars.indexes import (
 from datamat.directory.sidecars.tfds import tfds_sidecars
 from datamat.errors import CorruptDataError, OptionError, OutputError, count_of
 from datamat.features import Features
+from datamat.folders.local import expand_home, read_regular, regular_path
+from datamat.folders.urls import is_url, without_secrets
 from datamat.values import frozen
 
 __all__ = [

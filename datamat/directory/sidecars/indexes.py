@@ -7,10 +7,11 @@ import os
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from datamat.directory.files import commit, open_regular, render_json
+from datamat.directory.files import commit, render_json
 from datamat.directory.manifest import shards_of
 from datamat.directory.sidecars import FromShard
 from datamat.errors import CorruptDataError
+from datamat.folders.local import open_regular
 from datamat.formats.arrow import arrow_columns
 
 if TYPE_CHECKING:

@@ -1,0 +1,121 @@
+"""Files of a folder as files of this machine, for whatever opens them by their paths."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pathlib
+import shutil
+from typing import TYPE_CHECKING, final
+
+from datamat.directory.files import temporary_folder
+from datamat.directory.manifest import MANIFEST_FILE, Manifest, content_of_manifest
+from datamat.errors import OutputError
+from datamat.folders import AbsentError, DeniedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from datamat.folders import Folder
+
+
+__all__ = ["FilesHere"]
+
+
+@final
+class FilesHere:
+    """The files of a folder: where they are, if that is on this machine; else copies of those that are fetched.
+
+    The copies are in a temporary folder, which is removed with this object. Thread-safe.
+
+    Args:
+        root: the folder.
+
+    Attributes:
+        path: the folder on this machine that has the files: the folder itself, or a temporary one in `TMPDIR`.
+        are_copies: whether it is a temporary one.
+    """
+
+    def __init__(self, root: Folder) -> None:
+        self.root = root
+        found = root.local_path()
+        self.are_copies = found is None
+        self.path = pathlib.Path(temporary_folder(self)) if found is None else found
+
+    def manifest(self, *, strict: bool = True) -> Manifest:
+        """Return the manifest, and have its file here; raises as `Manifest.read` does."""
+        content = content_of_manifest(self.root)
+        if self.are_copies:
+            (self.path / MANIFEST_FILE).write_bytes(content)
+        return Manifest.parse(content, self.root.place(MANIFEST_FILE), strict=strict)
+
+    def fetch_if_there(self, name: str, max_bytes: int) -> bool:
+        """Have a file here; return whether there is one.
+
+        Args:
+            name: path of the file below the folder.
+            max_bytes: size from which on a copy is cut: of a longer file it has a byte more, or some.
+
+        Raises:
+            OutputError: it cannot be read, or the disk is full.
+        """
+        place = self.path / name
+        if not self.are_copies:
+            return os.path.lexists(place)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with open(place, "wb") as file, contextlib.closing(self.root.blocks(name, max_bytes)) as blocks:
+                file.writelines(blocks)
+        except OutputError as error:
+            place.unlink(missing_ok=True)
+            if isinstance(error, AbsentError):
+                return False
+            raise
+        except OSError as error:
+            place.unlink(missing_ok=True)
+            raise OutputError(
+                f"{self.root.place(name)} does not fit into {self.path.parent} ({error.strerror}), where it is "
+                "examined; set TMPDIR to a folder on a larger disk"
+            ) from error
+        return True
+
+    def fetch(self, name: str, max_bytes: int) -> str:
+        """Do what `fetch_if_there` does; return why a file is not here that is missing, or may not be read, or ""."""
+        try:
+            return "" if self.fetch_if_there(name, max_bytes) else os.strerror(errno.ENOENT)
+        except DeniedError:
+            return os.strerror(errno.EACCES)
+
+    def fetch_all(self, sizes: Mapping[str, int], at_once: int = 16) -> dict[str, str]:
+        """Have several files here, fetched some at the same time; return why those are not here that are not, by name.
+
+        Args:
+            sizes: `max_bytes` of each, by name.
+            at_once: how many to fetch at the same time.
+
+        Raises:
+            OutputError: as for `fetch`.
+        """
+        from concurrent.futures import ThreadPoolExecutor
+
+        if not self.are_copies:
+            return {}
+        with ThreadPoolExecutor(at_once) as pool:
+            found = dict(zip(sizes, pool.map(self.fetch, sizes, sizes.values()), strict=True))
+        return {name: why for name, why in found.items() if why}
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Remove copies of files."""
+        if self.are_copies:
+            for name in names:
+                (self.path / name).unlink(missing_ok=True)
+
+    def named(self, text: str) -> str:
+        """Return a text with the folder's name in place of that of the temporary one."""
+        return text.replace(str(self.path), str(self.root))
+
+    def close(self) -> None:
+        """Remove the temporary folder, whoever still has this object."""
+        if self.are_copies:
+            shutil.rmtree(self.path, ignore_errors=True)

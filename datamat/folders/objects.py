@@ -1,0 +1,278 @@
+"""Folders in S3, and stores that speak it, and in Azure, by the client `obstore`.
+
+obstore tries again what a server may soon do right, continues an answer that was cut, and returns no fewer bytes than
+were asked for. Three things are added: errors that say what to do, forked processes, and a Ctrl-C that is heard (see
+`forked`). Only this module touches obstore.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+from datamat.errors import DatamatError, MissingDependencyError, OptionError, OutputError
+from datamat.folders.base import AbsentError, DeniedError, Folder, checked
+from datamat.folders.forked import asked
+from datamat.folders.options import S3_SCHEMES, translated
+from datamat.folders.urls import redacted, scheme_of, without_secrets
+from datamat.values import frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping
+
+__all__ = ["ObjectFolder", "bucket_region"]
+
+_T = TypeVar("_T")
+
+_STREAM_BYTES = 1 << 20
+_CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "30m"}  # of silence, and of one whole request
+_RETRY = {"max_retries": 6, "retry_timeout": timedelta(minutes=3)}
+_CREDENTIALS_LAST = timedelta(minutes=30)  # until boto is asked again: it renews them when they are due
+
+
+@frozen()
+class _Place:
+    """What a store is opened with; it travels to other processes."""
+
+    url: str
+    options: str = dataclasses.field(repr=False)  # as JSON: a place is a key of the stores that are open
+
+
+@final
+class ObjectFolder(Folder):
+    """A folder in an object store.
+
+    Args:
+        url: URL of the folder, `SCHEME://BUCKET/PATH`.
+        options: options of fsspec's filesystem of that store, or of obstore; the environment says what they do not.
+
+    Raises:
+        OptionError: there is no word for one of the options.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        given = translated(scheme_of(url), options)
+        try:
+            self._place = _Place(url.rstrip("/"), json.dumps(given, sort_keys=True))
+        except TypeError as error:
+            raise OptionError(
+                f"{without_secrets(url)}: storage_options hold what is not a text or a number ({error})"
+            ) from None
+
+    def __str__(self) -> str:
+        return without_secrets(self._place.url)
+
+    def place(self, name: str) -> str:
+        return f"{self}/{name}"
+
+    def blocks(self, name: str, max_bytes: int) -> Generator[bytes]:
+        stream = self._asked(_open_stream, name)
+        done, owner = 0, os.getpid()
+        try:
+            while done <= max_bytes and (block := asked(_next_block, self._place, name, stream)):
+                done += len(block)
+                yield block
+        finally:
+            if os.getpid() == owner:  # a forked child has a copy of this generator, and no such stream
+                with contextlib.suppress(RuntimeError):  # at the end of the program, no thread starts
+                    asked(_close_stream, stream)
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        return self._asked(_read_range, name, start, stop) if start < stop else b""
+
+    def size(self, name: str) -> int:
+        return self._asked(_size, name)
+
+    def names(self, below: str = "", *, deep: bool = False) -> list[str]:
+        return asked(_names, self._place, checked(below) if below else "", deep)
+
+    def child(self, name: str) -> ObjectFolder:
+        return ObjectFolder(f"{self._place.url}/{checked(name)}", json.loads(self._place.options))
+
+    def _asked(self, call: Callable[..., _T], name: str, *args: Any) -> _T:
+        return asked(call, self._place, checked(name), *args)
+
+
+# ---------------------------------------------------------------- calls
+#
+# What touches obstore. Each runs in a process that may use it: here, or in the helper of a forked one.
+
+
+def _read_range(place: _Place, name: str, start: int, stop: int) -> bytes:
+    import obstore
+
+    found = bytes(_tried(place, name, lambda: obstore.get_range(_store(place), name, start=start, end=stop)))
+    if len(found) < stop - start:
+        where = f"{without_secrets(place.url)}/{name}"
+        raise OutputError(f"{where} ends before byte {stop}; run the job again to rewrite it")
+    return found
+
+
+def _size(place: _Place, name: str) -> int:
+    import obstore
+
+    return int(_tried(place, name, lambda: obstore.head(_store(place), name))["size"])
+
+
+def _names(place: _Place, below: str, deep: bool) -> list[str]:
+    import obstore
+
+    def listed() -> list[str]:
+        if deep:
+            return [one["path"] for chunk in obstore.list(_store(place), below or None) for one in chunk]
+        return [one["path"] for one in obstore.list_with_delimiter(_store(place), below or None)["objects"]]
+
+    found = _tried(place, below, listed, "cannot be listed")
+    return sorted(path[len(below) + 1 :] if below else path for path in found)
+
+
+_streams: dict[int, Iterator[bytes]] = {}  # that are open in this process
+_numbers = itertools.count()
+
+
+def _open_stream(place: _Place, name: str) -> int:
+    import obstore
+
+    number = next(_numbers)
+    found = _tried(place, name, lambda: obstore.get(_store(place), name).stream(min_chunk_size=_STREAM_BYTES))
+    _streams[number] = iter(found)
+    return number
+
+
+def _next_block(place: _Place, name: str, stream: int) -> bytes:
+    return bytes(_tried(place, name, lambda: next(_streams[stream], b"")))
+
+
+def _close_stream(stream: int) -> None:
+    _streams.pop(stream, None)
+
+
+@functools.lru_cache(maxsize=64)
+def _store(place: _Place) -> Any:
+    """Return the client of a place."""
+    from obstore import store
+    from obstore.exceptions import BaseError
+
+    config = json.loads(place.options)
+    scheme, (bucket, _, path) = scheme_of(place.url), place.url.partition("://")[2].partition("/")
+    client = {**_CLIENT, **config.pop("client_options", {})}
+    more: dict[str, Any] = {"client_options": client, "retry_config": _RETRY}
+    try:
+        if scheme in S3_SCHEMES:
+            profile = config.pop("profile", None)
+            if credentials := _boto_credentials(place, config, profile):
+                more["credential_provider"] = credentials
+                config = {**credentials.config, **config}
+            if not {"endpoint", "region"} & config.keys() and not any(map(os.environ.get, _PLACES_OF_S3)):
+                config["region"] = bucket_region(bucket)
+            return store.S3Store(bucket, prefix=path or None, config=config, **more)
+        return store.from_url(place.url, config=config or None, **more)
+    except (ValueError, TypeError, BaseError) as error:
+        reason = redacted(str(error).partition("\n")[0], place.url, json.loads(place.options))
+        raise OptionError(
+            f"{without_secrets(place.url)}: {reason}; want a URL and storage_options that fsspec or obstore takes"
+        ) from None
+
+
+_PLACES_OF_S3 = ("AWS_ENDPOINT", "AWS_REGION", "AWS_DEFAULT_REGION")
+
+
+def bucket_region(bucket: str, address: str = "https://s3.amazonaws.com") -> str:
+    """Return the region of a bucket of S3, as S3 says it to anyone; "us-east-1" where it says nothing.
+
+    Args:
+        bucket: name of the bucket.
+        address: of any server of S3.
+    """
+    import http.client
+    import urllib.parse
+
+    parts = urllib.parse.urlsplit(address)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    found = None
+    with (
+        contextlib.suppress(OSError, http.client.HTTPException),
+        contextlib.closing(kind(parts.netloc, timeout=10)) as it,
+    ):
+        it.request("HEAD", f"/{bucket}")
+        found = it.getresponse().getheader("x-amz-bucket-region")
+    return found or "us-east-1"
+
+
+def _boto_credentials(place: _Place, config: Mapping[str, Any], profile: str | None) -> _BotoCredentials | None:
+    """Return what asks boto for credentials, where only that has them: obstore does not read `~/.aws`."""
+    is_said = {"access_key_id", "skip_signature"} & config.keys() or "AWS_ACCESS_KEY_ID" in os.environ
+    has_profile = "AWS_PROFILE" in os.environ or os.path.exists(os.path.expanduser("~/.aws"))
+    if not profile and (is_said or not has_profile):
+        return None
+    try:
+        import botocore.session
+    except ImportError:
+        raise MissingDependencyError(
+            f"{without_secrets(place.url)}: the profiles of ~/.aws are read by boto3, which is not installed; install "
+            "it with: pip install boto3"
+        ) from None
+    session = botocore.session.Session(profile=profile)
+    found = session.get_credentials()
+    return None if found is None else _BotoCredentials(found, session.get_config_variable("region"))
+
+
+class _BotoCredentials:
+    """What obstore asks for credentials."""
+
+    def __init__(self, credentials: Any, region: str | None) -> None:
+        self._credentials = credentials
+        self.config = {"region": region} if region else {}
+
+    def __call__(self) -> dict[str, Any]:
+        found = self._credentials.get_frozen_credentials()
+        return {
+            "access_key_id": found.access_key,
+            "secret_access_key": found.secret_key,
+            "token": found.token,
+            "expires_at": datetime.now(UTC) + _CREDENTIALS_LAST,
+        }
+
+
+def _tried(place: _Place, name: str, call: Callable[[], _T], problem: str = "cannot be read") -> _T:
+    """Return what a call returns; raise what obstore raises as one of our errors."""
+    try:
+        return call()
+    except DatamatError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- obstore raises what its clients do
+        failed = error
+    raise _explained(failed, place, name, problem)  # here, so that the error of obstore, with its secrets, stays behind
+
+
+def _explained(error: Exception, place: _Place, name: str, problem: str) -> OutputError:
+    text, kind = str(error), type(error).__name__
+    reason = f"{kind}: {redacted(text.partition(chr(10))[0], place.url, json.loads(place.options))}"
+    said = f"{without_secrets(place.url)}/{name}".rstrip("/") + f" {problem}: {reason}"
+    found: OutputError
+    if any(code in text for code in ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")):
+        found = OutputError(
+            f"{said}; there is no such bucket: correct the URL, or storage_options if another store has it"
+        )
+    elif isinstance(error, FileNotFoundError):
+        found = AbsentError(
+            f"{said}; check the address, the network and storage_options, and that the run that writes "
+            "there has finished"
+        )
+    elif kind in _DENIED or " 403 " in text or " 401 " in text:
+        found = DeniedError(
+            f"{said}; check the address, and give storage_options, or an environment, whose credentials may read there"
+        )
+    else:
+        found = OutputError(f"{said}; check the address, the network and storage_options")
+    found.__cause__ = OSError(reason)
+    return found
+
+
+_DENIED = frozenset({"PermissionDeniedError", "UnauthenticatedError"})

@@ -1,0 +1,123 @@
+"""Options of fsspec's filesystems for S3 and Azure (s3fs, adlfs) in the words of obstore.
+
+obstore's own pass unchanged, and it refuses what it does not know. What is about fsspec's caches and threads, or about
+writing, is left out; what obstore cannot do is refused with the way that it can.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from datamat.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["OBJECT_SCHEMES", "S3_SCHEMES", "translated"]
+
+S3_SCHEMES = ("s3", "s3a")
+OBJECT_SCHEMES = (*S3_SCHEMES, "az", "abfs", "abfss")
+_S3 = {
+    "key": "access_key_id",
+    "secret": "secret_access_key",
+    "token": "session_token",
+    "anon": "skip_signature",
+    "endpoint_url": "endpoint",
+    "region_name": "region",
+    "requester_pays": "request_payer",
+    "aws_access_key_id": "access_key_id",
+    "aws_secret_access_key": "secret_access_key",
+    "aws_session_token": "session_token",
+}
+_AZURE = {"sas_token": "sas_key", "anon": "skip_signature"}
+_LEFT_OUT = frozenset(
+    {"asynchronous", "block_size", "cache_options", "cache_regions", "cache_timeout", "check_connection", "consistency",
+     "default_block_size", "default_cache_type", "default_fill_cache", "dircache", "fill_cache",
+     "fixed_upload_size", "listings_expiry_time", "loop", "max_concurrency", "max_paths", "requests_timeout",
+     "retries", "s3_additional_kwargs", "session_kwargs", "skip_instance_cache", "use_listings_cache", "version_aware"}
+)  # fmt: skip
+_LEFT_OUT_OF_CONFIG = frozenset({"max_pool_connections", "retries", "tcp_keepalive", "user_agent_extra"})
+
+
+def translated(scheme: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of obstore that say the same.
+
+    Args:
+        scheme: scheme of the URL.
+        options: options as users of fsspec write them, or obstore's own.
+
+    Raises:
+        OptionError: obstore has no word for one of them; says what to give instead.
+    """
+    said = {name: value for name, value in options.items() if name not in _LEFT_OUT}
+    found = _s3(said) if scheme in S3_SCHEMES else _azure(said)
+    if str(found.get("endpoint", "")).startswith("http:"):
+        found["client_options"] = {"allow_http": True, **found.get("client_options", {})}
+    return {name: value for name, value in found.items() if value is not None and value is not False}
+
+
+def _s3(said: dict[str, Any]) -> dict[str, Any]:
+    client = dict(said.pop("client_options", None) or {})
+    more = dict(said.pop("client_kwargs", None) or {})
+    verify = more.pop("verify", True)
+    if verify is False:
+        client["allow_invalid_certificates"] = True
+    elif isinstance(verify, str):
+        with open(verify) as file:
+            client["root_certificate"] = file.read()
+    if said.pop("use_ssl", True) is False:
+        client["allow_http"] = True
+    config, found = dict(said.pop("config_kwargs", None) or {}), {}
+    for name in ("read_timeout", "connect_timeout"):
+        if name in config:
+            client[name] = f"{config.pop(name)}s"
+    style = dict(config.pop("s3", None) or {})
+    if (addressing := style.pop("addressing_style", "auto")) in ("virtual", "path"):
+        found["virtual_hosted_style_request"] = addressing == "virtual"
+    if config.pop("signature_version", None) == "UNSIGNED":
+        found["skip_signature"] = True
+    unknown = sorted([*(more.keys() - _S3.keys()), *(config.keys() - _LEFT_OUT_OF_CONFIG), *style])
+    if unknown:
+        raise OptionError(
+            f"client_kwargs or config_kwargs hold {', '.join(unknown)}, which reading S3 does not know; leave it out, "
+            "or give client_options= as obstore takes them"
+        )
+    found |= {_S3.get(name, name): value for name, value in {**said, **more}.items()}
+    if address := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+        found.setdefault("endpoint", address)
+    return {**found, "client_options": client} if client else found
+
+
+def _azure(said: dict[str, Any]) -> dict[str, Any]:
+    if not said.keys() & {"connection_string", "account_name", "account_key", "sas_token", "sas_key"}:
+        said["connection_string"] = os.environ.get("AZURE_STORAGE_CONNECTION_STRING")  # adlfs reads it, obstore not
+    text, credential = said.pop("connection_string", None) or "", said.pop("credential", None)
+    if "account_host" in said:
+        said["endpoint"] = f"https://{said.pop('account_host')}"
+    if credential is not None and not isinstance(credential, str):
+        raise OptionError("credential is to be a text: a key, or a shared access signature")
+    if credential:
+        said["sas_token" if "sig=" in credential else "account_key"] = credential
+    found = {**_of_connection_string(text), **{_AZURE.get(name, name): value for name, value in said.items()}}
+    if isinstance(found.get("sas_key"), str):
+        found["sas_key"] = found["sas_key"].removeprefix("?")
+    return found
+
+
+def _of_connection_string(text: str) -> dict[str, Any]:
+    parts = {name.strip().lower(): value for name, _, value in (one.partition("=") for one in text.split(";")) if value}
+    if text and not parts.keys() & {"accountname", "blobendpoint", "usedevelopmentstorage"}:
+        raise OptionError("connection_string names neither AccountName nor BlobEndpoint")
+    if parts.get("usedevelopmentstorage", "").lower() == "true":
+        return {"use_emulator": True}
+    names = {"accountname": "account_name", "accountkey": "account_key", "sharedaccesssignature": "sas_key"}
+    found = {names[name]: value for name, value in parts.items() if name in names}
+    account, suffix = parts.get("accountname"), parts.get("endpointsuffix", "core.windows.net")
+    protocol = parts.get("defaultendpointsprotocol", "https")
+    if endpoint := parts.get("blobendpoint"):
+        found["endpoint"] = endpoint.rstrip("/")
+        found.setdefault("account_name", endpoint.partition("://")[2].partition(".")[0])
+    elif account and (suffix, protocol) != ("core.windows.net", "https"):
+        found["endpoint"] = f"{protocol}://{account}.blob.{suffix}"
+    return found

@@ -1,0 +1,480 @@
+"""Folders behind every URL that fsspec knows (`https://`, `gs://`, `hf://`, ...) and that has no folder of its own.
+
+A path holds its URL and options, and nothing that is open: each use asks fsspec for the filesystem, which it caches per
+process and set of options. So it can be pickled, and keeps working in forked processes.
+
+What a server may soon do right is tried again; a cut file continues where it ended. Messages never hold what opens the
+door: passwords and queries of URLs, and the texts among the options, are left out of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+from datamat.errors import DatamatError, InputError, MissingDependencyError, OptionError, OutputError
+from datamat.folders.base import AbsentError, DeniedError, Folder, checked
+from datamat.folders.retries import (
+    ATTEMPTS,
+    chain_of,
+    is_transient,
+    reason_of,
+    retried,
+    status_of,
+    wait_before,
+)
+from datamat.folders.urls import (
+    SENT_ANYWHERE,
+    WEB_SCHEMES,
+    halves,
+    is_inline,
+    redacted,
+    scheme_of,
+    without_secrets,
+)
+from datamat.values import frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+    from typing import BinaryIO
+
+
+__all__ = ["FsspecFolder", "UrlPath", "open_filesystem"]
+
+_T = TypeVar("_T")
+
+_READ_BYTES = 1 << 20
+_REQUEST_BYTES = 16 << 20  # of one request, and so of memory, where files are read by ranges
+_WAIT_S = 60
+_S3 = ("s3", "s3a")
+_PACKAGES = {
+    "s3": "datamat[s3]",
+    "s3a": "datamat[s3]",
+    "gs": "datamat[gs]",
+    "gcs": "datamat[gs]",
+    "http": "aiohttp",
+    "https": "aiohttp",
+    "az": "datamat[az]",
+    "abfs": "datamat[az]",
+    "abfss": "datamat[az]",
+    "hf": "huggingface_hub",
+}
+# Filesystems of this process. In a forked process fsspec drops the parent's; that would close their connections and so
+# remove them from the epoll set that the two share: the parent would wait for answers in vain.
+_KEPT: dict[int, Any] = {}
+_PROGRESS_BYTES = 1 << 20  # a connection that was cut after so much begins to count again
+_CONNECTIONS = 64  # eight shards and their offsets, the files of a row, thirty-two ahead of the rows, uploads, ...
+
+
+def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return the filesystem of fsspec that a URL is on, and its path there.
+
+    Args:
+        url: URL, `SCHEME://PLACE`.
+        options: options for fsspec, often credentials.
+
+    Raises:
+        MissingDependencyError: the package that reads such URLs is not installed.
+        OptionError: fsspec knows no such URLs, or not these options.
+    """
+    from fsspec.core import url_to_fs
+
+    scheme = scheme_of(url)
+    try:
+        if scheme in WEB_SCHEMES:
+            options = _with_timeout(options)
+        elif scheme in _S3:
+            options = _with_config(options)
+        filesystem, path = url_to_fs(url, **options)
+    except ImportError as error:
+        package = _PACKAGES.get(scheme, f"fsspec[{scheme}]")
+        raise MissingDependencyError(
+            f"{without_secrets(url)} needs a package that is not installed ({error}); install it with: "
+            f"pip install '{package}'"
+        ) from error
+    except ValueError as error:
+        reason = redacted(str(error), url, options)
+        raise OptionError(
+            f"{without_secrets(url)}: {reason}; want a URL and storage_options that fsspec takes"
+        ) from None
+    _KEPT[hash(filesystem)] = filesystem
+    return filesystem, path
+
+
+def _with_config(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options for S3 that have each request made once, and more of them at a time than ten.
+
+    Where we repeat a request, too, both would wait for minutes.
+    """
+    config = {"retries": {"total_max_attempts": 1}, "max_pool_connections": _CONNECTIONS}
+    return {**options, "config_kwargs": {**config, **(options.get("config_kwargs") or {})}}
+
+
+def _with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options that give up a web server after a minute of silence, however long a file takes."""
+    from aiohttp import ClientTimeout
+
+    timeout = ClientTimeout(total=None, sock_connect=_WAIT_S, sock_read=_WAIT_S)
+    kept = {"timeout": timeout, "trace_configs": [_without_headers_elsewhere()], **options.get("client_kwargs", {})}
+    return {**options, "client_kwargs": kept}
+
+
+@functools.cache
+def _without_headers_elsewhere() -> Any:
+    """Return what has aiohttp drop the user's headers where a server redirects to another: it drops but one itself."""
+    from aiohttp import TraceConfig
+    from yarl import URL
+
+    async def drop(_session: Any, _context: Any, redirect: Any) -> None:
+        response = redirect.response
+        target = URL(response.headers.get("Location") or response.headers.get("URI") or "")
+        if response.url.join(target).origin() != response.url.origin():
+            for name in [name for name in redirect.headers if name.lower() not in SENT_ANYWHERE]:
+                redirect.headers.popall(name, None)
+
+    config = TraceConfig()
+    config.on_request_redirect.append(drop)
+    return config
+
+
+_SLOW_AFTER_S, _LEAST_BYTES_PER_S, _ENDLESS_AFTER_S = 60, 1 << 10, 600
+
+
+def _check_pace(num_bytes: int, elapsed_s: float, *, has_end: bool) -> None:
+    """Raise `InputError` where a server drips, or streams without end, as radio and cameras do: silence never comes.
+
+    Args:
+        num_bytes: bytes that have come.
+        elapsed_s: time that they took.
+        has_end: whether the server has said how many there are.
+    """
+    if elapsed_s > _SLOW_AFTER_S and num_bytes < _LEAST_BYTES_PER_S * elapsed_s:
+        raise InputError(
+            f"comes too slowly: {num_bytes} bytes in {elapsed_s:.0f} s; run again later, or remove the row"
+        )
+    if elapsed_s > _ENDLESS_AFTER_S and not has_end:
+        raise InputError(
+            f"is still being sent after {elapsed_s:.0f} s, and the server does not say how long it is, as "
+            "with a stream without end; remove the row"
+        )
+
+
+# ---------------------------------------------------------------- paths
+
+
+@final
+@frozen()
+class UrlPath:
+    """A file or folder behind a URL; `str` returns the URL without user, password and query.
+
+    Attributes:
+        url: URL, `SCHEME://PLACE`; names are appended with a slash, before the query of a web server's.
+        options: options for fsspec, often credentials, and therefore not part of the repr.
+    """
+
+    url: str = dataclasses.field(repr=False)
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    def __truediv__(self, name: str) -> UrlPath:
+        head, query = halves(self.url)
+        return UrlPath(f"{head.rstrip('/')}/{name}{'?' if query else ''}{query}", self.options)
+
+    @property
+    def name(self) -> str:
+        """The last name of the URL."""
+        return halves(self.url)[0].rstrip("/").rpartition("/")[2]
+
+    @property
+    def parent(self) -> UrlPath:
+        """The folder that it is in."""
+        head, query = halves(self.url)
+        return UrlPath(f"{head.rstrip('/').rpartition('/')[0]}{'?' if query else ''}{query}", self.options)
+
+    def __str__(self) -> str:
+        return without_secrets(self.url)
+
+    def __repr__(self) -> str:
+        return f"UrlPath({str(self)!r})"
+
+    def blocks(self, num_bytes: int) -> Generator[bytes, None, None]:
+        """Yield the content of the file, a few megabytes at a time; of one that is too long, a byte more or some.
+
+        Args:
+            num_bytes: size of the file, as far as it is known; the most it may have otherwise.
+
+        Raises:
+            MissingDependencyError: the package that reads such URLs is not installed.
+            OptionError: fsspec knows no such URLs.
+            OutputError: the file is missing, or cannot be read to its end; the filesystem's own error is the cause.
+        """
+        done = attempt = counted = 0
+        while True:
+            try:
+                for block in self._blocks_from(done, num_bytes):
+                    done += len(block)
+                    yield block
+                return
+            except Exception as error:  # noqa: BLE001 -- each filesystem raises what the client below it does
+                failed = error
+            attempt = attempt + 1 if done - counted < _PROGRESS_BYTES else 1
+            counted = done
+            if attempt == ATTEMPTS or not is_transient(failed):
+                raise self._explained(failed, "cannot be read")
+            wait_before(attempt, failed)
+
+    def download(self, file: BinaryIO, max_bytes: int, *, attempts: int = ATTEMPTS) -> tuple[int, Mapping[str, Any]]:
+        """Write the whole file to another; return its size, and what the store says of it: headers, or fsspec's `info`.
+
+        Args:
+            file: file that is open for writing, and empty.
+            max_bytes: most bytes that the file may have.
+            attempts: most attempts.
+
+        Raises:
+            InputError: the file is larger; or a web server sends it too slowly, or without end.
+            Exception: whatever the filesystem raises, when the attempts are used up.
+        """
+
+        def attempt() -> tuple[int, Mapping[str, Any]]:
+            file.seek(0)
+            file.truncate()
+            said: dict[str, Any] = {}
+            if self.is_web:
+                blocks = self._streamed(0, max_bytes, heard=said)
+            else:
+                said = self._info()
+                blocks = self._blocks_from(0, max_bytes if said["size"] is None else int(said["size"]))
+            began = time.monotonic()
+            with contextlib.closing(blocks):
+                for block in blocks:
+                    file.write(block)
+                    if file.tell() > max_bytes:
+                        raise InputError(f"has over {max_bytes} bytes, the most that are fetched; remove the row")
+                    if self.is_web:
+                        _check_pace(file.tell(), time.monotonic() - began, has_end="content-length" in said)
+            return file.tell(), said
+
+        return retried(attempt, attempts)
+
+    def ask(self) -> tuple[int, Mapping[str, Any]]:
+        """Return the size of the file and what the store says of it, and read at most a byte; raises as `download`.
+
+        Web servers are asked by GET for the first byte: a URL that is signed for GET is good for nothing else.
+        """
+
+        def attempt() -> tuple[int, Mapping[str, Any]]:
+            if not self.is_web:
+                found = self._info()
+                return int(found["size"] or 0), found
+            said: dict[str, Any] = {}
+            with contextlib.closing(self._streamed(0, 1, is_range=True, heard=said)) as blocks:
+                next(blocks, b"")
+            total = str(said.get("content-range", "")).rpartition("/")[2]
+            return int(total if total.isdigit() else said.get("content-length", 0)), said
+
+        return retried(attempt)
+
+    def _info(self) -> dict[str, Any]:
+        filesystem, path = self.filesystem()
+        if is_inline(self.url):  # of these, fsspec has no `info`
+            return {"size": len(filesystem.cat_file(path))}
+        filesystem.invalidate_cache(path)
+        return dict(filesystem.info(path))
+
+    def read_range(self, start: int, stop: int) -> bytes:
+        """Return some bytes of the file, in one request if the server answers it; raises as `blocks` does.
+
+        Args:
+            start: first byte.
+            stop: byte after the last one; the file has it.
+        """
+        if stop <= start:
+            return b""
+
+        def read() -> bytes:
+            found = b"".join(self._streamed(start, stop, is_range=True)) if self.is_web else self._part(start, stop)
+            if len(found) < stop - start:
+                raise ConnectionError(f"the answer ended after {len(found)} of {stop - start} bytes")
+            return found[: stop - start]
+
+        return self.tried(read, "cannot be read")
+
+    def tried(self, call: Callable[[], _T], problem: str) -> _T:
+        """Return what a call returns, tried again as all are; raise its error as one of ours."""
+        try:
+            return retried(call)
+        except Exception as error:  # noqa: BLE001 -- each filesystem raises what the client below it does
+            failed = error
+        raise self._explained(failed, problem)
+
+    @property
+    def _scheme(self) -> str:
+        return scheme_of(self.url)
+
+    @property
+    def is_web(self) -> bool:
+        """Whether a web server has it."""
+        return self._scheme in WEB_SCHEMES
+
+    def _blocks_from(self, start: int, stop: int) -> Generator[bytes, None, None]:
+        """Yield the bytes of the file from `start` on, up to `stop` and perhaps some more."""
+        if self.is_web:
+            yield from self._streamed(start, stop)
+            return
+        filesystem, path = self.filesystem()
+        filesystem.invalidate_cache(path)  # sizes may have been listed before the file was rewritten
+        while start < stop:
+            # One byte more than there should be shows that there are more.
+            behind = start + _REQUEST_BYTES if stop - start > _REQUEST_BYTES else stop + 1
+            try:
+                block = filesystem.cat_file(path, start=start, end=behind)  # by name: s3fs has others between
+            except Exception as error:  # each filesystem raises what the client below it does
+                if status_of(error)[0] != 416:
+                    raise
+                return  # no byte from there on: gcsfs says so of an empty file, too
+            if block:
+                yield block
+            if len(block) < behind - start:
+                return
+            start += len(block)
+
+    def _part(self, start: int, stop: int) -> bytes:
+        filesystem, path = self.filesystem()
+        found: bytes = filesystem.cat_file(path, start=start, end=stop)
+        return found
+
+    def _streamed(
+        self, start: int, stop: int, *, is_range: bool = False, heard: dict[str, Any] | None = None
+    ) -> Generator[bytes, None, None]:
+        """Yield what one response of a web server holds: not every one serves ranges, and fsspec assumes that it does.
+
+        Ranges are asked for, and what comes of a file before its range is dropped where the server sends all of it.
+        `heard` receives the headers, by their names in lower case.
+        """
+        filesystem, path = self.filesystem()
+        headers = {"Accept-Encoding": "identity", **self.options.get("headers", {})}
+        if start or is_range:
+            headers["Range"] = f"bytes={start}-{stop - 1}"
+        # A size, so that fsspec does not ask for it first.
+        with filesystem.open(path, "rb", block_size=0, size=1, headers=headers) as file:
+            if heard is not None:
+                heard.update((name.lower(), value) for name, value in file.r.headers.items())
+            before = 0 if getattr(file.r, "status", 200) == 206 else start
+            left = stop - start if is_range else stop
+            while left > 0 and (block := file.read(_READ_BYTES)):
+                if before >= len(block):
+                    before -= len(block)
+                else:
+                    yield block[before:]
+                    left -= (len(block) - before) * is_range
+                    before = 0
+
+    def filesystem(self) -> tuple[Any, str]:
+        """Return the filesystem of fsspec that it is on, and its path there."""
+        return open_filesystem(self.url, self.options)
+
+    def _explained(self, error: Exception, problem: str) -> DatamatError:
+        """Return an error of the filesystem as one of ours, with itself as the cause: a copy where it holds a secret.
+
+        Not to be called inside of an `except`, whose error would go along as the context.
+        """
+        if isinstance(error, DatamatError):
+            return error
+        reason = redacted(reason_of(error), self.url, self.options)
+        said = " ".join(f"{one} {one!r} {one.__context__!r}" for one in chain_of(error))
+        hides = redacted(said, self.url, self.options) != said
+        status, code = status_of(error)
+        explained: OutputError
+        if _is_absent(error):
+            explained = AbsentError(
+                f"{self} {problem}: {reason}; check the address, the network and storage_options, and that the run "
+                "that writes there has finished"
+            )
+        elif code == "NoSuchBucket":
+            explained = OutputError(
+                f"{self} {problem}: {reason}; there is no such bucket: correct the URL, or storage_options if another "
+                "store has it"
+            )
+        elif status in {401, 403} or {type(one).__name__ for one in chain_of(error)} & _NO_CREDENTIALS:
+            explained = DeniedError(
+                f"{self} {problem}: {reason}; check the address, and give storage_options, or an environment, whose "
+                "credentials may read there"
+            )
+        else:
+            explained = OutputError(f"{self} {problem}: {reason}; check the address, the network and storage_options")
+        explained.__cause__ = OSError(reason) if hides else error
+        return explained
+
+
+_NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "PermissionError"})
+
+
+def _is_absent(error: Exception) -> bool:
+    """Return whether an error says that there is no such file; of a bucket, or a server that is down, it does not."""
+    status, code = status_of(error)
+    if status is not None:
+        return status in {404, 410} and code != "NoSuchBucket"
+    return isinstance(error, FileNotFoundError) and all(
+        isinstance(one, (FileNotFoundError, KeyError)) for one in chain_of(error)
+    )
+
+
+# ---------------------------------------------------------------- folders
+
+
+@final
+class FsspecFolder(Folder):
+    """A folder behind a URL that fsspec knows.
+
+    Args:
+        url: URL of the folder, `SCHEME://PLACE`.
+        options: options of the filesystem.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self._root = UrlPath(url, options)
+
+    def __str__(self) -> str:
+        return str(self._root)
+
+    def place(self, name: str) -> str:
+        return str(self._root / name)
+
+    def blocks(self, name: str, max_bytes: int) -> Generator[bytes]:
+        return self._file(name).blocks(max_bytes)
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        return self._file(name).read_range(start, stop)
+
+    def size(self, name: str) -> int:
+        file = self._file(name)
+        return file.tried(lambda: file.ask()[0], "cannot be read")
+
+    def names(self, below: str = "", *, deep: bool = False) -> list[str] | None:
+        place = self._file(below) if below else self._root
+        if place.is_web:
+            return None
+
+        def listed() -> list[str]:
+            filesystem, path = place.filesystem()
+            filesystem.invalidate_cache()
+            try:
+                found = filesystem.find(path, maxdepth=None if deep else 1, detail=False)
+            except FileNotFoundError as error:
+                if status_of(error)[1] == "NoSuchBucket":
+                    raise
+                return []
+            top = len(path.rstrip("/")) + 1
+            return sorted(str(one)[top:] for one in found if len(str(one)) > top)
+
+        return place.tried(listed, "cannot be listed")
+
+    def child(self, name: str) -> FsspecFolder:
+        place = self._file(name)
+        return FsspecFolder(place.url, place.options)
+
+    def _file(self, name: str) -> UrlPath:
+        return self._root / checked(name)

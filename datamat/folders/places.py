@@ -1,0 +1,86 @@
+"""Which folder a path or URL names."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from datamat.errors import OptionError
+from datamat.folders.base import Folder
+from datamat.folders.local import LocalFolder, expand_home
+from datamat.folders.options import OBJECT_SCHEMES
+from datamat.folders.urls import halves, is_url, refuse_chain, scheme_of
+from datamat.options import check_mappings
+
+__all__ = ["open_file", "open_folder", "register_folder"]
+
+_registered: dict[str, Callable[[str, Mapping[str, Any]], Folder]] = {}
+
+
+def register_folder(scheme: str, opener: Callable[[str, Mapping[str, Any]], Folder]) -> Callable[[], None]:
+    """Have URLs of a scheme opened by a class of yours, in this process.
+
+    Args:
+        scheme: scheme of the URLs, in small letters: "store" for `store://place/set`.
+        opener: gets URL and `storage_options`, and returns the folder; such as a subclass of `Folder`. Processes that
+            are started by spawn or forkserver register it again as they import the module that does so.
+
+    Returns:
+        A function that undoes it.
+    """
+    before = _registered.get(scheme)
+    _registered[scheme] = opener
+
+    def undo() -> None:
+        if before is None:
+            _registered.pop(scheme, None)
+        else:
+            _registered[scheme] = before
+
+    return undo
+
+
+def open_folder(place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Folder:
+    """Return the folder that a user names.
+
+    Args:
+        place: path or URL; `file://` stands before a path. In a path, `~` is the home folder.
+        storage_options: options for the place, often credentials, which only a URL takes.
+
+    Raises:
+        OptionError: there are options for a path, or the URL is a chain of filesystems.
+
+    Example:
+        >>> str(open_folder("/data/camvid")), str(open_folder("https://me:word@host/camvid"))
+        ('/data/camvid', 'https://host/camvid')
+    """
+    text = os.fspath(place)
+    check_mappings(storage_options=storage_options)
+    if not is_url(text) or text.startswith("file://"):
+        if storage_options is not None:
+            raise OptionError(f"storage_options are for URLs, and {text} is a path; leave them out")
+        return LocalFolder(pathlib.Path(os.path.abspath(expand_home(text.removeprefix("file://")))))
+    refuse_chain(text)
+    options = dict(storage_options or {})
+    if opener := _registered.get(scheme_of(text)):
+        return opener(text, options)
+    if scheme_of(text) in OBJECT_SCHEMES:
+        from datamat.folders.objects import ObjectFolder
+
+        return ObjectFolder(text, options)
+    from datamat.folders.other import FsspecFolder
+
+    return FsspecFolder(text, options)
+
+
+def open_file(place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> tuple[Folder, str]:
+    """Return the folder of a file that a user names, as `open_folder` does, and the file's name in it."""
+    text = os.fspath(place)
+    if not is_url(text) or text.startswith("file://"):
+        folder, name = os.path.split(expand_home(text.removeprefix("file://")).rstrip("/"))
+        return open_folder(folder or ".", storage_options), name
+    head, query = halves(text)
+    parent, _, name = head.rstrip("/").rpartition("/")
+    return open_folder(f"{parent}{'?' if query else ''}{query}", storage_options), name
