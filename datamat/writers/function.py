@@ -76,13 +76,8 @@ def function_writer(
         OptionError: `fn` is no function, there are no inputs, or `block` is given beside a function that draws.
         SourceError: an item has no valid key, or two items have the same key.
     """
-    is_iterable = hasattr(inputs, "__iter__") or hasattr(inputs, "__getitem__")
-    if not is_iterable or isinstance(inputs, (str, bytes, Mapping)):
-        raise OptionError(
-            f"materialize: inputs is a {type(inputs).__name__}, {reprlib.repr(inputs)}; want the items themselves: a "
-            "list, such as sorted(glob.glob(pattern)) or list(mapping.items()). A folder of pictures by class needs no "
-            "function: Materializer('image_folder', FOLDER, output)"
-        )
+    if isinstance(inputs, (str, bytes, Mapping)):
+        raise _no_items(inputs)
     if isinstance(files, (str, os.PathLike)):
         raise OptionError(f"materialize: files is {files!r}; want a list of paths, as in files=[{str(files)!r}]")
     if not callable(fn):
@@ -206,8 +201,18 @@ def _items_of(inputs: Any) -> Sequence[Any]:
     column = listed_column(inputs)
     if column is not None:
         return column
+    if not hasattr(inputs, "__iter__") and not hasattr(inputs, "__getitem__"):
+        raise _no_items(inputs)
     is_text = isinstance(inputs, np.ndarray) and inputs.ndim > 0 and inputs.dtype.kind in "OSU"
     return inputs if _is_map_style(inputs) and not is_text else list(inputs)
+
+
+def _no_items(inputs: Any) -> OptionError:
+    return OptionError(
+        f"materialize: inputs is a {type(inputs).__name__}, {reprlib.repr(inputs)}; want the items themselves: a "
+        "list, such as sorted(glob.glob(pattern)) or list(mapping.items()). A folder of pictures by class needs no "
+        "function: Materializer('image_folder', FOLDER, output)"
+    )
 
 
 def _is_map_style(inputs: Any) -> TypeGuard[Sequence[Any]]:

@@ -8,10 +8,10 @@ import pytest
 from prepared import Prepared
 
 from datamat import Index, Materializer, load
+from datamat.codecs.files import PICTURES
 from datamat.errors import OptionError, SourceError
 from datamat.testing import InlineExecutor
 from datamat.writers.image_folder import ImageFolderWriter
-from datamat.writers.index import PICTURES
 
 
 @pytest.fixture
