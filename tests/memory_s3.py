@@ -143,18 +143,6 @@ class Store:
         self.uploads[UploadId].parts[PartNumber] = bytes(Body)
         return {"ETag": f'"{md5_of(Body).hexdigest()}"'}
 
-    def upload_part_copy(self, path, UploadId, PartNumber, CopySource, CopySourceIfMatch, **_):
-        source = f"{CopySource['Bucket']}/{CopySource['Key']}"
-        self.found(source)
-        self.check(source, {"IfMatch": CopySourceIfMatch})
-        return {"CopyPartResult": self.upload_part(path, UploadId, PartNumber, self.objects[source].content)}
-
-    def list_parts(self, path, UploadId, **_):
-        if UploadId not in self.uploads:
-            raise refusal(404, "NoSuchUpload")
-        parts = self.uploads[UploadId].parts
-        return {"Parts": [{"PartNumber": one, "ETag": f'"{md5_of(parts[one]).hexdigest()}"'} for one in sorted(parts)]}
-
     def complete_multipart_upload(self, path, UploadId, MultipartUpload, **values):
         self.check(path, values)
         upload = self.uploads.pop(UploadId)
@@ -165,15 +153,6 @@ class Store:
     def abort_multipart_upload(self, path, UploadId, **_):
         if self.uploads.pop(UploadId, None) is None:
             raise refusal(404, "NoSuchUpload")
-
-    def list_multipart_uploads(self, path, Bucket, Prefix, **_):
-        return {
-            "Uploads": [
-                {"Key": upload.place[1], "UploadId": number}
-                for number, upload in self.uploads.items()
-                if upload.place[0] == Bucket and upload.place[1].startswith(Prefix)
-            ]
-        }
 
     def list_objects_v2(self, path, Bucket, **_):
         date = email.utils.format_datetime(datetime.datetime.now(datetime.UTC), usegmt=True)

@@ -30,7 +30,7 @@ class StoreCases:
         assert again.num_bytes == size and (again == made or not made.checksum)
         assert store.head("deep/file") == again
         assert hashlib.md5(store.get("deep/file")).digest() == hashlib.md5(path.read_bytes()).digest()
-        assert store.end_uploads() == 0
+        assert not store.listed(".datamat")
 
     def test_other_bytes_replace_an_object(self, store, tmp_path):
         """The condition is that it is still the object that was looked at."""
@@ -40,7 +40,7 @@ class StoreCases:
             store.upload(path, "file", hashlib.md5(content).hexdigest())
 
             assert store.get("file") == content
-        assert store.end_uploads() == 0
+        assert not store.listed(".datamat")
 
     def test_name_is_granted_to_one(self, store):
         """Whoever asks at once."""

@@ -1,7 +1,6 @@
 """Object stores and other places behind URLs, written whole object by whole object.
 
     a file ──> parts, several at once, each with its MD5 ──> completed once, on a condition ──> size and digest compared
-    chunks that are there, of its first bytes ──> copied within the store
 
 An object is visible whole or not at all. Requests are made again as in `remote`; a refusal (403, 404, no such bucket)
 is reported at once.
@@ -27,9 +26,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, final
 
-import xxhash
-
-from datamat.directory.files import WORK, commit_json, parse_json
+from datamat.directory.files import WORK
 from datamat.errors import DatamatError, OptionError, OutputError, count_of
 from datamat.folders.other import open_filesystem
 from datamat.folders.retries import reason_of, retried, status_of
@@ -37,23 +34,24 @@ from datamat.folders.urls import redacted
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    import pathlib
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
-__all__ = ["ObjectStore", "StoredChunk", "StoredObject"]
+__all__ = ["STAGED", "ObjectStore", "StoredObject"]
+
+STAGED = f"{WORK}/uploads"
+"""Folder in which Google's store has what is to replace an object, for as long as that takes, or after a kill."""
 
 Result = TypeVar("Result")
 
 # ---------------------------------------------------------------- writing
 #
 # S3 and the stores of Google and Azure are spoken through the calls of their drivers' clients, since fsspec has no
-# words for conditions, checksums and uploads that are open. Of other stores we rely on less: what `put_file` writes
+# words for conditions, checksums and uploads in parts. Of other stores we rely on less: what `put_file` writes
 # appears whole (as it does in memory); where it does not, an object is written under another name and moved.
 
 
 _PART_BYTES = 8 << 20
-_LEAST_PART = 5 << 20  # S3 takes none below but the last one
 _MOST_PARTS = 10_000
 _PARTS_AT_ONCE = 4
 _BLOCK_BYTES = 1 << 20
@@ -66,7 +64,6 @@ _AZURE = frozenset({"az", "abfs", "abfss"})
 _NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _READ_ONLY = frozenset({"http", "https", "github", "zip", "tar", "data", "reference", "git"})
 _CHECKSUM = "datamat-xxh3"
-_STAGED = f"{WORK}/uploads"  # folder of what Google's store puts together, for as long as it does
 _IDENTITIES = ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "created")
 
 
@@ -83,23 +80,6 @@ class StoredObject:
     num_bytes: int
     identity: str
     checksum: str = ""
-
-
-@frozen()
-class StoredChunk:
-    """An object that holds a range of the bytes of a larger one, which is put together from such.
-
-    Attributes:
-        name: its name.
-        num_bytes: its size.
-        md5: MD5 of its bytes, as hex digits.
-        identity: what the store says of it, as in `StoredObject`.
-    """
-
-    name: str
-    num_bytes: int
-    md5: str
-    identity: str
 
 
 @final
@@ -141,11 +121,6 @@ class ObjectStore:
     def keeps_conditions(self) -> bool:
         """Whether `create` is known to work in such stores; `check_conditions` finds out about one."""
         return self._is_s3 or self.scheme in _GOOGLE | _AZURE
-
-    @property
-    def joins_chunks(self) -> bool:
-        """Whether `upload` takes the beginning of an object from chunks that are there, instead of sending it."""
-        return self._is_s3 or self.scheme in _GOOGLE
 
     def url_of(self, name: str) -> str:
         """Return the URL of an object of the folder."""
@@ -205,11 +180,6 @@ class ObjectStore:
         """Write a small object whole; what was there under its name is replaced."""
         with self._explained(name, "cannot be written"):
             return retried(lambda: self._put(name, content, {}))
-
-    def put_chunk(self, name: str, content: bytes) -> StoredChunk:
-        """Write an object as `put` does, for `upload` to take as a part of a larger one."""
-        md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
-        return StoredChunk(name, len(content), md5, self.put(name, content).identity)
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a small object where there is none of its name; return whether this call did, and no other.
@@ -315,8 +285,6 @@ class ObjectStore:
         name: str,
         checksum: str,
         *,
-        notes: pathlib.Path | None = None,
-        beginning: Sequence[StoredChunk] = (),
         replaces: str | None = None,
         check: Callable[[], object] | None = None,
     ) -> StoredObject:
@@ -326,9 +294,6 @@ class ObjectStore:
             path: path of the file, which nobody changes meanwhile.
             name: name of the object.
             checksum: checksum of the content, which the store keeps with the object where it can.
-            notes: folder in which the number of an upload in parts is noted: whoever uploads the file after a kill
-                sends the parts that the store does not have.
-            beginning: chunks whose bytes, one after another, the file begins with: the store copies them, if it can.
             replaces: identity of the only object that it may replace, "" for none; None for whatever is there.
             check: raises where nothing may be written; called once it is known what is there, as whatever comes there
                 later is not replaced.
@@ -346,18 +311,14 @@ class ObjectStore:
             check()
         with self._explained(name, "cannot be written"):
             if not self._is_s3:
-                return self._upload(os.fspath(path), name, checksum, before, beginning)
-            note = None if notes is None else notes / f"{xxhash.xxh3_64_hexdigest(name.encode())}.json"
-            return self._upload_s3(os.fspath(path), name, _ranges(size, beginning), checksum, before, note)
+                return self._upload(os.fspath(path), name, checksum, before)
+            return self._upload_s3(os.fspath(path), name, checksum, before)
 
-    def _upload(
-        self, path: str, name: str, checksum: str, before: StoredObject | None, beginning: Sequence[StoredChunk]
-    ) -> StoredObject:
+    def _upload(self, path: str, name: str, checksum: str, before: StoredObject | None) -> StoredObject:
         filesystem, target = self._open(name)
         requests = self._requests(filesystem)
-        chunks = [(self._open(chunk.name)[1], chunk) for chunk in beginning]
-        staged = self._open(f"{_STAGED}/{uuid.uuid4().hex}")[1]
-        sent = requests.upload(_Upload(path, target, checksum, before, chunks, staged))
+        staged = self._open(f"{STAGED}/{uuid.uuid4().hex}")[1]
+        sent = requests.upload(_Upload(path, target, checksum, before, staged))
         try:
             found, there = retried(lambda: requests.head(target))
         except FileNotFoundError:
@@ -381,17 +342,9 @@ class ObjectStore:
 
     # ------------------------------------------------------------ S3
 
-    def _upload_s3(
-        self,
-        path: str,
-        name: str,
-        ranges: Sequence[_UploadRange],
-        checksum: str,
-        before: StoredObject | None,
-        note: pathlib.Path | None,
-    ) -> StoredObject:
+    def _upload_s3(self, path: str, name: str, checksum: str, before: StoredObject | None) -> StoredObject:
         # Whoever completes an object that has changed since it was looked at is told so, instead of replacing it.
-        size = sum(part.num_bytes for part in ranges)
+        size = os.stat(path).st_size
         condition = {"IfNoneMatch": "*"} if before is None else {"IfMatch": f'"{before.identity}"'}
         kept = {"Metadata": {_CHECKSUM: checksum}}
         try:
@@ -401,7 +354,7 @@ class ObjectStore:
                 retried(lambda: self._conditional(lambda more: self._put(name, content, {**kept, **more}), condition))
                 identity = hashlib.md5(content, usedforsecurity=False).hexdigest()
             else:
-                identity = self._upload_parts(path, name, ranges, kept, condition, note)
+                identity = self._upload_parts(path, name, kept, condition)
         except OSError as error:
             if status_of(error)[0] not in {404, 412}:
                 raise
@@ -435,149 +388,37 @@ class ObjectStore:
                 raise
             return call({})
 
-    def _upload_parts(
-        self,
-        path: str,
-        name: str,
-        ranges: Sequence[_UploadRange],
-        kept: Mapping[str, Any],
-        condition: Mapping[str, Any],
-        note: pathlib.Path | None,
-    ) -> str:
+    def _upload_parts(self, path: str, name: str, kept: Mapping[str, Any], condition: Mapping[str, Any]) -> str:
         """Upload a file in parts and complete it; return the ETag that it should have."""
         filesystem, target = self._open(name)
         place = self._place(target)
-        upload, there = self._continued(filesystem, place, kept, note)
-        if not upload:
-            upload = retried(lambda: filesystem.call_s3("create_multipart_upload", **place, **kept))["UploadId"]
-            if note is not None:
-                note.parent.mkdir(exist_ok=True)
-                commit_json(note, {"name": name, "upload": upload, "kept": kept})
+        upload = retried(lambda: filesystem.call_s3("create_multipart_upload", **place, **kept))["UploadId"]
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-        def send(number: int, part: _UploadRange) -> bytes:
-            call = {**place, "UploadId": upload, "PartNumber": number + 1}
-            made, tags[number] = self._send(filesystem, call, descriptor, part, there.get(number + 1, ""))
-            return made
+        def send(number: int, part: _UploadRange) -> tuple[bytes, str]:
+            content = os.pread(descriptor, part.num_bytes, part.start)
+            made = hashlib.md5(content, usedforsecurity=False).digest()
+            call = {**place, "UploadId": upload, "PartNumber": number, "ContentMD5": _base64(made)}
+            return made, retried(lambda: filesystem.call_s3("upload_part", **call, Body=content))["ETag"]
 
-        tags = [""] * len(ranges)
         try:
             with concurrent.futures.ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
-                digests = list(pool.map(send, range(len(ranges)), ranges))
-            parts = [{"PartNumber": number + 1, "ETag": tag} for number, tag in enumerate(tags)]
+                sent = list(pool.map(send, itertools.count(1), _ranges(os.fstat(descriptor).st_size)))
+            parts = [{"PartNumber": number, "ETag": tag} for number, (_, tag) in enumerate(sent, 1)]
             call = {**place, "UploadId": upload, "MultipartUpload": {"Parts": parts}}
             retried(
                 lambda: self._conditional(
                     lambda more: filesystem.call_s3("complete_multipart_upload", **call, **more), condition
                 )
             )
-        except BaseException as error:
-            # With a note it stays open: the next run sends the rest. One that has lost to another is of no use.
-            if note is None or status_of(error)[0] in {404, 412}:
-                with contextlib.suppress(Exception):
-                    retried(lambda: filesystem.call_s3("abort_multipart_upload", **place, UploadId=upload))
-                if note is not None:
-                    note.unlink(missing_ok=True)
+        except BaseException:
+            with contextlib.suppress(Exception):  # what stays, as after a kill, is for the bucket's lifecycle rule
+                retried(lambda: filesystem.call_s3("abort_multipart_upload", **place, UploadId=upload))
             raise
         finally:
             os.close(descriptor)
-        if note is not None:
-            note.unlink(missing_ok=True)
-        together = hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()
-        return f"{together}-{len(ranges)}"
-
-    def _send(
-        self, filesystem: Any, call: Mapping[str, Any], descriptor: int, part: _UploadRange, there: str
-    ) -> tuple[bytes, str]:
-        """Send one part, unless the store has it; return its MD5 and its ETag.
-
-        Args:
-            filesystem: filesystem of the store.
-            call: place of the part.
-            descriptor: the file.
-            part: its range.
-            there: ETag of the part that a killed process has sent; "" for none.
-        """
-        chunk = part.chunk
-        if chunk is not None:
-            if there.strip('"') == chunk.md5:
-                return bytes.fromhex(chunk.md5), there
-            if tag := self._copied(filesystem, call, chunk):
-                return bytes.fromhex(chunk.md5), tag
-        content = os.pread(descriptor, part.num_bytes, part.start)
-        made = hashlib.md5(content, usedforsecurity=False).digest()
-        if there.strip('"') == made.hex():  # and it is what it should be
-            return made, there
-        answer = retried(lambda: filesystem.call_s3("upload_part", **call, ContentMD5=_base64(made), Body=content))
-        return made, answer["ETag"]
-
-    def _copied(self, filesystem: Any, call: Mapping[str, Any], chunk: StoredChunk) -> str:
-        """Have the store copy a chunk as a part; return the ETag of the part, "" where the chunk is to be sent."""
-        place = self._place(self._open(chunk.name)[1])
-        more = {"CopySource": place, "CopySourceIfMatch": f'"{chunk.identity}"'}
-        try:
-            answer = retried(lambda: filesystem.call_s3("upload_part_copy", **call, **more))
-            tag = str(answer["CopyPartResult"]["ETag"])
-        except Exception:  # noqa: BLE001 -- it is gone or changed, or the store answers in its own way: the bytes are here
-            return ""
-        is_whole = tag.strip('"') == chunk.md5 or chunk.identity != chunk.md5  # else its ETags are no MD5: it encrypts
-        return tag if is_whole else ""
-
-    @staticmethod
-    def _continued(
-        filesystem: Any, place: Mapping[str, str], kept: Mapping[str, Any], note: pathlib.Path | None
-    ) -> tuple[str, dict[int, str]]:
-        """Return the upload of the same content that a kill has left open, and the ETags of its parts; "" for none."""
-        try:
-            found = parse_json(b"{}" if note is None else note.read_bytes(), str(note))
-            if found["kept"] != kept:
-                return "", {}
-            call = {**place, "UploadId": str(found["upload"])}
-            there: dict[int, str] = {}
-            while True:
-                # By its number, and no listing of uploads: this one is consistent.
-                listed = retried(lambda: filesystem.call_s3("list_parts", **call))
-                there |= {int(part["PartNumber"]): str(part["ETag"]) for part in listed.get("Parts") or ()}
-                if not listed.get("IsTruncated"):
-                    return str(found["upload"]), there
-                call["PartNumberMarker"] = listed["NextPartNumberMarker"]
-        except (OSError, ValueError, LookupError, TypeError):  # there is no note, or no such upload any more
-            return "", {}
-
-    def end_uploads(self, notes: pathlib.Path | None = None) -> int:
-        """End the uploads that killed processes have left open below the folder; return their number.
-
-        Args:
-            notes: folder of the notes of uploads that will be continued.
-
-        They cost room and are in no listing of objects. Nothing is relied upon here: what the store does not list now
-        is ended another time, or by a lifecycle rule of the bucket.
-        """
-        if not self._is_s3:
-            left = list(self.listed(_STAGED)) if self.scheme in _GOOGLE else []
-            self.delete(f"{_STAGED}/{name}" for name in left)
-            return len(left)
-        filesystem, path = self._open("")
-        place = self._place(path)
-        folder, ended = place.pop("Key").rstrip("/"), 0
-        prefix = f"{folder}/" if folder else ""
-        with self._explained("", "cannot list its open uploads"):
-            try:
-                found = retried(lambda: filesystem.call_s3("list_multipart_uploads", **place, Prefix=prefix))
-            except OSError as error:
-                if status_of(error)[0] != 501:
-                    raise
-                return 0  # this store cannot say
-        noted = _noted(notes)
-        for upload in found.get("Uploads") or ():
-            name = upload["Key"][len(prefix) :]
-            if upload["UploadId"] in noted or ("/" in name and not name.startswith(f"{WORK}/")):
-                continue  # the second: of another output, in a folder of this one
-            call = {**place, "Key": upload["Key"], "UploadId": upload["UploadId"]}
-            with contextlib.suppress(FileNotFoundError), self._explained("", "cannot end an open upload"):
-                retried(lambda call=call: filesystem.call_s3("abort_multipart_upload", **call))  # type: ignore[misc]
-                ended += 1
-        return ended
+        together = hashlib.md5(b"".join(made for made, _ in sent), usedforsecurity=False).hexdigest()
+        return f"{together}-{len(sent)}"
 
     # ------------------------------------------------------------ names
 
@@ -677,15 +518,13 @@ class _Upload(NamedTuple):
         target: path of the object.
         checksum: checksum that the store keeps beside it.
         before: what the store had under its name, and may replace; None for nothing.
-        chunks: path and description of each chunk that the file begins with.
-        staged: path under which, and whatever is appended to it, this upload alone writes.
+        staged: path under which this upload alone writes.
     """
 
     file: str
     target: str
     checksum: str
     before: StoredObject | None
-    chunks: Sequence[tuple[str, StoredChunk]]
     staged: str
 
 
@@ -816,12 +655,10 @@ class _Other(_Requests):
 class _Google(_Requests):
     """Google Cloud Storage, by the calls of gcsfs, which repeats each request itself, too.
 
-    It puts objects together (`compose`), at most 32 at a time, each on the condition that it is still of the same
-    generation. What it makes has a CRC32C of all its bytes, and no MD5.
+    gcsfs has no condition for what replaces an object: that is uploaded beside it, and `compose` puts it in its place.
     """
 
     digest = "CRC32C"
-    _MOST_COMPOSED = 32
 
     def __init__(self, filesystem: Any) -> None:
         self._filesystem = filesystem
@@ -845,71 +682,33 @@ class _Google(_Requests):
 
     def upload(self, task: _Upload) -> str:
         sent = _crc32c(_blocks(task.file))
-        size = os.stat(task.file).st_size
-        if 0 < sum(chunk.num_bytes for _, chunk in task.chunks) <= size:
-            # Whatever is wrong with a chunk, the bytes are here.
-            with contextlib.suppress(Exception):
-                self._join(task)
-            with contextlib.suppress(FileNotFoundError):
-                found, there = retried(lambda: self.head(task.target))
-                if (found.num_bytes, found.checksum, there) == (size, task.checksum, sent):
-                    return sent
-                if found.checksum == task.checksum:  # made by us of other bytes: the conditions were not kept
-                    task = task._replace(before=found)
+        kept = {_CHECKSUM: task.checksum}
         with contextlib.suppress(FileExistsError):
             if task.before is None:
-                retried(lambda: self._put_file(task))
+                retried(lambda: self._put_file(task.file, task.target, metadata=kept, mode="create"))
             else:
-                self._join(task._replace(chunks=()))
+                self._replace(task, kept, task.before.identity)
         return sent
 
-    def _put_file(self, task: _Upload) -> None:
-        kept = {_CHECKSUM: task.checksum}
+    def _put_file(self, path: str, target: str, **more: Any) -> None:
         try:
-            self._filesystem.put_file(task.file, task.target, metadata=kept, mode="create")
+            self._filesystem.put_file(path, target, **more)
         except (
             FileNotFoundError
         ) as error:  # the bucket was there a moment ago: what is gone is the session of the upload
             raise ConnectionResetError(f"the upload has been given up by the store: {error}") from None
 
-    def _join(self, task: _Upload) -> None:
-        """Put an object together from the chunks and the rest of the file, where the store has what it had before."""
-        start, size = sum(chunk.num_bytes for _, chunk in task.chunks), os.stat(task.file).st_size
-        rest = _ranges(size - start, ()) if size > start or not task.chunks else []
-        ranges = [part._replace(start=part.start + start) for part in rest]
-        staged = [f"{task.staged}-{number}" for number in range(len(ranges))]
-        made = list(staged)
+    def _replace(self, task: _Upload, kept: Mapping[str, str], generation: str) -> None:
+        """Put an object where the store has one of a generation."""
         try:
-            with open(task.file, "rb") as file, concurrent.futures.ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
-                for _ in pool.map(lambda one, part: self._stage(file.fileno(), one, part), staged, ranges):
-                    pass
-            sources = [(path, chunk.identity) for path, chunk in task.chunks] + [(path, "") for path in staged]
-            while len(sources) > self._MOST_COMPOSED:
-                groups = [sources[at : at + self._MOST_COMPOSED] for at in range(0, len(sources), self._MOST_COMPOSED)]
-                sources = [(f"{task.staged}-{len(made) + number}", "") for number in range(len(groups))]
-                made += [path for path, _ in sources]
-                for group, (path, _) in zip(groups, sources, strict=True):
-                    retried(lambda group=group, path=path: self._compose(group, path, {}))  # type: ignore[misc]
-            condition = "0" if task.before is None else task.before.identity
-            kept = {_CHECKSUM: task.checksum}
-            retried(lambda: self._compose(sources, task.target, kept, ifGenerationMatch=condition))
+            retried(lambda: self._put_file(task.file, task.staged))
+            retried(lambda: self._compose(task.staged, task.target, kept, generation))
         finally:
-            for path in made:
-                with contextlib.suppress(Exception):  # what stays is in the way of nobody; the next run deletes it
-                    self._filesystem.rm_file(path)
+            with contextlib.suppress(Exception):  # what stays is in the way of nobody; the next run deletes it
+                self._filesystem.rm_file(task.staged)
 
-    def _stage(self, descriptor: int, path: str, part: _UploadRange) -> None:
-        content = os.pread(descriptor, part.num_bytes, part.start)
-        retried(lambda: self._filesystem.pipe_file(path, content))
-
-    def _compose(
-        self, sources: Sequence[tuple[str, str]], path: str, metadata: Mapping[str, str], **condition: str
-    ) -> None:
+    def _compose(self, staged: str, path: str, metadata: Mapping[str, str], generation: str) -> None:
         bucket, _, name = path.partition("/")
-        described = [
-            {"name": one.partition("/")[2], **({"objectPreconditions": {"ifGenerationMatch": made}} if made else {})}
-            for one, made in sources
-        ]
         self._filesystem.call(
             "POST",
             "b/{}/o/{}/compose",
@@ -917,10 +716,10 @@ class _Google(_Requests):
             name,
             headers={"Content-Type": "application/json"},
             json={
-                "sourceObjects": described,
+                "sourceObjects": [{"name": staged.partition("/")[2]}],
                 "destination": {"contentType": "application/octet-stream", "metadata": dict(metadata)},
             },
-            **condition,
+            ifGenerationMatch=generation,
         )
 
     def copy(self, path: str, target: str) -> None:
@@ -954,7 +753,7 @@ class _Azure(_Requests):
     """Azure Blob Storage, by the client of adlfs, without its own repetitions, which begin after 15 seconds.
 
     A file is sent in blocks, which Azure keeps for a week without showing them, until their list is committed. Each is
-    named after its content, so that whoever uploads the same file after a kill finds those that are there.
+    named after its content: whoever uploads the same file at once sends the same blocks.
     """
 
     digest = "MD5"
@@ -1005,8 +804,7 @@ class _Azure(_Requests):
         return str(whole.hexdigest())
 
     def _stage(self, task: _Upload) -> tuple[list[str], Any]:
-        """Send the blocks of a file, unless the store has them; return their names, and the MD5 of all."""
-        there = self._staged(task.target)
+        """Send the blocks of a file; return their names, and the MD5 of all."""
         whole = hashlib.md5(usedforsecurity=False)
         names: list[str] = []
         sent: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
@@ -1015,11 +813,11 @@ class _Azure(_Requests):
             retried(lambda: self._call(task.target, "stage_block", name, content, validate_content=True))
 
         with open(task.file, "rb") as file, concurrent.futures.ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
-            for number, part in enumerate(_ranges(os.stat(task.file).st_size, ())):
+            for number, part in enumerate(_ranges(os.stat(task.file).st_size)):
                 content = os.pread(file.fileno(), part.num_bytes, part.start)
                 whole.update(content)
                 names.append(f"{number:05d}-{hashlib.md5(content, usedforsecurity=False).hexdigest()}")
-                if not content or names[-1] in there:
+                if not content:
                     continue
                 if len(sent) == _PARTS_AT_ONCE:  # no more than these in memory
                     sent.popleft().result()
@@ -1027,13 +825,6 @@ class _Azure(_Requests):
             for future in sent:
                 future.result()
         return names if os.stat(task.file).st_size else [], whole
-
-    def _staged(self, path: str) -> set[str]:
-        try:
-            _, staged = retried(lambda: self._call(path, "get_block_list", "uncommitted"))
-        except FileNotFoundError:
-            return set()
-        return {block.id for block in staged}
 
     def copy(self, path: str, target: str) -> None:
         container, _, name = path.partition("/")
@@ -1125,41 +916,20 @@ def _hex(digest: bytes | bytearray | None) -> str:
 
 
 class _UploadRange(NamedTuple):
-    """A range of a file that is one part of its upload; `chunk` holds its bytes, where the store has them."""
+    """A range of a file that is one part of its upload."""
 
     start: int
     num_bytes: int
-    chunk: StoredChunk | None = None
 
 
-def _ranges(size: int, beginning: Sequence[StoredChunk]) -> list[_UploadRange]:
-    """Return the parts in which a file is uploaded, of which there is at least one.
-
-    Args:
-        size: size of the file.
-        beginning: chunks that it begins with; they count if S3 takes each as a part.
-    """
-    start = sum(chunk.num_bytes for chunk in beginning)
-    if start > size or len(beginning) > _MOST_PARTS // 2 or any(one.num_bytes < _LEAST_PART for one in beginning):
-        beginning, start = (), 0
-    ends = itertools.accumulate(chunk.num_bytes for chunk in beginning)
-    ranges = [_UploadRange(end - one.num_bytes, one.num_bytes, one) for end, one in zip(ends, beginning, strict=True)]
-    step = max(_PART_BYTES, math.ceil((size - start) / (_MOST_PARTS - len(ranges))))
-    ranges += [_UploadRange(first, min(step, size - first)) for first in range(start, size, step)]
-    return ranges or [_UploadRange(0, 0)]
+def _ranges(size: int) -> list[_UploadRange]:
+    """Return the parts in which a file is uploaded, of which there is at least one."""
+    step = max(_PART_BYTES, math.ceil(size / _MOST_PARTS))
+    return [_UploadRange(first, min(step, size - first)) for first in range(0, size, step)] or [_UploadRange(0, 0)]
 
 
 def _identity(info: Mapping[str, Any]) -> str:
     return next((str(info[key]) for key in _IDENTITIES if info.get(key)), "").strip('"')
-
-
-def _noted(notes: pathlib.Path | None) -> set[str]:
-    """Return the numbers of the uploads that are noted in a folder."""
-    found = set()
-    for path in () if notes is None else notes.glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            found.add(str(parse_json(path.read_bytes(), str(path))["upload"]))
-    return found
 
 
 def _base64(digest: bytes) -> str:

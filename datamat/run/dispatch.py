@@ -40,7 +40,7 @@ from datamat.plan.plan import PartSpec, ShardSpec
 from datamat.run.limits import raise_swallowed
 from datamat.run.receipts import DamagedPartError, Receipt, Sealed, part_folder, read_receipt
 from datamat.run.shards import remove_folder
-from datamat.run.upload import PieceTask, Uploaded, UploadedPiece, UploadTask, upload
+from datamat.run.upload import Uploaded, UploadTask, upload
 from datamat.run.worker import LEAST_CALL_S, RowMark, set_up_process
 
 if TYPE_CHECKING:
@@ -92,10 +92,10 @@ _MOST_UNBEGUN = 8
 """Deaths in a row at no row at all; more are no accident: workers fail during their setup."""
 
 
-Task: TypeAlias = PartSpec | ShardSpec | UploadTask | PieceTask
-"""What a worker has to do: make a part, seal a shard, or upload one or a piece of one."""
+Task: TypeAlias = PartSpec | ShardSpec | UploadTask
+"""What a worker has to do: make a part, seal a shard, or upload one."""
 
-Result: TypeAlias = Receipt | Sealed | Uploaded | UploadedPiece
+Result: TypeAlias = Receipt | Sealed | Uploaded
 
 
 class Tasks(Protocol):
@@ -335,7 +335,7 @@ class PartQueue:
         self._reused: Mapping[str, ReusedRows] = {}
         self._waiting = PartOrder(appends=self._is_own)
         self._to_seal: collections.deque[ShardSpec] = collections.deque()
-        self._to_upload: collections.deque[UploadTask | PieceTask] = collections.deque()
+        self._to_upload: collections.deque[UploadTask] = collections.deque()
         self._to_remove: collections.deque[pathlib.Path] = collections.deque()
         self._under_way: dict[Future[Any], Task] = {}
         self._removing: dict[Future[Any], pathlib.Path] = {}
@@ -355,7 +355,7 @@ class PartQueue:
     def of(
         self, parts: Sequence[PartSpec], reused: Mapping[str, ReusedRows], feed: Feed | None = None
     ) -> Generator[Result]:
-        """Yield the receipt of each part, and each sealed or uploaded shard or piece of one, as they finish.
+        """Yield the receipt of each part, and each sealed or uploaded shard, as they finish.
 
         Args:
             parts: parts to make, those of a shard in their order.
@@ -401,8 +401,8 @@ class PartQueue:
         """Have a worker complete a shard whose parts are done; before `of`, or while it yields."""
         self._to_seal.append(shard)
 
-    def upload(self, task: UploadTask | PieceTask) -> None:
-        """Have a worker upload a finished shard, or a piece of one; before `of`, or while it yields."""
+    def upload(self, task: UploadTask) -> None:
+        """Have a worker upload a finished shard; before `of`, or while it yields."""
         self._to_upload.append(task)
 
     def remove(self, folder: pathlib.Path) -> None:
@@ -689,7 +689,7 @@ class PartQueue:
         self._job.how.logger.warning("%s is handed out again: %s", self._name_of(task), error)
         if isinstance(task, PartSpec):
             self._waiting.add([task])
-        elif isinstance(task, UploadTask | PieceTask):
+        elif isinstance(task, UploadTask):
             self._to_upload.append(task)
         else:
             self._to_seal.append(task)
@@ -702,7 +702,7 @@ class PartQueue:
         )
 
     def _name_of(self, task: Task) -> str:
-        if isinstance(task, UploadTask | PieceTask):
+        if isinstance(task, UploadTask):
             return f"the upload of {task.shard}"
         if not isinstance(task, PartSpec):
             return f"the end of {task.name}"
@@ -729,7 +729,7 @@ class PartQueue:
             lost = self._lost.setdefault((task.shard, task.number), [])  # one row at a time from now on
             place = (task.shard, task.number, None if mark is None else mark.position)
             self._waiting.add([task])
-        elif isinstance(task, UploadTask | PieceTask):
+        elif isinstance(task, UploadTask):
             place = (task.shard, -1, None)
             self._to_upload.append(task)
         else:
@@ -766,7 +766,7 @@ class PartQueue:
     ) -> None:
         if isinstance(task, PartSpec):
             shard, part = task.shard, task.number
-        elif isinstance(task, UploadTask | PieceTask):
+        elif isinstance(task, UploadTask):
             shard, part = task.shard, 0
         else:
             shard, part = task.name, len(task.parts) - 1
@@ -807,7 +807,7 @@ def _cancelled(executor: Executor, futures: Iterable[Future[Any]]) -> list[Futur
     return [future for future in asked if not future.done()]
 
 
-def _done_here(task: UploadTask | PieceTask) -> Future[Any]:
+def _done_here(task: UploadTask) -> Future[Any]:
     """Return the future of an upload that this process has done."""
     future: Future[Any] = Future()
     try:

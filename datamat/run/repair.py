@@ -152,7 +152,7 @@ def prepare_stored_repair(job: Job, store: ObjectStore, report: VerifyReport) ->
     if MANIFEST_FILE in damaged:
         _note_salvaged(store)
         return _set_objects_aside(store, {MANIFEST_FILE})
-    remote = RemoteOutput(store, job.output, job.how.logger, job.formats)
+    remote = RemoteOutput(store, job.output, job.how.logger)
     remote.begin()
     manifest = Manifest.read(job.output)
     shards = by_shard(manifest.all_files)

@@ -78,7 +78,7 @@ from datamat.run.slices import (
     task_folder,
 )
 from datamat.run.targets import claim_names, refuse_own_source
-from datamat.run.upload import Uploaded, UploadedPiece, UploadTask, opened_output
+from datamat.run.upload import Uploaded, UploadTask, opened_output
 
 if TYPE_CHECKING:
     import pathlib
@@ -343,9 +343,6 @@ def _run_locked(
         except (OutputError, IncompleteRunError):
             shutil.rmtree(job.work / "rows", ignore_errors=True)
             raise
-        if remote is not None and remote.pieces is not None:
-            with_failed = not how.retry_failed and how.errors.action != "quarantine"  # only rows made again go there
-            remote.pieces.adopt(planned.plan, planned.chosen, how.max_disk, with_failed=with_failed)
         write_snapshot(job.work / "rows", planned.plan)
         for uneven in planned.plan.uneven().values():
             how.logger.warning("%s", uneven)
@@ -795,27 +792,9 @@ class Run:
             task = self._remote.task(shard.name, files, is_held=shard.name in self._held)
             if task is not None:
                 self._uploads[shard.name] = (task, shard, files, is_reused)
-                self._upload(shard.name)
+                self._queue.upload(task)
                 return
         self._set_finished(shard, files, is_reused=is_reused)
-
-    def _upload(self, name: str) -> None:
-        """Have a worker upload a finished shard, once no piece of it is under way: it need not send their bytes."""
-        task, shard, files, is_reused = self._uploads[name]
-        assert self._remote is not None
-        if (pieces := self._remote.pieces) is not None:
-            if pieces.are_under_way(name):
-                return
-            task = pieces.joined(task)
-            self._uploads[name] = (task, shard, files, is_reused)
-        self._queue.upload(task)
-
-    def _take_piece(self, piece: UploadedPiece) -> None:
-        assert self._remote is not None
-        assert self._remote.pieces is not None
-        self._remote.pieces.settle(piece)
-        if piece.task.shard in self._uploads:
-            self._upload(piece.task.shard)
 
     def _take_uploaded(self, uploaded: Uploaded) -> None:
         task, shard, files, is_reused = self._uploads.pop(uploaded.shard)
@@ -848,8 +827,6 @@ class Run:
                 check_lock(self._work)
                 if isinstance(result, Uploaded):
                     self._take_uploaded(result)
-                elif isinstance(result, UploadedPiece):
-                    self._take_piece(result)
                 elif isinstance(result, Sealed):
                     self._take_sealed(result)
                 else:
@@ -929,18 +906,11 @@ class Run:
         self._limit.add(receipt.num_done + receipt.num_dropped, len(receipt.failed), receipt.failed)
         builder.add(receipt)
         if not builder.is_complete:
-            self._send_pieces(builder)
             return  # also where it is sealed: the worker of another part has left its receipt, and is yet to return it
         if receipt.sealed is not None:
             self._publish(builder, receipt.sealed)
         else:
             self._queue.seal(builder.spec)
-
-    def _send_pieces(self, builder: ShardBuilder) -> None:
-        """Have workers upload what is there of a shard that grows, as far as it is enough for a piece."""
-        if self._remote is not None and self._remote.pieces is not None:
-            for task in self._remote.pieces.cut(builder.spec, builder.taken()):
-                self._queue.upload(task)
 
     def _take_sealed(self, sealed: Sealed) -> None:
         builder = self._builders[sealed.shard]

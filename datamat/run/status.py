@@ -116,8 +116,6 @@ class Status:
         note: why this status is incomplete; "" if it is complete.
         tasks: of unfinished tasks that share the output: name, the process at work ("" if there is none), and number of
             finished shards.
-        growing: of an unfinished output in a store, the shards of which pieces are there: name, number of parts, of
-            rows, and of bytes.
         failures: the skipped or quarantined samples of what is done; of a complete output as `datamat.failures` gives
             them, as far as its ledgers can be read.
     """
@@ -133,7 +131,6 @@ class Status:
     obsolete: tuple[str, ...] = ()
     note: str = ""
     tasks: tuple[tuple[str, str, int], ...] = ()
-    growing: tuple[tuple[str, int, int, int], ...] = ()
     failures: tuple[Failure, ...] = ()
 
     @property
@@ -190,11 +187,6 @@ class Status:
         lines = [_describe(entry) for entry in self.events]
         for task, holder, num_shards in self.tasks:
             lines.append(f"{task}: {holder or 'no process is at work'}; {count_of(num_shards, 'shard')} done")
-        for shard, num_parts, num_rows, num_bytes in self.growing:
-            lines.append(
-                f"{shard}: {count_of(num_parts, 'part')}, {count_of(num_rows, 'row')}, "
-                f"{num_bytes / 1e6:,.1f} MB are in the store"
-            )
         if self.state == "unfinished" and self.events and self.events[-1].event not in _ENDS:
             lines.append("that run ended silently: it was killed, or the machine went down")
         return lines
@@ -357,9 +349,8 @@ class _StoredOutput:
         tasks, shared = ((), {}) if self._store is None else TaskBucket(self._store).tasks()
         made = {**self._entries(HELD), **self._entries("shards"), **shared}
         made = {name: files for name, files in made.items() if files != before.get(name)}
-        growing = self._growing(made)
         holder = self._holder() or next((holder for _, holder, _ in tasks if holder), "")
-        is_begun = bool(made or growing or tasks)
+        is_begun = bool(made or tasks)
         events, problem = self._last_run()
         state: State = "running" if holder else "unfinished"
         if not holder and (is_damaged or not is_begun):
@@ -374,37 +365,30 @@ class _StoredOutput:
         return dataclasses.replace(
             found,
             note="; ".join(filter(None, [found.note, "" if holder else self._mark(events)])),
-            **self._progress(before, made, growing, self._plan() or planned),
-            growing=tuple(
-                (name, len(parts), sum(one.num_rows for one in parts), sum(one.num_bytes for one in parts))
-                for name, parts in growing.items()
-            ),
+            **self._progress(before, made, self._plan() or planned),
         )
 
     def _progress(
         self,
         before: Mapping[str, ShardFiles],
         made: Mapping[str, ShardFiles],
-        growing: Mapping[str, list[Receipt]],
         planned: Sequence[PlannedShard] | None,
     ) -> dict[str, Any]:
         """Return what is done and what is planned."""
         if planned is None:
             return self._counted(list({**before, **made}.values()))
-        there: list[ShardFiles | Receipt] = []
+        there: list[ShardFiles] = []
         for shard in planned:
             files = made.get(shard.name, before.get(shard.name, ()))
             if files and files[0].fingerprint == shard.fingerprint:
                 there.append(files)
-            else:
-                there += [one for one in growing.get(shard.name, ()) if one.fingerprint == shard.fingerprint]
         return {
             **self._counted(there),
             "num_shards": len(planned),
             "num_rows": sum(shard.num_rows for shard in planned),
         }
 
-    def _counted(self, there: Sequence[ShardFiles | Receipt]) -> dict[str, Any]:
+    def _counted(self, there: Sequence[ShardFiles]) -> dict[str, Any]:
         """Return how much is done, and which samples of it failed."""
         of_tasks = [name for name in self._names or () if name.startswith("slices/") and "/ledgers/" in name]
         ledgers = [(self._work, name) for name in (LEDGER_FILE, *sorted(of_tasks))]
@@ -435,16 +419,6 @@ class _StoredOutput:
             with contextlib.suppress(ValueError, TypeError, LookupError):
                 files = tuple(ShardInfo.from_json(info) for info in value["files"])
                 found[files[0].name] = files
-        return found
-
-    def _growing(self, made: Mapping[str, ShardFiles]) -> dict[str, list[Receipt]]:
-        """Return the receipts of the parts of which the store has the bytes, by shard; not of finished ones."""
-        names = [name for name in self._names or () if name.startswith("growing/") and name.endswith(".json")]
-        names = [name for name in names if name.split("/")[1] not in made]
-        found: dict[str, list[Receipt]] = {}
-        for name, value in zip(names, self._contents(names), strict=True):
-            with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
-                found.setdefault(name.split("/")[1], []).extend(map(Receipt.from_json, value["receipts"]))
         return found
 
     def _withdrawn(self) -> dict[str, ShardFiles]:

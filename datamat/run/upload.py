@@ -1,17 +1,14 @@
 """Outputs in an object store: shards are made in a scratch folder, uploaded by workers, and freed.
 
     scratch folder: as a local output ── a shard is named ──> a worker uploads its files, its entry last ──> freed
-         │      │                                                    │ copied                                 │
-         │      └── a shard grows ──> a worker uploads pieces of it ─┘                                        │
-         └── small files, the manifest last ──> the store <────────── a stand-in stays, of no size on disk ───┘
+         │                                                                                                   │
+         └── small files, the manifest last ──> the store <────────── a stand-in stays, of no size on disk ──┘
 
     OUT/SHARD.EXT, SHARD.idx, ...       as in a local output; an object appears whole
         .datamat/run                    the mark of the run at work
                  shards/SHARD.json      of an uploaded shard, until a manifest lists it
                  plan.json              the shards of the run at work, for `status`
                  earlier.json           the shards of plans before it that were not finished
-                 growing.json           the shards of which there may be pieces
-                 growing/SHARD/...      pieces of a shard that is not finished, see `Pieces`
                  held/...               shards that wait until those that they replace are gone
                  slices/SESSION/made/HOLDER/...  shards that one of several tasks has made, see `slices`
                  manifest.json          what was there before a run that replaces shards
@@ -26,11 +23,9 @@ the scratch folder, on another machine, a run takes what the store has.
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import pathlib
@@ -38,7 +33,7 @@ import platform
 import shutil
 import tempfile
 import uuid
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
@@ -59,7 +54,6 @@ from datamat.directory.ledger import LEDGER_FILE
 from datamat.directory.manifest import (
     HELD,
     MANIFEST_FILE,
-    FilePart,
     Manifest,
     ShardInfo,
     by_shard,
@@ -70,12 +64,10 @@ from datamat.directory.manifest import (
     write_entry,
 )
 from datamat.directory.sidecars.indexes import tar_index
-from datamat.directory.stores import ObjectStore, StoredChunk, StoredObject
+from datamat.directory.stores import STAGED, ObjectStore, StoredObject
 from datamat.errors import CorruptDataError, OutputError, OutputLockedError
 from datamat.folders.local import read_regular
 from datamat.plan.changes import render_snapshot
-from datamat.run.limits import tree_bytes
-from datamat.run.receipts import Receipt, part_folder, part_path, read_receipt, write_receipt
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -83,18 +75,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from datamat.directory.manifest import ShardFiles
-    from datamat.formats import ShardFormat
     from datamat.plan.job import Job
-    from datamat.plan.plan import PartSpec, Plan, ShardSpec
+    from datamat.plan.plan import Plan, ShardSpec
 
 
 __all__ = [
-    "PieceTask",
     "RemoteOutput",
     "StoredShard",
     "UploadTask",
     "Uploaded",
-    "UploadedPiece",
     "forget_objects",
     "laid_out",
     "note_uploaded",
@@ -110,20 +99,12 @@ _OBJECTS = f"{WORK}/objects.json"
 _ASIDE = f"{WORK}/{MANIFEST_FILE}"
 _ENTRIES = f"{WORK}/shards"
 _HELD = f"{WORK}/{HELD}"
-_GROWING = f"{WORK}/growing"
-_GROWING_SHARDS = f"{WORK}/growing.json"
 _SLICES = f"{WORK}/slices/"
 _UPLOADED = "uploaded"  # folder below `.datamat` of the scratch folder: what the store said of the objects of a shard
-_OPEN = "uploads"  # folder below `.datamat` of the scratch folder: notes of the uploads in parts that are under way
 _SMALL = (LEDGER_FILE, "sidecars.json", "inputs")
 _AT_ONCE = 16
 _MOST_BYTES = 1 << 32
 _TAR = "tar"
-_PIECE_BYTES = 16 << 20  # that a piece has at least in each format; or this many times as much in one:
-_MOST_UNEVEN = 4
-_CHUNK_BYTES = 8 << 20  # that an object of a piece has at least; below twice as much, and in memory
-_CHUNKS_AT_ONCE = 4
-_BLOCK_BYTES = 1 << 20
 
 
 def scratch_folder(store: ObjectStore, scratch: str | os.PathLike[str] | None) -> pathlib.Path:
@@ -155,8 +136,6 @@ class UploadTask:
         folder: with what the names of its objects begin.
         entry: name of the object that makes it count, written last; "" where `TaskClaims` does that.
         made: local folder for what is made from the shard, once it is gone from the disk.
-        beginnings: chunks that the store has, with which a file begins, by its name.
-        pieces: names of the objects that are deleted once the shard is there.
     """
 
     store: ObjectStore
@@ -167,8 +146,6 @@ class UploadTask:
     folder: str
     entry: str
     made: pathlib.Path
-    beginnings: Mapping[str, tuple[StoredChunk, ...]] = dataclasses.field(default_factory=dict)
-    pieces: tuple[str, ...] = ()
 
 
 @frozen()
@@ -220,30 +197,18 @@ class StoredShard:
         )
 
 
-def upload(task: UploadTask | PieceTask) -> Uploaded | UploadedPiece:
-    """Upload a finished shard, or a piece of one that grows.
+def upload(task: UploadTask) -> Uploaded:
+    """Upload the files of a finished shard, its entry last; what the store has whole already is not sent again.
 
     Raises:
         OutputError: the store refuses it.
         OutputLockedError: another run has begun to write there.
     """
-    return _upload_shard(task) if isinstance(task, UploadTask) else _upload_piece(task)
-
-
-def _upload_shard(task: UploadTask) -> Uploaded:
-    """Upload the files of a shard, its entry last; what the store has whole already is not sent again."""
     store = task.store
     objects: dict[str, StoredObject] = {}
 
     def send(path: pathlib.Path, name: str, checksum: str) -> None:
-        found = store.upload(
-            path,
-            f"{task.folder}{name}",
-            checksum,
-            notes=task.made.parent / _OPEN,
-            beginning=task.beginnings.get(name, ()),
-            check=lambda: _check_mark(store, task.run),
-        )
+        found = store.upload(path, f"{task.folder}{name}", checksum, check=lambda: _check_mark(store, task.run))
         objects[name] = dataclasses.replace(found, checksum=checksum)
 
     for path, index, info in task.files:
@@ -259,7 +224,6 @@ def _upload_shard(task: UploadTask) -> Uploaded:
         stored = StoredShard(tuple(info for _, _, info in task.files), task.folder, objects)
         _check_mark(store, task.run)
         store.put(task.entry, render_json(stored.to_json()))
-    _each(lambda name: store.delete([name]), task.pieces)
     return Uploaded(task.shard, objects)
 
 
@@ -270,415 +234,6 @@ def _check_mark(store: ObjectStore, run: str) -> None:
             f"{store.url} is being written by another run, of process {found.get('pid')} on {found.get('host')}: two "
             "have been at work on the output, and this one stops; once no other is, run again to resume"
         )
-
-
-# ---------------------------------------------------------------- pieces of a shard that grows
-#
-# The bytes of finished parts are uploaded while later ones are made, so that little is left to send in the end, and
-# little is lost with the machine.
-#
-#     parts 0 .. 6 | 7 .. 12 | 13 ...       a piece ends with the first part that makes it large enough
-#     growing/SHARD/00000.json              receipts and offsets of its parts; written last: without it, no piece counts
-#                   00000-0.EXT, -1.EXT     its bytes in one format, in chunks that S3 takes as parts of an upload
-#                   00001.json ...
-#
-# The finished shard is completed from the chunks, which the store copies, and the bytes behind them. Another machine
-# fetches the pieces, and has what the receipts say; it asks for them by their numbers, until there is none. Where
-# pieces end depends on their bytes alone: whoever uploads one again writes the same objects.
-
-
-class _PartGoneError(Exception):
-    """A part is not, or no longer, where its shard grows, or it is damaged."""
-
-
-@frozen()
-class PieceTask:
-    """A run of finished parts to upload; travels to a worker.
-
-    Attributes:
-        store: where it goes.
-        run: mark of the run.
-        work: the `.datamat` folder.
-        shard: name of the shard.
-        number: number of the piece in the shard.
-        receipts: receipts of its parts, in order.
-        starts: where they begin in the shard's file, by the extension of the format.
-    """
-
-    store: ObjectStore
-    run: str
-    work: pathlib.Path
-    shard: str
-    number: int
-    receipts: tuple[Receipt, ...]
-    starts: Mapping[str, int]
-
-    @property
-    def extensions(self) -> list[str]:
-        """Extensions of its formats."""
-        return [file.extension for file in self.receipts[0].files]
-
-
-@frozen()
-class UploadedPiece:
-    """A piece that is in the store.
-
-    Attributes:
-        task: what was to be uploaded.
-        chunks: its bytes, by the extension of the format; empty where a part was no longer there, or damaged.
-    """
-
-    task: PieceTask
-    chunks: Mapping[str, tuple[StoredChunk, ...]]
-
-    @property
-    def names(self) -> list[str]:
-        """Names of its objects, the one that makes it count last."""
-        number, shard = self.task.number, self.task.shard
-        return [*(one.name for chunks in self.chunks.values() for one in chunks), _piece_name(shard, number)]
-
-
-def _piece_name(shard: str, number: int, end: str = ".json") -> str:
-    return f"{_GROWING}/{shard}/{number:05d}{end}"
-
-
-def _upload_piece(task: PieceTask) -> UploadedPiece:
-    """Upload the bytes of parts, compared with their receipts on the way, and then what says what they are."""
-    _check_mark(task.store, task.run)
-    folder = part_folder(task.work, task.shard)
-    try:
-        # First: where they are gone, the shard has been finished meanwhile.
-        offsets = [{one: _offsets_text(folder, receipt, one) for one in task.extensions} for receipt in task.receipts]
-        chunks = {extension: _upload_chunks(task, extension) for extension in task.extensions}
-    except _PartGoneError:
-        return UploadedPiece(task, {})
-    value = {
-        "receipts": [receipt.to_json() for receipt in task.receipts],
-        "offsets": offsets,
-        "chunks": {
-            extension: [(chunk.num_bytes, chunk.md5, chunk.identity) for chunk in found]
-            for extension, found in chunks.items()
-        },
-    }
-    task.store.put(_piece_name(task.shard, task.number), json.dumps(value).encode())
-    return UploadedPiece(task, chunks)
-
-
-def _offsets_text(folder: pathlib.Path, receipt: Receipt, extension: str) -> str:
-    path = part_path(folder, receipt.number, extension).with_suffix(".idx")
-    try:
-        content = read_regular(path, max_bytes=_MOST_BYTES)
-    except (OSError, CorruptDataError) as error:
-        raise _PartGoneError from error
-    if xxhash.xxh3_128_hexdigest(content) != receipt.file_of(extension).offsets_digest:
-        raise _PartGoneError
-    return content.decode("ascii")
-
-
-def _upload_chunks(task: PieceTask, extension: str) -> tuple[StoredChunk, ...]:
-    num_bytes = sum(receipt.file_of(extension).num_bytes for receipt in task.receipts)
-    count = max(num_bytes // _CHUNK_BYTES, 1)
-    sizes = [num_bytes * (number + 1) // count - num_bytes * number // count for number in range(count)]
-    blocks = _piece_blocks(task, extension)
-    sent: collections.deque[concurrent.futures.Future[StoredChunk]] = collections.deque()
-    made = []
-    with concurrent.futures.ThreadPoolExecutor(_CHUNKS_AT_ONCE) as pool:
-        for number, content in enumerate(_in_sizes(blocks, sizes)):
-            if len(sent) == _CHUNKS_AT_ONCE:  # no more than these in memory
-                made.append(sent.popleft().result())
-            name = _piece_name(task.shard, task.number, f"-{number}.{extension}")
-            sent.append(pool.submit(task.store.put_chunk, name, content))
-        made += [future.result() for future in sent]
-    return tuple(made)
-
-
-def _piece_blocks(task: PieceTask, extension: str) -> Iterator[bytes]:
-    """Yield the bytes of the parts of a piece; raise `_PartGoneError` behind one that differs from its receipt."""
-    start = task.starts[extension]
-    for receipt in task.receipts:
-        part = receipt.file_of(extension)
-        digest, left = xxhash.xxh3_128(), part.num_bytes
-        with _opened_part(task, receipt.number, extension, start) as file:
-            while left and (block := file.read(min(left, _BLOCK_BYTES))):
-                digest.update(block)
-                left -= len(block)
-                yield block
-        if digest.hexdigest() != part.digest:
-            raise _PartGoneError
-        start += part.num_bytes
-
-
-def _opened_part(task: PieceTask, number: int, extension: str, start: int) -> BinaryIO:
-    """Open a part where its bytes begin: in a file of its own, or, once it is joined, in that of the shard."""
-    name = f"{task.shard}.{extension}"
-    apart = part_path(part_folder(task.work, task.shard), number, extension)
-    for path, place in (
-        (apart, 0),
-        (growing_path(task.work / "shards", name), start),
-        (task.work.parent / name, start),
-    ):
-        with contextlib.suppress(FileNotFoundError):
-            file = open(path, "rb")  # noqa: SIM115 -- the caller closes it
-            file.seek(place)
-            return file
-    raise _PartGoneError
-
-
-def _in_sizes(blocks: Iterable[bytes], sizes: Sequence[int]) -> Iterator[bytes]:
-    """Yield the bytes of blocks in ranges of the given sizes, which are as many together."""
-    held, place = bytearray(), 0
-    for block in blocks:
-        held += block
-        while place < len(sizes) and len(held) >= sizes[place]:
-            yield bytes(held[: sizes[place]])
-            del held[: sizes[place]]
-            place += 1
-
-
-def _write_ranges(blocks: Iterator[bytes], ranges: Sequence[tuple[pathlib.Path | None, int]]) -> bool:
-    """Write the bytes of blocks to one file after the other, of each as many as is said; to none for None.
-
-    Returns:
-        False where the blocks hold too few.
-    """
-    held = memoryview(b"")
-    for path, num_bytes in ranges:
-        left = num_bytes
-        with open(path or os.devnull, "wb") as file:
-            while left:
-                held = held or memoryview(next(blocks, b""))
-                if not held:
-                    return False
-                left -= (count := file.write(held[:left]))
-                held = held[count:]
-    return True
-
-
-class Pieces:
-    """What the store has of shards that grow; in the driver.
-
-    Args:
-        store: where the shards go.
-        work: `.datamat` folder of the scratch folder.
-        run: mark of the run.
-        extensions: extensions of the formats.
-    """
-
-    def __init__(self, store: ObjectStore, work: pathlib.Path, run: str, extensions: Sequence[str]) -> None:
-        self._store = store
-        self._work = work
-        self._run = run
-        self._extensions = list(extensions)
-        self._there: dict[str, dict[int, UploadedPiece]] = {}  # by shard and number; of shards that are not uploaded
-        self._next: dict[str, _Cut] = {}  # by shard: where its next piece begins
-        self._under_way: collections.Counter[str] = collections.Counter()
-        self._listed: set[str] = set()  # the shards that `growing.json` names
-        self._first = _Cut(0, 0, dict.fromkeys(extensions, 0))
-
-    def adopt(self, plan: Plan, chosen: Sequence[ShardSpec], max_disk: int | None, *, with_failed: bool = True) -> None:
-        """Take over the pieces of unfinished shards of a plan, and fetch what is not here; delete all others.
-
-        Args:
-            plan: the plan.
-            chosen: the shards of the plan that are to be made.
-            max_disk: how much the scratch folder may hold, of which this takes half at most; None for no limit.
-            with_failed: whether to take over parts in which a row failed.
-        """
-        content = self._store.get(_GROWING_SHARDS)
-        if content is None:
-            return
-        with contextlib.suppress(ValueError, TypeError, LookupError):
-            self._listed = {str(shard) for shard in parse_json(content, _GROWING_SHARDS)["shards"]}
-        entries = self._work / "shards"
-        there = {*read_entries(entries), *read_entries(entries / HELD)}
-        wanted = {shard.name: shard for shard in chosen if shard.name not in there}
-        others = {shard.name for shard in plan.shards} - wanted.keys() - there
-        _each(lambda name: self._adopt_shard(name, wanted.get(name), with_failed=with_failed), self._listed - others)
-        self._listed &= others | wanted.keys()
-        self._fetch_missing(None if max_disk is None else max_disk // 2 - tree_bytes(self._work.parent))
-
-    def _adopt_shard(self, name: str, shard: ShardSpec | None, *, with_failed: bool) -> None:
-        """Note the pieces of a shard from the first on, as far as they are of the plan; delete the others."""
-        stale: list[str] = []
-        cut = self._first
-        for number in itertools.count():
-            content = self._store.get(_piece_name(name, number))
-            if content is None:
-                break
-            piece = self._parsed(content, name, number)
-            if piece is None:
-                stale.append(_piece_name(name, number))
-            elif stale or shard is None or not _is_of(piece, shard.parts[cut.part :], with_failed=with_failed):
-                stale += piece.names
-            else:
-                self._there.setdefault(name, {})[number] = piece
-                cut = self._next[name] = cut.behind(piece.task.receipts)
-        # The last ones first: what a kill leaves of them is still found from the first on.
-        self._store.delete(reversed(stale))
-
-    def _parsed(self, content: bytes, shard: str, number: int) -> UploadedPiece | None:
-        try:
-            value = parse_json(content, _piece_name(shard, number))
-            receipts = tuple(map(Receipt.from_json, value["receipts"]))
-            task = PieceTask(self._store, self._run, self._work, shard, number, receipts, {})
-            if not all([file.extension for file in receipt.files] == self._extensions for receipt in receipts):
-                return None
-            chunks = {
-                extension: tuple(
-                    StoredChunk(_piece_name(shard, number, f"-{place}.{extension}"), int(size), str(md5), str(identity))
-                    for place, (size, md5, identity) in enumerate(value["chunks"][extension])
-                )
-                for extension in task.extensions
-            }
-        except (ValueError, TypeError, LookupError, AttributeError):
-            return None
-        for extension, found in chunks.items():
-            if sum(one.num_bytes for one in found) != sum(one.file_of(extension).num_bytes for one in receipts):
-                return None
-        return UploadedPiece(task, chunks)
-
-    def _chain(self, shard: str) -> list[UploadedPiece]:
-        """Return the pieces of a shard from the first on without a gap."""
-        there = self._there.get(shard, {})
-        return [there[number] for number in itertools.takewhile(there.__contains__, itertools.count())]
-
-    def _is_missing(self, piece: UploadedPiece) -> bool:
-        return any(self._lacks(receipt) for receipt in piece.task.receipts)
-
-    def _lacks(self, receipt: Receipt) -> bool:
-        found = read_receipt(part_folder(self._work, receipt.shard), receipt.number)
-        return found is None or (found.fingerprint, found.start) != (receipt.fingerprint, receipt.start)
-
-    def _fetch_missing(self, room: int | None) -> None:
-        """Fetch the parts that are not here, as long as there is room for them."""
-        fetched = []
-        for name in sorted(self._there):
-            missing = [piece for piece in self._chain(name) if self._is_missing(piece)]
-            num_bytes = sum(receipt.num_bytes for piece in missing for receipt in piece.task.receipts)
-            if room is not None:
-                if num_bytes > room:
-                    continue  # they are made again; the pieces still count when the shard is uploaded
-                room -= num_bytes
-            fetched.append(missing)
-        with concurrent.futures.ThreadPoolExecutor(_CHUNKS_AT_ONCE) as pool:
-            for _ in pool.map(lambda pieces: all(map(self._fetch, pieces)), fetched):
-                pass
-
-    def _fetch(self, piece: UploadedPiece) -> bool:
-        """Write the parts of a piece as such that lie apart; return False where the store no longer has it.
-
-        The run tests their digests, as those of all parts that are there.
-        """
-        receipts = piece.task.receipts
-        folder = part_folder(self._work, piece.task.shard)
-        folder.mkdir(parents=True, exist_ok=True)
-        wanted = [receipt.number for receipt in receipts if self._lacks(receipt)]
-        name = _piece_name(piece.task.shard, piece.task.number)
-        try:
-            offsets = parse_json(self._store.get(name) or b"", name)["offsets"]
-            for extension, chunks in piece.chunks.items():
-                paths = [part_path(folder, one.number, extension) if one.number in wanted else None for one in receipts]
-                sizes = [receipt.file_of(extension).num_bytes for receipt in receipts]
-                blocks = (self._store.get(chunk.name) or b"" for chunk in chunks)
-                if not _write_ranges(blocks, list(zip(paths, sizes, strict=True))):
-                    return False
-                for path, texts in zip(paths, offsets, strict=True):
-                    if path is not None:
-                        path.with_suffix(".idx").write_text(texts[extension], "ascii")
-        except (ValueError, TypeError, LookupError):
-            return False
-        for receipt in receipts:
-            if receipt.number in wanted:
-                files = tuple(dataclasses.replace(file, start=None) for file in receipt.files)
-                write_receipt(folder, dataclasses.replace(receipt, files=files))
-        return True
-
-    def cut(self, shard: ShardSpec, receipts: Iterable[Receipt]) -> Iterator[PieceTask]:
-        """Yield the pieces of a shard that its finished parts fill, each once.
-
-        Args:
-            shard: the shard.
-            receipts: receipts of its finished parts.
-        """
-        known = {receipt.number: receipt for receipt in receipts}
-        cut, taken = self._next.get(shard.name, self._first), list[Receipt]()
-        while receipt := known.get(cut.part + len(taken)):
-            taken.append(receipt)
-            sizes = [sum(one.file_of(extension).num_bytes for one in taken) for extension in self._extensions]
-            if min(sizes) < _PIECE_BYTES and max(sizes) < _MOST_UNEVEN * _PIECE_BYTES:
-                continue
-            if shard.name not in self._listed:
-                self._list(shard.name)
-            self._under_way[shard.name] += 1
-            yield PieceTask(self._store, self._run, self._work, shard.name, cut.number, tuple(taken), dict(cut.starts))
-            cut = self._next[shard.name] = cut.behind(taken)
-            taken = []
-
-    def _list(self, shard: str) -> None:
-        """Have whoever comes next look for pieces of a shard."""
-        self._listed.add(shard)
-        _check_mark(self._store, self._run)
-        self._store.put(_GROWING_SHARDS, render_json({"shards": sorted(self._listed)}))
-
-    def settle(self, piece: UploadedPiece) -> None:
-        """Note that a piece is uploaded, or could not be."""
-        shard = piece.task.shard
-        self._under_way[shard] -= 1
-        if piece.chunks:
-            self._there.setdefault(shard, {})[piece.task.number] = piece
-
-    def are_under_way(self, shard: str) -> bool:
-        """Return whether pieces of a shard are being uploaded."""
-        return self._under_way[shard] > 0
-
-    def joined(self, task: UploadTask) -> UploadTask:
-        """Return the upload of a shard that takes its beginning from the pieces, and deletes them."""
-        chain = self._chain(task.shard)
-        beginnings = {info.file: _beginning(chain, info) for _, _, info in task.files}
-        names = [name for piece in self._there.get(task.shard, {}).values() for name in piece.names]
-        return dataclasses.replace(task, beginnings=beginnings, pieces=tuple(names))
-
-    def close(self, shard: str) -> None:
-        """Forget the pieces of an uploaded shard."""
-        self._listed.discard(shard)
-        self._there.pop(shard, None)
-
-
-class _Cut(NamedTuple):
-    """Where a piece begins: its number, that of its first part, and the first byte in each format."""
-
-    number: int
-    part: int
-    starts: Mapping[str, int]
-
-    def behind(self, receipts: Sequence[Receipt]) -> _Cut:
-        """Return where the next one begins, if it has parts of these receipts."""
-        starts = {
-            extension: start + sum(receipt.file_of(extension).num_bytes for receipt in receipts)
-            for extension, start in self.starts.items()
-        }
-        return _Cut(self.number + 1, self.part + len(receipts), starts)
-
-
-def _is_of(piece: UploadedPiece, parts: Sequence[PartSpec], *, with_failed: bool) -> bool:
-    """Return whether a piece holds the first of these parts of the plan, with every row."""
-    receipts = piece.task.receipts
-    return 0 < len(receipts) <= len(parts) and all(
-        receipt.is_for(part) and not receipt.num_lost and (with_failed or not receipt.failed)
-        for receipt, part in zip(receipts, parts, strict=False)
-    )
-
-
-def _beginning(chain: Sequence[UploadedPiece], info: ShardInfo) -> tuple[StoredChunk, ...]:
-    """Return the chunks of the pieces that hold the very parts with which a file begins."""
-    extension, parts = info.file.partition(".")[2], iter(info.parts)
-    found: list[StoredChunk] = []
-    for piece in chain:
-        mine = [receipt.file_of(extension) for receipt in piece.task.receipts]
-        if [FilePart(part.num_bytes, part.digest) for part in mine] != list(itertools.islice(parts, len(mine))):
-            break
-        found += piece.chunks[extension]
-    return tuple(found)
 
 
 # ---------------------------------------------------------------- in the driver
@@ -695,11 +250,11 @@ def opened_output(job: Job, *, is_shared: bool = False) -> Iterator[RemoteOutput
     if job.store is None:
         yield None
         return
-    remote = RemoteOutput(job.store, job.output, job.how.logger, job.formats, is_shared=is_shared)
+    remote = RemoteOutput(job.store, job.output, job.how.logger, is_shared=is_shared)
     remote.begin()
     try:
         yield remote
-    except OutputError:  # the store is out of reach, or another run's: the next one ends what is open
+    except OutputError:  # the store is out of reach, or another run's
         raise
     except BaseException:
         remote.end()
@@ -725,8 +280,8 @@ def laid_out(job: Job) -> Iterator[tuple[Job, RemoteOutput]]:
     with tempfile.TemporaryDirectory(prefix=SPOOL) as folder:
         copied = dataclasses.replace(job, output=pathlib.Path(folder))
         (copied.work / "shards").mkdir(parents=True)
-        # As a task begins, which neither marks the store nor ends what others upload.
-        remote = RemoteOutput(job.store, copied.output, job.how.logger, job.formats, is_shared=True)
+        # As a task begins, which does not mark the store.
+        remote = RemoteOutput(job.store, copied.output, job.how.logger, is_shared=True)
         remote.begin()
         yield copied, remote
 
@@ -738,12 +293,7 @@ class RemoteOutput:
         store: where the shards go.
         folder: the scratch folder.
         logger: receives a warning where cleaning up fails.
-        formats: formats of the shards.
-        is_shared: whether other tasks write there, too, whose uploads are left alone.
-
-    Attributes:
-        pieces: what the store has of shards that grow; None where they are uploaded whole: the store cannot put objects
-            together, the shards are not their parts joined, or another task may take a shard over.
+        is_shared: whether other tasks write there, too.
     """
 
     def __init__(
@@ -751,7 +301,6 @@ class RemoteOutput:
         store: ObjectStore,
         folder: pathlib.Path,
         logger: logging.Logger,
-        formats: Sequence[ShardFormat],
         *,
         is_shared: bool = False,
     ) -> None:
@@ -767,9 +316,6 @@ class RemoteOutput:
         self._before: dict[str, StoredObject] = {}  # the objects of the finished dataset
         self._is_changed = False
         self._earlier: set[str] = set()  # shards of unfinished plans, of which objects may be there that nothing notes
-        self.pieces: Pieces | None = None
-        if store.joins_chunks and not is_shared and all(made.joins_parts for made in formats):
-            self.pieces = Pieces(store, self._work, self._run, [made.extension for made in formats])
 
     # ------------------------------------------------------------ what is there
 
@@ -781,7 +327,6 @@ class RemoteOutput:
         self._manifest = store.get(MANIFEST_FILE)
         if not self._is_shared:
             self._mark()
-            store.end_uploads(self._work / _OPEN)
             if self._manifest is None:  # else they wait in a folder, which is listed in the end
                 self._earlier = self._named_in(_EARLIER) | self._named_in(_PLAN)
         self._before = _objects(store.get(_OBJECTS), store.url_of(_OBJECTS))
@@ -1097,8 +642,6 @@ class RemoteOutput:
     def settle(self, task: UploadTask, uploaded: Uploaded) -> None:
         """Free the files of an uploaded shard."""
         self._is_changed = True
-        if self.pieces is not None:
-            self.pieces.close(task.shard)
         self._remember(task.shard, _Uploads(task.folder, uploaded.objects), is_held=task.is_held)
         for path, _, info in task.files:
             leave_stand_in(path, info.num_bytes)
@@ -1176,7 +719,6 @@ class RemoteOutput:
             OutputLockedError: another run has begun since.
             OutputError: another manifest is there than this run has seen.
         """
-        shutil.rmtree(self._work / _OPEN, ignore_errors=True)  # no shard is left whose upload would be continued
         content = read_regular(self._folder / MANIFEST_FILE, max_bytes=_MOST_BYTES)
         shards = [files[0].name for files in by_shard(manifest.all_files).values()]
         objects = {name: found for shard in shards for name, found in self._known(shard).objects.items()}
@@ -1230,9 +772,9 @@ class RemoteOutput:
         """
         left: dict[str, list[str]] = {}
         with contextlib.suppress(OutputError):
-            for folder in (_ENTRIES, _HELD, _GROWING):
+            for folder in (_ENTRIES, _HELD, STAGED):
                 left |= {f"{folder}/{name}": [] for name in self._store.listed(folder)}
-            left |= {name: [] for name in (_GROWING_SHARDS, _PLAN, _EARLIER) if self._store.head(name) is not None}
+            left |= {name: [] for name in (_PLAN, _EARLIER) if self._store.head(name) is not None}
             if earlier := self._earlier.difference(shards):
                 there = [name for name in self._store.listed("") if "/" not in name]
                 left |= {name: [] for name in there if name.partition(".")[0] in earlier}
@@ -1259,10 +801,7 @@ class RemoteOutput:
                 yield name, path
 
     def end(self) -> None:
-        """Upload the ledger and what is in quarantine, and end the uploads that killed workers left open.
-
-        Nothing where another run has begun since, whose uploads those may be.
-        """
+        """Upload the ledger and what is in quarantine; nothing where another run has begun since."""
         kept = [] if self._is_shared else [self._work / LEDGER_FILE]
         kept += [path for path in sorted((self._work / "quarantine").rglob("*")) if path.is_file()]
         try:
@@ -1271,8 +810,6 @@ class RemoteOutput:
             for path in kept:
                 if path.is_file():
                     self._store.upload(path, path.relative_to(self._folder).as_posix(), digest_file(path))
-            if not self._is_shared:
-                self._store.end_uploads(self._work / _OPEN)
         except OutputLockedError:
             return
         except OutputError as error:

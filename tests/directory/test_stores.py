@@ -5,7 +5,6 @@ S3 is a store in memory here; `interop/test_object_store.py` asks servers, also 
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pickle
 
@@ -48,19 +47,6 @@ class TestFolder(StoreCases):
 @pytest.fixture
 def store(s3):
     return ObjectStore("s3://bucket/sets/one")
-
-
-def operations(s3, first=0):
-    """Return the parts that were copied and those that were sent since a request."""
-    seen = s3.seen[first:]
-    return tuple(
-        sorted(number for what, number in seen if what == kind) for kind in ("upload_part_copy", "upload_part")
-    )
-
-
-def refuse(s3, operation, status=403):
-    """Have the store refuse an operation, and none if that is ""."""
-    s3.meet = lambda found, path: status if found == operation else None
 
 
 def test_object_that_changes_meanwhile_is_not_replaced(store, s3, tmp_path):
@@ -122,96 +108,18 @@ def test_answer_that_is_lost_is_asked_for_again(store, s3, tmp_path, answer):
     assert len(tried) >= 5
 
 
-@pytest.mark.parametrize(("folder", "ends"), [("/sets/one", ["sets/one/.datamat/held/a", "sets/one/a"]), ("", ["top"])])
-def test_open_uploads_are_ended(store, s3, folder, ends):
-    """Those of other outputs stay: of a neighbour whose name begins alike, and of one in a folder of this one."""
-    every = ["sets/one-other/a", "sets/one/.datamat/held/a", "sets/one/a", "sets/one/b/a", "top"]
-    for name in every:
-        s3.create_multipart_upload(f"bucket/{name}")
+@pytest.mark.parametrize("operation", ["upload_part", "complete_multipart_upload"])
+def test_upload_that_fails_is_ended(store, s3, tmp_path, operation):
+    """Its parts would cost room, and no listing of objects shows them."""
+    (tmp_path / "file").write_bytes(bytes(9 << 20))
+    s3.meet = lambda found, path: 403 if found == operation else None
 
-    assert ObjectStore(f"s3://bucket{folder}").end_uploads() == len(ends)
-    assert sorted(upload.place[1] for upload in s3.uploads.values()) == sorted({*every} - {*ends})
-
-
-def test_upload_that_a_kill_left_is_continued(store, s3, tmp_path):
-    """What is there, and right, is not sent again; what is wrong is. It is spared when others are ended."""
-    path, notes = tmp_path / "file", tmp_path / "notes"
-    path.write_bytes(os.urandom((16 << 20) + 5))
-    s3.meet = lambda operation, path: 403 if operation == "upload_part" and path.endswith("#3") else None
     with pytest.raises(OutputError, match="file cannot be written"):
-        store.upload(path, "file", "abc", notes=notes)
-    (upload,) = s3.uploads.values()
-    upload.parts[2] = b"wrong"
-    refuse(s3, "")
-    first = len(s3.seen)
+        store.upload(tmp_path / "file", "file", "abc")
 
-    assert store.end_uploads(notes) == 0
-    store.upload(path, "file", "abc", notes=notes)
-
-    assert operations(s3, first) == ([], [2, 3])
-    assert store.get("file") == path.read_bytes()
-    assert not [*notes.iterdir()]
-
-
-BEGINNINGS = {
-    "": ([1, 2], [3]),
-    "gone": ([1, 2], [2, 3]),
-    "changed": ([1, 2], [2, 3]),
-    "refused": ([1, 2], [1, 2, 3]),
-    "other-bytes": ([1, 2], [2, 3]),
-    "small": ([], [1, 2, 3]),
-    "too-long": ([], [1, 2]),
-}
-
-
-@pytest.mark.parametrize("fault", BEGINNINGS)
-def test_beginning_is_copied_from_chunks(store, s3, tmp_path, fault):
-    """Whatever is wrong with a chunk, the object has the bytes of the file: they are sent."""
-    content = os.urandom((19 << 20) + 5)
-    path = tmp_path / "file"
-    path.write_bytes(content)
-    sizes = [(5 << 20) - 1, 9 << 20] if fault == "small" else [9 << 20, 6 << 20]
-    chunks = [
-        store.put_chunk(f"chunks/{number}", content[sum(sizes[:number]) : sum(sizes[: number + 1])])
-        for number in range(2)
-    ]
-    if fault == "gone":
-        store.delete(["chunks/1"])
-    elif fault == "changed":
-        store.put("chunks/1", bytes(6 << 20))
-    elif fault == "refused":
-        refuse(s3, "upload_part_copy")
-    elif fault == "other-bytes":
-        chunks[1] = dataclasses.replace(chunks[1], md5=chunks[0].md5, identity=chunks[0].md5)
-    elif fault == "too-long":
-        path.write_bytes(content[: 15 << 20][:-1])
-    first = len(s3.seen)
-
-    made = store.upload(path, "file", "abc", beginning=chunks)
-
-    assert operations(s3, first) == BEGINNINGS[fault]
-    assert store.get("file") == path.read_bytes()
-    assert made.num_bytes == path.stat().st_size
+    assert "abort_multipart_upload" in {what for what, _ in s3.seen}
     assert not s3.uploads
-
-
-def test_copies_that_a_kill_left_are_not_made_again(store, s3, tmp_path):
-    """They have the ETags of their chunks."""
-    content = os.urandom((14 << 20) + 5)
-    path, notes = tmp_path / "file", tmp_path / "notes"
-    path.write_bytes(content)
-    chunks = [store.put_chunk("chunks/0", content[: 9 << 20])]
-    refuse(s3, "complete_multipart_upload")
-    with pytest.raises(OutputError, match="file cannot be written"):
-        store.upload(path, "file", "abc", notes=notes, beginning=chunks)
-    refuse(s3, "")
-    store.delete([chunk.name for chunk in chunks])
-    first = len(s3.seen)
-
-    store.upload(path, "file", "abc", notes=notes, beginning=chunks)
-
-    assert operations(s3, first) == ([], [])
-    assert store.get("file") == content
+    assert store.get("file") is None
 
 
 @pytest.mark.parametrize("more", [{}, {"ServerSideEncryption": "aws:kms"}])

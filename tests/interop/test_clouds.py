@@ -1,6 +1,6 @@
 """Tasks that share an output on Google's and Azure's stores, against their emulators.
 
-What one run does is in `test_object_store`, `test_upload`, `test_pieces` and `test_source`, for these stores as well.
+What one run does is in `test_object_store`, `test_upload` and `test_source`, for these stores as well.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import re
 
@@ -64,57 +63,6 @@ def test_copy_that_takes_a_while_is_waited_for(store, through, proxy, states):
 
     assert not states
     assert sum(line.startswith("PUT") for line in proxy.seen) == (5 if fails else 1)
-
-
-@pytest.mark.parametrize("kind", ["gs"])
-@pytest.mark.parametrize("fault", ["", "gone", "changed", "refused", "too-long"])
-def test_google_joins_chunks(store, through, proxy, tmp_path, fault, monkeypatch):
-    """More than it takes at once; whatever is wrong with one, the object has the bytes of the file: they are sent."""
-    content = os.urandom((1 << 20) + 5)
-    path = tmp_path / "file"
-    path.write_bytes(content)
-    chunks = chunks_of(store, content, [10_000] * 80)
-    if fault == "gone":
-        store.delete(["chunks/1"])
-        # As Google answers; the emulator calls it an error of its own.
-        proxy.meet = lambda number, handler: 404 if "/compose" in handler.path else None
-    elif fault == "changed":  # which Google refuses; the emulator joins it, and the CRC32C differs
-        store.put("chunks/1", bytes(10_000))
-    elif fault == "refused":
-        proxy.meet = lambda number, handler: 403 if "/compose" in handler.path else None
-    elif fault == "too-long":
-        path.write_bytes(content[:700_000])
-    first = len(proxy.seen)
-
-    made = through.upload(path, "file", "abc", beginning=chunks)
-
-    composed = [line for line in proxy.seen[first:] if "/compose" in line]
-    sent = sum(
-        int(headers["Content-Length"])
-        for line, headers in zip(proxy.seen[first:], proxy.headers[first:], strict=True)
-        if line.startswith("POST /upload/")
-    )
-    assert len(composed) == {"": 4, "gone": 1, "changed": 5, "refused": 1}.get(fault, 0)
-    assert (sent < 300_000) == (fault == "")
-    assert store.get("file") == path.read_bytes()
-    assert (made.num_bytes, made.checksum) == (path.stat().st_size, "abc")
-    assert [*store.listed(".datamat")] == []
-
-
-@pytest.mark.parametrize("kind", ["gs"])
-def test_what_a_kill_left_of_a_join_is_deleted(store, through, proxy, tmp_path):
-    """A refused request stands in for the kill."""
-    (tmp_path / "file").write_bytes(b"content")
-    chunks = chunks_of(store, b"content", [3])
-    faults = {"DELETE": 403, "/compose": 403}
-    proxy.meet = lambda number, handler: next(
-        (status for part, status in faults.items() if part in f"{handler.command} {handler.path}"), None
-    )
-    through.upload(tmp_path / "file", "file", "abc", beginning=chunks)
-
-    assert len(store.listed(".datamat/uploads")) == 1
-    assert store.end_uploads() == 1
-    assert [*store.listed(".datamat")] == []
 
 
 @pytest.mark.parametrize("kind", ["gs", "az"])
@@ -174,15 +122,6 @@ def test_upload_that_the_store_has_given_up_begins_again(store, through, proxy, 
 
     assert gone
     assert store.get("file") == (tmp_path / "file").read_bytes()
-
-
-def chunks_of(store, content, sizes):
-    """Write the beginning of a content as chunks of these sizes; return them."""
-    ends = list(itertools.accumulate(sizes))
-    return [
-        store.put_chunk(f"chunks/{number}", content[end - size : end])
-        for number, (size, end) in enumerate(zip(sizes, ends, strict=True))
-    ]
 
 
 @EVERY_STORE

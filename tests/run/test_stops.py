@@ -119,6 +119,22 @@ def test_disk_limit_ends_a_run_that_the_next_resumes(source, tmp_path):
     assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(tmp_path / "reference")
 
 
+@pytest.mark.parametrize(("num_shards", "stopped"), [(16, ""), (1, "max_disk")])
+def test_disk_limit_of_a_store_is_for_what_is_not_uploaded(tmp_path, num_shards, stopped):
+    """Finished shards make room for others; one that alone takes more ends the run."""
+    source = small_pairs.make_pairs(tmp_path / "source", 96, 2)
+    shards = ShardOptions(num_shards=num_shards, shuffle=False)
+    small_pairs.job(source, tmp_path / "reference", shards=shards).run(progress=False)
+    limit = 2 * tree_bytes(tmp_path / "reference") // 3
+
+    output = small_pairs.job(source, f"memory://{tmp_path.name}/{num_shards}", shards=shards)
+    report = output.run(max_disk=limit, scratch=tmp_path / "scratch", progress=False)
+
+    assert (report.stopped, report.is_complete) == (stopped, not stopped)
+    assert tree_bytes(tmp_path / "scratch") <= limit
+    assert ("stopped by its max_disk" in str(report)) == bool(stopped)
+
+
 def test_stopped_run_can_make_a_program_fail(source, tmp_path):
     """`raise_if_incomplete` gives progress, reason and remedy; of a finished run it returns the report."""
     stopped = job(source, tmp_path / "out").run(deadline=0.001, progress=False)

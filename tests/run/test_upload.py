@@ -238,19 +238,31 @@ def test_run_that_another_follows_changes_nothing_of_it(s3, make, operation, pat
     assert there(s3)[0] == expected != {}
 
 
-def test_run_that_another_follows_ends_none_of_its_uploads(s3, make, monkeypatch):
-    """They are no leftovers."""
+def test_another_machine_makes_what_is_not_finished(s3, make, tmp_path):
+    """The shards that a lost one has finished count."""
+    entries = itertools.count(1)
 
-    def followed(self, *_):
-        MemoryS3().pipe_file(f"{ROOT}.datamat/run", b'{"run": "other", "pid": 7, "host": "there"}')
-        s3.create_multipart_upload(f"{ROOT}data-train-00000-of-00002.tfrecord")
-        raise _Stopped
+    def meet(operation, path):
+        if operation == "put_object" and re.match(r".*/shards/.*\.json", path) and next(entries) == 3:
+            raise _Stopped
 
-    monkeypatch.setattr(RemoteOutput, "show_plan", followed)
-
+    s3.meet = meet
     with pytest.raises(_Stopped):
-        make(20, "one")
-    assert len(s3.uploads) == 1
+        make(20, "lost", 4)
+    s3.meet = lambda operation, path: None
+
+    assert make(20, "other", 4).num_shards_written == 2
+    check(s3, make, tmp_path, 20, 4)
+
+
+def test_what_a_kill_left_of_a_replacement_goes(s3, make):
+    """As Google's store is sent it, which cannot replace an object in one request."""
+    make(20, "one")
+    MemoryS3().pipe_file(f"{ROOT}.datamat/uploads/0123", b"of a killed run")
+
+    make(20, "one")
+
+    assert there(s3)[1] <= KEPT
 
 
 @pytest.mark.parametrize("times", [1, 2])
