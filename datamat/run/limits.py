@@ -190,7 +190,7 @@ _raised_in: set[int] = set()  # processes in which a signal was raised: this one
 _WRITERS = (io.BufferedRandom, io.BufferedWriter, io.TextIOWrapper)
 _READERS = (io.BufferedReader, io.FileIO)
 _TRUSTED = frozenset(
-    {"__main__", "datamat", "dill", "google_crc32c", "multiprocess", "numpy", "pyarrow", "xxhash"}
+    {"__main__", "cloudpickle", "datamat", "dill", "google_crc32c", "multiprocess", "numpy", "pyarrow", "xxhash"}
     | {"_distutils_hack", "_virtualenv"}  # finders of modules that environments bring along
 )
 
