@@ -249,11 +249,12 @@ def test_one_item_more_concerns_one_shard(make, options, place, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [str, object, bytes])
-def test_array_of_paths_has_the_keys_of_its_elements(kind, tmp_path):
-    """As for a list of them, one more path concerns one shard."""
+def test_array_of_paths_has_the_keys_of_its_elements(kind, tmp_path, monkeypatch):
+    """As for a list of them, one more path concerns one shard: of these paths, which are the same in every folder."""
+    monkeypatch.chdir(tmp_path)
     for number in range(21):
         (tmp_path / f"{number:02d}.txt").write_text("x")
-    paths = [str(tmp_path / f"{number:02d}.txt") for number in range(21)]
+    paths = [f"{number:02d}.txt" for number in range(21)]
     items = np.array([os.fsencode(path) for path in paths] if kind is bytes else paths, None if kind is bytes else kind)
 
     def make_sample(item):
