@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
-from tqdm.auto import tqdm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,7 +62,7 @@ def make_street_set(
         for side in (split, f"{split}annot"):
             (root / side).mkdir(parents=True, exist_ok=True)
         lines = []
-        for number in tqdm(range(start, stop), f"drawing {split}", unit=" pairs", leave=False, disable=None):
+        for number in range(start, stop):
             name = f"{number // 60 + 1:04d}ST_{number % 60 * 30:06d}.png"
             image, mask = draw_pair(seed, number, size)
             _save(root / split / name, image[..., ::-1])
