@@ -745,6 +745,8 @@ def _ended(given: Mapping[str, Any], console: Console) -> int:
             raise
         return console.fail(NOT_WELL, error)
     except KeyboardInterrupt:
+        # CPython ends by SIGINT, whatever we return, if it was raised within text that `exec` runs, as dataclasses do.
+        exec("")  # noqa: S102 -- the next such text makes it forget that: run_eval_code_obj in Python/pythonrun.c
         return console.fail(INTERRUPTED, KeyboardInterrupt("interrupted; the same command continues from here"))
     except SystemExit as error:
         if error.code != TERMINATED:

@@ -510,6 +510,15 @@ def test_watched_status_is_drawn_over_in_a_terminal(growing, monkeypatch, capsys
     assert "rows/s, 0:00:00 left" in drawn[2] and "complete" in drawn[3] and "left" not in drawn[3]
 
 
+def test_interrupt_in_executed_text_has_its_code(jobs):
+    """CPython would end by the signal: it may fall into the making of a dataclass, which runs text."""
+    (jobs / "stopped.py").write_text("exec('import signal; signal.raise_signal(signal.SIGINT)')\n")
+
+    ended = _command("run", "stopped:job", cwd=jobs)
+
+    assert ended.returncode == 130, ended
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_run_has_the_code_of_its_signal(jobs, number, code):

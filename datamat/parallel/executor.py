@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -21,7 +20,7 @@ from datamat.parallel import byvalue, logs, pickling, process_role
 from datamat.parallel.dispatcher import Dispatcher
 from datamat.parallel.processes import choose_start_method, danger_of_fork
 from datamat.parallel.streams import Items, ResultStream
-from datamat.parallel.tasks import CallFuture, Task, callers_stacklevel, compute_chunksize
+from datamat.parallel.tasks import CallFuture, Task, compute_chunksize, warn
 from datamat.parallel.workers import PoolOptions, PoolProgress, UserObjects, WorkerStats, describe_start_error
 
 if TYPE_CHECKING:
@@ -437,11 +436,10 @@ threading._register_atexit(_end_all)  # type: ignore[attr-defined]
 
 def _warn_of_fork() -> None:
     if (danger := danger_of_fork()) is not None:
-        warnings.warn(
+        warn(
             f"start_method='fork' was asked for, but {danger}: a worker that uses the same library may wait for ever; "
             "leave start_method out, or pass 'forkserver'",
             RuntimeWarning,
-            stacklevel=callers_stacklevel(),
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import itertools
 import math
@@ -12,7 +14,7 @@ import types
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -23,8 +25,6 @@ from datamat.parallel.channel import PackedFunction
 from datamat.parallel.state import State
 
 if TYPE_CHECKING:
-    import contextvars
-
     from datamat.parallel.crash import WorkerExit
 
 __all__ = [
@@ -40,12 +40,13 @@ __all__ = [
     "Task",
     "TaskSource",
     "Wakeup",
-    "callers_stacklevel",
     "compute_chunksize",
     "identity_of",
     "least_chunksize",
     "prefetch_depth",
     "split",
+    "warn",
+    "warned_once",
 ]
 
 
@@ -660,14 +661,36 @@ def callers_stacklevel() -> int:
     return level
 
 
+_said: contextvars.ContextVar[set[str] | None] = contextvars.ContextVar("said", default=None)
+
+
+@contextlib.contextmanager
+def warned_once() -> Iterator[None]:
+    """Have all pools that are used in the block give each warning once: a job may need one after the other."""
+    token = _said.set(_said.get() or set())
+    try:
+        yield
+    finally:
+        _said.reset(token)
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Give a warning at the line of the user's program."""
+    said = _said.get()
+    if said is not None:
+        if text in said:
+            return
+        said.add(text)
+    warnings.warn(text, category, stacklevel=callers_stacklevel())
+
+
 def _warn(places: dict[str, str]) -> None:
     """Warn once of the parts of `self` that cannot travel."""
     if places:
         named = ", ".join(f"{place}: {name}" for place, name in places.items())
-        warnings.warn(
+        warn(
             f"{named} cannot be sent to a worker: a stand-in goes instead, which raises when it is used; "
-            f"{standins.REMEDY}",
-            stacklevel=callers_stacklevel(),
+            f"{standins.REMEDY}"
         )
 
 

@@ -321,9 +321,13 @@ def main(
 
 
 def _forget_exit_handlers() -> None:
-    """Drop the exit handlers that a fork inherited: they are the parent's."""
+    """Drop the exit handlers that a fork inherited: they are the parent's.
+
+    One is every process's own: what ends the threads of a `ThreadPoolExecutor`, for which its end would wait for ever.
+    """
     atexit._clear()
-    getattr(threading, "_threading_atexits", []).clear()
+    threads = sys.modules.get("concurrent.futures.thread")
+    getattr(threading, "_threading_atexits", [])[:] = [threads._python_exit] if threads is not None else []
 
 
 def _run_exit_handlers() -> None:

@@ -211,4 +211,4 @@ def _is_small(array: np.ndarray) -> bool:
 
 
 class _AloneError(Exception):
-    """A value that samples with it are encoded alone for."""
+    """A value whose sample has to be encoded alone."""

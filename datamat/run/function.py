@@ -31,7 +31,7 @@ from datamat.options import (
     takes,
 )
 from datamat.parallel.process_role import is_worker
-from datamat.parallel.tasks import CallLost
+from datamat.parallel.tasks import CallLost, warned_once
 from datamat.plan.pipeline import Pipeline
 from datamat.run.dispatch import describe_death, open_executor, result_of
 from datamat.run.limits import signals_raised
@@ -414,16 +414,17 @@ def materialize(
     of_run = RunKeywords.__annotations__
     run = cast("RunKeywords", {name: value for name, value in both.items() if name in of_run})
     dataset = cast("DatasetKeywords", {name: value for name, value in both.items() if name not in of_run})
-    row_s = None
-    if features is None:
-        try:
-            how = RunOptions.of(run)
-            run["deadline"] = how.deadline  # which counts from here: what comes first may take long
-            with _marked(output, dataset, how):
-                writer.features, row_s = infer_features(writer, dataset.get("seed", 0), how)
-        except SampleError as error:
-            fold(error)
-            raise error.with_traceback(None)  # noqa: B904 -- it is the same error
-    made = Materializer(writer, None, output, **dataset)
-    made._job = dataclasses.replace(made._job, remedies=Remedies("materialize(..., {})"), row_s=row_s)
-    return made.run(**run)
+    with warned_once():
+        row_s = None
+        if features is None:
+            try:
+                how = RunOptions.of(run)
+                run["deadline"] = how.deadline  # which counts from here: what comes first may take long
+                with _marked(output, dataset, how):
+                    writer.features, row_s = infer_features(writer, dataset.get("seed", 0), how)
+            except SampleError as error:
+                fold(error)
+                raise error.with_traceback(None)  # noqa: B904 -- it is the same error
+        made = Materializer(writer, None, output, **dataset)
+        made._job = dataclasses.replace(made._job, remedies=Remedies("materialize(..., {})"), row_s=row_s)
+        return made.run(**run)

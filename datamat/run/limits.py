@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import enum
 import functools
 import gc
 import io
 import os
 import shutil
 import signal
-import sys
 import threading
 from typing import TYPE_CHECKING, NoReturn
 
@@ -188,11 +186,6 @@ def interrupted(text: str) -> KeyboardInterrupt:
 _received: list[int] = []  # signals in the current block
 _raised_in: set[int] = set()  # processes in which a signal was raised: this one, and those that it was forked from
 _WRITERS = (io.BufferedRandom, io.BufferedWriter, io.TextIOWrapper)
-_READERS = (io.BufferedReader, io.FileIO)
-_TRUSTED = frozenset(
-    {"__main__", "cloudpickle", "datamat", "dill", "google_crc32c", "multiprocess", "numpy", "pyarrow", "xxhash"}
-    | {"_distutils_hack", "_virtualenv"}  # finders of modules that environments bring along
-)
 
 
 @contextlib.contextmanager
@@ -238,36 +231,14 @@ def _raise(number: int, _frame: types.FrameType | None) -> NoReturn:
 
 
 def _leave_garbage() -> None:
-    """Keep the interpreter from searching for garbage at exit: a third of the time that a short program takes.
-
-    Not where anything is left that may have something to do when it is found, unless a signal has ended a run here.
-    """
-    objects = gc.get_objects()
-    if os.getpid() not in _raised_in and not all(map(_does_nothing_at_its_end, set(map(type, objects)))):
+    """Keep the interpreter from searching for garbage at exit, if a signal has ended a run of this process."""
+    if os.getpid() not in _raised_in:
         return
-    for found in objects:
+    for found in gc.get_objects():
         if type(found) in _WRITERS and not found.closed:
             with contextlib.suppress(OSError, ValueError):  # a pipe without a reader, a full disk
                 found.flush()
     gc.freeze()
-
-
-def _does_nothing_at_its_end(kind: type) -> bool:
-    """Return whether nobody notices that an object of a kind is not deallocated: it has no finalizer, nor hidden ones.
-
-    What C code does then cannot be seen; so of packages, only those that every run loads are trusted.
-    """
-    if kind in _WRITERS or kind in _READERS or issubclass(kind, enum.Enum):
-        return True
-    return not hasattr(kind, "__del__") and all(map(_is_trusted, kind.__mro__))
-
-
-def _is_trusted(kind: type) -> bool:
-    module = kind.__module__
-    if not isinstance(module, str):  # classes of Cython's functions
-        return True
-    top = module.partition(".")[0]
-    return top in _TRUSTED or top in sys.stdlib_module_names or top.startswith(("_cython_", "__editable__"))
 
 
 # At import, not at the signal: what is registered later runs earlier, and may use objects that are frozen here.

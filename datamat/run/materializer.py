@@ -629,6 +629,7 @@ def start(
         lease_s: how long another task may seem dead, in seconds, before this one takes its shards; None for a minute.
     """
     from datamat.parallel.byvalue import run_top_level_once
+    from datamat.parallel.tasks import warned_once
     from datamat.run.limits import interrupted, signals_raised
     from datamat.run.run import run_job, run_task
     from datamat.run.slices import LEASE_S, TaskNumber
@@ -636,7 +637,7 @@ def start(
     require_package("pyarrow", "the index of a dataset")
     run_top_level_once()  # also where there is nothing to do, and no pool starts
     how = job.how
-    with signals_raised():
+    with warned_once(), signals_raised():
         try:
             if how.task_index is None or how.num_tasks is None:
                 return run_job(job, tasks_of(job), mode=mode)

@@ -231,7 +231,7 @@ def judge_existing(planned: PlannedJob, finished: Finished) -> None:
             return
         made = f", of which {count_of(num_made, 'row')} are read again"
     reasons = _reasons(planned, manifest, known, going)
-    reasons += [f"{len(gone - going)} are not there as they were written"] if gone - going else []
+    reasons += [f"{count_of(len(gone - going), 'shard')} gone, or no longer as written"] if gone - going else []
     affected = f"{len(again)} of {count_of(len(known), 'finished shard')} ({share:.0%} of the rows{made})"
     why = "; ".join(reasons)
     if existing == "refuse":

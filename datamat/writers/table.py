@@ -71,6 +71,11 @@ class TableWriter(DatasetWriter):
         features: Mapping[str, Feature] | None = None,
         files: Mapping[str, str] | None = None,
     ) -> None:
+        if files is not None and not isinstance(files, Mapping):
+            raise OptionError(
+                f"TableWriter: files is {files!r}; want a dict of features and of the columns that name their files, "
+                "as in files={'image': 'url'}"
+            )
         self._key = key
         self._split = split
         self._declared = None if features is None else Features(features)

@@ -100,8 +100,8 @@ materialize(wait, range(4), output, features=Features({"x": Scalar()}), workers=
 @pytest.mark.parametrize(
     ("method", "number"), [("fork", signal.SIGINT), ("forkserver", signal.SIGTERM), ("spawn", None)]
 )
-def test_program_leaves_its_garbage_to_the_system(tmp_path, method, number):
-    """Collecting it takes longer than a small job; files are still flushed. Interrupted or not, the program ends so."""
+def test_interrupted_program_leaves_its_garbage_to_the_system(tmp_path, method, number):
+    """Collecting it takes a second of processor time where TensorFlow is imported; files are still flushed."""
     begun, written = tmp_path / "begun", tmp_path / "written"
     arguments = [str(begun), str(tmp_path / "out"), str(written), method, str(number is not None)]
     with subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.PIPE, text=True) as program:
@@ -110,7 +110,7 @@ def test_program_leaves_its_garbage_to_the_system(tmp_path, method, number):
             program.send_signal(number)
         said, _ = program.communicate(timeout=50)
 
-    assert said == "True\n"
+    assert said == f"{number is not None}\n"
     assert written.read_text() == "every byte"
     assert program.returncode == {signal.SIGINT: -signal.SIGINT, signal.SIGTERM: 143, None: 0}[number]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import multiprocessing.queues
 import os
 import pickle
 import queue
@@ -14,6 +15,7 @@ import threading
 import time
 import types
 import unittest.mock
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import psutil
@@ -175,6 +177,20 @@ def test_exit_handlers_of_tasks_run_and_those_of_the_parent_do_not(tmp_path, met
     found = sorted(path.name.partition("-")[::2] for path in tmp_path.glob("*-*"))
     assert [name for name, _ in found] == ["parent", "worker"]
     assert found[0][1] == done.stdout.strip()
+
+
+def in_thread(x):
+    in_thread.pool = getattr(in_thread, "pool", None) or ThreadPoolExecutor(1)
+    return in_thread.pool.submit(abs, x).result()
+
+
+def test_worker_whose_task_keeps_a_thread_pool_ends_by_itself(method, caplog):
+    """As any program does. A forked one waited for its threads, and was killed for queues that it did not have."""
+    assert multiprocessing.queues, "is imported"
+    with PathosExecutor(1, start_method=method) as pool:
+        assert list(pool.map(in_thread, range(-3, 0))) == [3, 2, 1]
+
+    assert caplog.messages == []
 
 
 def test_worker_that_is_killed_takes_along_what_it_started(tmp_path):

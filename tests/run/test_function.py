@@ -522,3 +522,23 @@ def test_what_cannot_be_sent_is_named_as_its_user_reaches_it(tmp_path):
     source = _Source()
     with contextlib.closing(source.connection), pytest.warns(UserWarning, match=r"^fn's self\.connection: socket"):
         _made(source.make, range(3), tmp_path / "out", workers=1, features=features, version="1")
+
+
+class HoldsGenerator:
+    """Holds what cannot travel."""
+
+    def __init__(self):
+        self.generator = (number for number in range(3))
+
+    def sample(self, number):
+        return {"n": number}
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_what_cannot_travel_is_named_once(method, tmp_path):
+    """Not by the pool that reads the first sample, and again by each pool of the run."""
+    options = WorkerOptions(num_workers=2, start_method=method)
+    with pytest.warns(UserWarning, match="self.generator") as given:
+        materialize(HoldsGenerator().sample, range(20), tmp_path / "out", workers=options, progress=False)
+
+    assert len([one for one in given if "self.generator" in str(one.message)]) == 1

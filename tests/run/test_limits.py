@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import subprocess
-import sys
 
 import pytest
 
@@ -123,46 +121,3 @@ def test_run_whose_rows_all_fail_ends_half_way(num_failed, stops):
         limit.add(0, num_failed)
         with pytest.raises(IncompleteRunError, match="all of them"):
             limit.check_end()
-
-
-# ------------------------------------------------------------ the end of a program
-
-ENDINGS = {
-    "finalizer": """
-class Kept:
-    def __del__(self, write=os.write):
-        write(1, b"done")
-""",
-    "generator": """
-def steps(held, write=os.write):
-    try:
-        yield held
-    finally:
-        write(1, b"done")
-
-class Kept:
-    def __init__(self):
-        self.steps = steps(self)
-        next(self.steps)
-""",
-    "file": """
-class Kept:
-    def __init__(self):
-        self.file = os.fdopen(1, "w", closefd=False)
-        self.file.write("done")
-""",
-}
-"""What a program may leave to its end, here in a cycle that only a search for garbage finds."""
-
-
-@pytest.mark.parametrize("with_run", [True, False])
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_program_ends_as_without_a_run(tmp_path, ending, with_run):
-    """What it leaves to its end is done there, although a run spares the interpreter most of that search."""
-    run = "import os, datamat\n"
-    run += "datamat.materialize(lambda n: {'x': n}, range(3), 'out', progress=False)\n" if with_run else ""
-    code = f"{run}{ENDINGS[ending]}\nkept = Kept()\nkept.itself = kept\n"
-
-    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=280, stdout=subprocess.PIPE)
-
-    assert ended.stdout == b"done"

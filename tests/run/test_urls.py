@@ -304,6 +304,8 @@ def test_missing_field_of_urls_is_named(tmp_path):
         Materializer(Wrong([{"images": [], "cover": "x"}]), None, tmp_path / "out").plan()
     with pytest.raises(OptionError, match="files has 'image', which features does not declare"):
         TableWriter(files={"image": "url"})
+    with pytest.raises(OptionError, match=r"files is \['image'\].*files={'image': 'url'}"):
+        TableWriter(features={"image": Image()}, files=["image"])
 
 
 def fetched(url, folder):

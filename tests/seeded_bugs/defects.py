@@ -581,7 +581,7 @@ DEFECTS = {
             "an interrupted program searches all of TensorFlow's objects for garbage before it exits",
             "datamat.run.limits:_leave_garbage",
             delete("gc.freeze()"),
-            "tests/faults/test_signals.py::test_program_leaves_its_garbage_to_the_system",
+            "tests/faults/test_signals.py::test_interrupted_program_leaves_its_garbage_to_the_system",
         ),
         Defect(
             "cache-of-somebody-else",
@@ -1116,13 +1116,6 @@ DEFECTS = {
             "datamat.folders.local:expand_home",
             replace("os.path.expanduser(__text)", "__text"),
             "tests/run/test_materializer.py::test_tilde_means_the_home_folder[str]",
-        ),
-        Defect(
-            "garbage-left-to-nobody",
-            "what a program leaves to its end is not done there, if anything of it lies in a cycle",
-            "datamat.run.limits:_does_nothing_at_its_end",
-            replace('not hasattr(kind, "__del__") and all(map(_is_trusted, kind.__mro__))', "True"),
-            "tests/run/test_limits.py::test_program_ends_as_without_a_run[finalizer-True]",
         ),
         Defect(
             "others-of-a-call-forgotten",
