@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from datamat.directory.mirror import SourceMirror, UrlFiles
     from datamat.directory.rows import IndexRow, RowStore
     from datamat.directory.sidecars import Sidecar
-    from datamat.directory.stores import ObjectStore
     from datamat.features import Features
     from datamat.fingerprint.code import Home
+    from datamat.folders import Folder
     from datamat.options import ShardOptions, WorkerOptions
     from datamat.plan.plan import Plan, ShardSpec
 
@@ -444,7 +444,7 @@ class Job:
     sidecars: tuple[Sidecar, ...]
     how: RunOptions
     groups: str | Callable[[IndexRow], Any] | None = None
-    store: ObjectStore | None = None
+    store: Folder | None = None
     remedies: Remedies = dataclasses.field(default_factory=Remedies)
     follow_links: bool = False
     mirror: SourceMirror | None = None
@@ -475,7 +475,7 @@ class Job:
     @property
     def place(self) -> pathlib.Path | str:
         """What the user calls the output: its folder, or its URL."""
-        return self.output if self.store is None else self.store.url
+        return self.output if self.store is None else str(self.store)
 
     @property
     def work(self) -> pathlib.Path:
@@ -536,9 +536,9 @@ class Job:
         folder = os.path.abspath(self.output)
         if self.store is not None:
             root = "" if self.mirror is None else f"{str(self.mirror.root).rstrip('/')}/"
-            if self.mirror is None or not self.store.url.startswith(root):
+            if self.mirror is None or not str(self.store).startswith(root):
                 return []
-            folder = os.path.join(self.mirror.path, self.store.url.removeprefix(root))
+            folder = os.path.join(self.mirror.path, str(self.store).removeprefix(root))
         names = [MANIFEST_FILE, "README.md", f"{self.name}-train-00000-of-00001.idx"]
         names += [f"{self.name}-train-00000-of-00001.{made.extension}" for made in self.formats]
         return [os.path.join(folder, name) for name in names]

@@ -22,7 +22,7 @@ from datamat.errors import CorruptDataError, OptionError, SampleError, Skip
 from datamat.features import Statistics
 from datamat.folders import open_folder
 from datamat.folders.local import regular_path
-from datamat.folders.urls import is_url
+from datamat.folders.urls import is_url, scheme_of
 from datamat.formats import ShardFormat, get_format
 from datamat.options import (
     RUN_PARAMETERS,
@@ -310,7 +310,11 @@ def convert(
     how = RunOptions.of(run, "convert")
     check_mappings(storage_options=storage_options, source_options=source_options)
     store, target = output_place(output, storage_options, how.scratch)
-    if source_options is None and is_url(path) and (store is None or os.fspath(path).startswith(f"{store.scheme}:")):
+    if (
+        source_options is None
+        and is_url(path)
+        and (store is None or scheme_of(os.fspath(path)) == scheme_of(str(store)))
+    ):
         source_options = storage_options
     folder = open_folder(path, source_options)
     if format is None and shards is None:
@@ -318,8 +322,8 @@ def convert(
     here, place = folder.local_path(), os.fspath(path).rstrip("/")
     if here is not None and here.resolve() in (target.resolve(), *target.resolve().parents):
         raise OptionError(f"convert: output {output} lies in the directory that is converted; give another folder")
-    if store is not None and f"{store.url}/".startswith(f"{place}/"):
-        raise OptionError(f"convert: output {store.url} lies in the directory that is converted; give another URL")
+    if store is not None and f"{store}/".startswith(f"{place}/"):
+        raise OptionError(f"convert: output {store} lies in the directory that is converted; give another URL")
     files = FilesHere(folder)
     before = files.manifest()
     files.fetch_all({info.file: info.num_bytes for info in before.index if info.kind == "index"})

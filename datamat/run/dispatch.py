@@ -484,7 +484,7 @@ class PartQueue:
         """Hand out what ends a shard."""
         while self._to_upload:  # first: what is uploaded makes room
             task = self._to_upload.popleft()
-            if task.store.scheme == "memory" and self._is_own:
+            if task.store.is_private and self._is_own:
                 self._add(_done_here(task), task)  # the memory that is meant is that of this process
             else:
                 self._hand_out(executor, task, upload, task)

@@ -42,7 +42,7 @@ from datamat.values import frozen
 
 if TYPE_CHECKING:
     from datamat.directory.mirror import SourceMirror, UrlFiles
-    from datamat.directory.stores import ObjectStore
+    from datamat.folders import Folder
     from datamat.plan.job import Job
     from datamat.run.dispatch import Tasks
     from datamat.run.receipts import Sealed
@@ -383,12 +383,12 @@ class Materializer:
             OptionError: `sample` is not between 0 and 1.
             SourceError: the source cannot be indexed.
         """
-        from datamat.directory.verify import verify
+        from datamat.directory.verify import examine
+        from datamat.folders import open_folder
         from datamat.run.replay import verify_sample
 
         if sample is None:
-            store = self._job.store
-            return verify(self._job.place, deep, storage_options=None if store is None else store.options)
+            return examine(self._job.store or open_folder(self._job.output), deep=deep, recomputed=None)
         with self._job.planned() as planned:
             return verify_sample(planned, sample, deep=deep)
 
@@ -440,23 +440,23 @@ class Materializer:
                 return report
         raise OutputError(f"{verify(output)}\nstill so after {_MOST_ROUNDS} repairs; test memory and disk")
 
-    def _repair_stored(self, job: Job, store: ObjectStore) -> datamat.RunReport:
+    def _repair_stored(self, job: Job, store: Folder) -> datamat.RunReport:
         from datamat.directory.files import locked
-        from datamat.directory.verify import verify
+        from datamat.directory.verify import examine
         from datamat.run.repair import end_repair, prepare_stored_repair
         from datamat.run.run import work_folder
         from datamat.run.slices import TaskBucket
 
         work, logger = work_folder(job.output), job.how.logger
-        if store.keeps_conditions:
+        if "create" in store.keeps:
             TaskBucket(store).refuse_if_alive(logger)
         report = None
         for _ in range(_MOST_ROUNDS):
-            found = verify(store.url, storage_options=store.options)
+            found = examine(store, deep=False, recomputed=None)
             if report is not None and found.ok:
                 return report
             for problem in found.problems:
-                logger.warning("%s: %s", store.url, problem)
+                logger.warning("%s: %s", store, problem)
             with locked(work / "lock"):
                 end_repair(job.output, work)  # one that was killed
                 aside = prepare_stored_repair(job, store, found)
@@ -470,7 +470,7 @@ class Materializer:
             aside.drop()
             if found.ok:
                 return report
-        found = verify(store.url, storage_options=store.options)
+        found = examine(store, deep=False, recomputed=None)
         raise OutputError(f"{found}\nstill so after {_MOST_ROUNDS} repairs; test memory, network and store")
 
     def replay(self, key: str, copy: int = 0) -> dict[str, Any]:
@@ -683,7 +683,7 @@ def output_place(
     output: str | os.PathLike[str],
     options: Mapping[str, Any] | None,
     scratch: str | os.PathLike[str] | None,
-) -> tuple[ObjectStore | None, pathlib.Path]:
+) -> tuple[Folder | None, pathlib.Path]:
     """Return the store of an output and its scratch folder; for one on a disk None and its folder.
 
     Raises:
@@ -693,10 +693,10 @@ def output_place(
     from datamat.folders.urls import is_url
 
     if is_url(output) and not os.fspath(output).startswith("file://"):
-        from datamat.directory.stores import ObjectStore
+        from datamat.folders import open_output
         from datamat.run.upload import scratch_folder
 
-        store = ObjectStore(os.fspath(output).rstrip("/"), dict(options or {}))
+        store = open_output(output, options)
         return store, scratch_folder(store, scratch)
     return None, pathlib.Path(os.path.abspath(expand_home(os.fspath(output).removeprefix("file://"))))
 

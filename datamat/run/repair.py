@@ -34,6 +34,7 @@ from datamat.directory.files import SPOOL, WORK, commit, commit_json, fsync_fold
 from datamat.directory.keys import KeyDigest, row_runs, stored_key
 from datamat.directory.manifest import (
     MANIFEST_FILE,
+    MOST_MANIFEST_BYTES,
     Manifest,
     by_shard,
     file_names,
@@ -58,8 +59,8 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from datamat.directory.manifest import IndexInfo, ShardFiles, ShardInfo
-    from datamat.directory.stores import ObjectStore
     from datamat.directory.verify import VerifyReport
+    from datamat.folders import Folder
     from datamat.formats import ShardFormat
     from datamat.plan.job import Job, PlannedJob
     from datamat.plan.plan import PartSpec, ShardSpec
@@ -122,22 +123,23 @@ class DamagedObjects:
         names: the names that they had.
     """
 
-    store: ObjectStore
+    store: Folder
     names: tuple[str, ...] = ()
 
     def restore(self) -> None:
         """Give back their names to those that were not replaced: some of their records may be whole."""
         for name in self.names:
-            if self.store.head(name) is None:
+            if self.store.stat(name) is None:
                 self.store.copy(f"{_DAMAGED}/{name}", name)
         self.drop()
 
     def drop(self) -> None:
         """Delete them, and what a killed repair has left there."""
-        self.store.delete(f"{_DAMAGED}/{name}" for name in {*self.names, *self.store.listed(_DAMAGED)})
+        for name in {*self.names, *(self.store.list(_DAMAGED, deep=True) or ())}:
+            self.store.delete(f"{_DAMAGED}/{name}")
 
 
-def prepare_stored_repair(job: Job, store: ObjectStore, report: VerifyReport) -> DamagedObjects:
+def prepare_stored_repair(job: Job, store: Folder, report: VerifyReport) -> DamagedObjects:
     """Prepare a damaged output in a store so that the next run rebuilds what is damaged; while the job is locked.
 
     Args:
@@ -162,7 +164,7 @@ def prepare_stored_repair(job: Job, store: ObjectStore, report: VerifyReport) ->
     ours |= {info.file for info in manifest.index} | sidecar_names(manifest) | known_sidecars(job.output)
     for name in sorted(damaged - ours):
         store.copy(name, f"{_FOREIGN}/{name}")
-        store.delete([name])
+        store.delete(name)
     hurt = {name for name, files in shards.items() if {info.file for info in files} & damaged}
     hurt |= {name for name, files in shards.items() if {info.index_file for info in files} & damaged}
     # A run looks for shards, and uploads the offsets of those that it makes.
@@ -177,24 +179,25 @@ def prepare_stored_repair(job: Job, store: ObjectStore, report: VerifyReport) ->
     return _set_objects_aside(store, gone)
 
 
-def _set_objects_aside(store: ObjectStore, names: set[str]) -> DamagedObjects:
+def _set_objects_aside(store: Folder, names: set[str]) -> DamagedObjects:
     """Move objects to quarantine, as far as they are there, and forget what they were."""
-    there = tuple(name for name in sorted(names) if store.head(name) is not None)
+    there = tuple(name for name in sorted(names) if store.stat(name) is not None)
     for name in there:
         store.copy(name, f"{_DAMAGED}/{name}")
     forget_objects(store, names)
-    store.delete(there)
+    for name in there:
+        store.delete(name)
     return DamagedObjects(store, there)
 
 
-def _note_salvaged(store: ObjectStore) -> None:
+def _note_salvaged(store: Folder) -> None:
     """Write the entries of shards that are still readable in a damaged manifest: a run takes over those that it plans.
 
     What they say is compared with the store by then, and byte for byte when this is verified again.
     """
     with tempfile.TemporaryDirectory(prefix=SPOOL) as folder:
         path = pathlib.Path(folder)
-        (path / MANIFEST_FILE).write_bytes(store.get(MANIFEST_FILE) or b"")
+        (path / MANIFEST_FILE).write_bytes(store.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES) or b"")
         note_uploaded(store, by_shard(salvaged_shards(path)).values())
 
 

@@ -119,7 +119,7 @@ def verify_sample(planned: PlannedJob, share: float, *, deep: bool) -> VerifyRep
     """
     recomputation = Recomputation(planned, share)
     store = planned.job.store
-    folder = open_folder(planned.job.output) if store is None else open_folder(store.url, store.options)
+    folder = open_folder(planned.job.output) if store is None else store
     report = examine(folder, deep=deep, recomputed=recomputation.difference)
     missing = [] if MANIFEST_FILE in report.files else recomputation.missing()
     problems = [

@@ -29,6 +29,7 @@ from datamat.directory.manifest import (
     HELD,
     INDEX_FOLDER,
     MANIFEST_FILE,
+    MOST_MANIFEST_BYTES,
     Manifest,
     by_shard,
     growing_path,
@@ -299,7 +300,7 @@ def run_job(job: Job, tasks: Tasks, *, mode: Mode = "make", task: TaskNumber | N
     refuse_own_source(job)
     work_folder(job.output)
     with disk_errors_explained(job.output), locked(job.work / "lock"):
-        bucket = None if job.store is None or not job.store.keeps_conditions else TaskBucket(job.store)
+        bucket = None if job.store is None or "create" not in job.store.keeps else TaskBucket(job.store)
         if bucket is not None and task is None:
             bucket.refuse_if_alive(job.how.logger)
         with opened_output(job) as remote:
@@ -595,10 +596,10 @@ class _BucketTask(_Task):
 
     def _is_written(self, whole: PlannedJob) -> Manifest | None:
         assert self._own.store is not None
-        content = self._own.store.get(MANIFEST_FILE)
+        content = self._own.store.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES)
         with contextlib.suppress(CorruptDataError):
             if content is not None:
-                manifest = Manifest.parse(content, self._own.store.url_of(MANIFEST_FILE))
+                manifest = Manifest.parse(content, self._own.store.place(MANIFEST_FILE))
                 return manifest if _has_shards_of(manifest, whole) else None
         return None
 

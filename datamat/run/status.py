@@ -45,7 +45,6 @@ from datamat.directory.manifest import (
     counts_of,
     is_being_replaced,
 )
-from datamat.directory.stores import ObjectStore
 from datamat.errors import CorruptDataError, OutputError, count_of, join_problems
 from datamat.folders import AbsentError, LocalFolder, open_folder
 from datamat.plan.changes import (
@@ -225,11 +224,11 @@ def status(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] |
     """
     folder = open_folder(path, storage_options)
     here = folder.local_path()
-    return _StoredOutput(folder, os.fspath(path), storage_options).status() if here is None else folder_status(here)
+    return _StoredOutput(folder).status() if here is None else folder_status(here)
 
 
 def folder_status(
-    path: str | os.PathLike[str], planned: Sequence[PlannedShard] | None = None, *, store: ObjectStore | None = None
+    path: str | os.PathLike[str], planned: Sequence[PlannedShard] | None = None, *, store: Folder | None = None
 ) -> Status:
     """Return how far an output in a folder is, as `status` does.
 
@@ -246,7 +245,7 @@ def folder_status(
     state: State = "unfinished"
     if holder or not tasks:
         state, note = _state(output, work, holder, note)
-    place = output if store is None else store.url
+    place = output if store is None else str(store)
     _, known = known_shards(output, work)
     planned = read_snapshot(work / "rows") or planned
     if planned is None or state not in {"running", "unfinished"}:
@@ -279,9 +278,7 @@ def output_status(job: Job, planned: Sequence[PlannedShard] | None = None) -> St
     """Return how far the output of a job is, as `status` does; `planned` is as for `folder_status`."""
     if job.store is None or lock_holder(job.work / "lock"):  # whoever is at work here knows more than the store
         return folder_status(job.output, planned, store=job.store)
-    return _StoredOutput(open_folder(job.store.url, job.store.options), job.store.url, job.store.options).status(
-        planned
-    )
+    return _StoredOutput(job.store).status(planned)
 
 
 def compared_status(planned: PlannedJob) -> Status:
@@ -325,16 +322,12 @@ class _StoredOutput:
 
     Args:
         root: the folder.
-        url: its URL.
-        options: options for that.
     """
 
-    def __init__(self, root: Folder, url: str, options: Mapping[str, Any] | None) -> None:
+    def __init__(self, root: Folder) -> None:
         self._root = root
         self._work = root.child(WORK)
-        self._names = root.names(WORK, deep=True)
-        # A web server has nothing but finished datasets, and lists nothing.
-        self._store = None if self._names is None else ObjectStore(url.rstrip("/"), options or {})
+        self._names = root.list(WORK, deep=True)  # None of a web server, which has nothing but finished datasets
 
     def status(self, planned: Sequence[PlannedShard] | None = None) -> Status:
         """Return how far it is; `planned` as for `folder_status`."""
@@ -346,7 +339,7 @@ class _StoredOutput:
         except CorruptDataError as error:
             is_damaged, note = True, str(error)
         before = {} if visible is None else by_shard(visible.all_files)
-        tasks, shared = ((), {}) if self._store is None else TaskBucket(self._store).tasks()
+        tasks, shared = ((), {}) if self._names is None else TaskBucket(self._root).tasks()
         made = {**self._entries(HELD), **self._entries("shards"), **shared}
         made = {name: files for name, files in made.items() if files != before.get(name)}
         holder = self._holder() or next((holder for _, holder, _ in tasks if holder), "")
@@ -430,7 +423,8 @@ class _StoredOutput:
 
     def _last_run(self) -> tuple[tuple[LedgerEntry, ...], str]:
         try:
-            size = self._work.size(LEDGER_FILE)
+            found = self._work.stat(LEDGER_FILE)
+            size = 0 if found is None else found.num_bytes
             start = max(size - _TAIL_BYTES, 0)
             content = self._work.read_range(LEDGER_FILE, start, size)
         except AbsentError:
@@ -440,14 +434,13 @@ class _StoredOutput:
 
     def _others(self) -> str:
         """Return what else is there, if there is no dataset."""
-        names = self._root.names()
+        names = self._root.list()
         if names is None:
             return f"{self._root} has no {MANIFEST_FILE}, and web servers list nothing else"
         if not names:
-            names = [f"{name.partition('/')[0]}/" for name in self._root.names(deep=True) or ()]
-        names = list(dict.fromkeys(names))
+            names = dict.fromkeys(f"{name.partition('/')[0]}/" for name in self._root.list(deep=True) or ())
         return (
-            f"it holds {join_problems(names)}"
+            f"it holds {join_problems(list(names))}"
             if names
             else "the store has nothing there: correct the URL, or run the job"
         )
@@ -464,9 +457,9 @@ class _StoredOutput:
 
     def _holder(self) -> str:
         """Return the process of this host that is at work; "" where there is none, or it is not known."""
-        if self._store is None or self._read_mark().get("host") != platform.node():
+        if self._names is None or self._read_mark().get("host") != platform.node():
             return ""
-        return lock_holder(scratch_folder(self._store, None) / WORK / "lock")
+        return lock_holder(scratch_folder(self._root, None) / WORK / "lock")
 
     def _mark(self, events: Sequence[LedgerEntry]) -> str:
         """Return who began to write last, and when there was the last sign of that; "" if its end is in the ledger."""

@@ -24,6 +24,7 @@ from datamat.directory.files import WORK, commit_json, read_json, render_json
 from datamat.directory.manifest import (
     INDEX_FOLDER,
     MANIFEST_FILE,
+    MOST_MANIFEST_BYTES,
     file_names,
     index_file,
     is_manifest,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from datamat.directory.manifest import Manifest, ShardFiles
-    from datamat.directory.stores import ObjectStore
+    from datamat.folders import Folder
     from datamat.plan.job import Job, PlannedJob
     from datamat.plan.plan import Plan
 
@@ -86,7 +87,7 @@ def _known_series(manifest: Manifest | None, shards: Iterable[ShardFiles]) -> se
 
 
 def claim_names(
-    planned: PlannedJob, manifest: Manifest | None, known: Mapping[str, ShardFiles], store: ObjectStore | None
+    planned: PlannedJob, manifest: Manifest | None, known: Mapping[str, ShardFiles], store: Folder | None
 ) -> None:
     """Refuse an output in which somebody else has a name that a run will give; else record the names as datamat's.
 
@@ -109,7 +110,11 @@ def claim_names(
     record = _read_record(job.work, store)
     ours |= record
     if not wanted <= ours:
-        listing = _names_in(job.output) if store is None else [name for name in store.listed("") if name[:1] != "."]
+        listing = (
+            _names_in(job.output)
+            if store is None
+            else [name for name in store.list(deep=True) or () if name[:1] != "."]
+        )
         if manifest is None and store is None and MANIFEST_FILE in listing:
             ours |= _series_of_damaged(job.output)
         if foreign := foreign_names(wanted, listing, ours):
@@ -138,20 +143,23 @@ def _names_in(output: pathlib.Path) -> list[str]:
     return os.listdir(output) + [f"{INDEX_FOLDER}/{name}" for name in (os.listdir(index) if index.is_dir() else ())]
 
 
-def _read_record(work: pathlib.Path, store: ObjectStore | None) -> set[str]:
+def _read_record(work: pathlib.Path, store: Folder | None) -> set[str]:
     try:
-        found = read_json(work / _RECORD) if store is None else json.loads(store.get(f"{WORK}/{_RECORD}") or b"[]")
+        if store is None:
+            found = read_json(work / _RECORD)
+        else:
+            found = json.loads(store.read_if_there(f"{WORK}/{_RECORD}", MOST_MANIFEST_BYTES) or b"[]")
     except (FileNotFoundError, ValueError):
         return set()
     return set(map(str, found))
 
 
-def _write_record(work: pathlib.Path, store: ObjectStore | None, series: Collection[str]) -> None:
+def _write_record(work: pathlib.Path, store: Folder | None, series: Collection[str]) -> None:
     if store is None:
         rows = work / "rows"  # which is emptied: what a kill leaves there goes
         commit_json(work / _RECORD, sorted(series), through=rows if rows.is_dir() else None)
     else:
-        store.put(f"{WORK}/{_RECORD}", render_json(sorted(series)))
+        store.write(f"{WORK}/{_RECORD}", render_json(sorted(series)))
 
 
 # ---------------------------------------------------------------- the source of a run, and its output
@@ -165,7 +173,7 @@ def refuse_own_source(job: Job) -> None:
     """
     for source in _source_places(job):
         if job.store is not None or "://" in source:
-            is_inside = job.store is not None and f"{source.rstrip('/')}/".startswith(f"{job.store.url.rstrip('/')}/")
+            is_inside = job.store is not None and f"{source.rstrip('/')}/".startswith(f"{job.store}/")
         else:
             is_inside = _is_below(source, os.path.realpath(job.output))
         if is_inside:

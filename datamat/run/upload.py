@@ -64,8 +64,8 @@ from datamat.directory.manifest import (
     write_entry,
 )
 from datamat.directory.sidecars.indexes import tar_index
-from datamat.directory.stores import STAGED, ObjectStore, StoredObject
-from datamat.errors import CorruptDataError, OutputError, OutputLockedError
+from datamat.errors import CorruptDataError, OutputError, OutputLockedError, count_of
+from datamat.folders.base import AbsentError, ChangedError, ExistsError, Folder, ReplaceIf, UnsupportedError
 from datamat.folders.local import read_regular
 from datamat.plan.changes import render_snapshot
 from datamat.values import frozen
@@ -81,6 +81,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RemoteOutput",
+    "StoredObject",
     "StoredShard",
     "UploadTask",
     "Uploaded",
@@ -107,20 +108,36 @@ _MOST_BYTES = 1 << 32
 _TAR = "tar"
 
 
-def scratch_folder(store: ObjectStore, scratch: str | os.PathLike[str] | None) -> pathlib.Path:
+def scratch_folder(store: Folder, scratch: str | os.PathLike[str] | None) -> pathlib.Path:
     """Return the local folder in which shards for a store are made: always the same one for its URL.
 
     Args:
         store: where the shards go.
         scratch: folder that the user gives; None for one below `TMPDIR`.
     """
-    name = f"{store.url.rstrip('/').rpartition('/')[2]}-{xxhash.xxh3_64_hexdigest(store.url.encode())}"
+    url = str(store)
+    name = f"{url.rpartition('/')[2]}-{xxhash.xxh3_64_hexdigest(url.encode())}"
     if scratch is not None:
         return pathlib.Path(os.path.abspath(os.path.expanduser(scratch)), name)
     return default_scratch() / name
 
 
 # ---------------------------------------------------------------- in a worker
+
+
+@frozen()
+class StoredObject:
+    """A file of a store, as it was when it was written.
+
+    Attributes:
+        num_bytes: its size.
+        identity: the version that the store gave it; "" if that is not known.
+        checksum: checksum of its content, as `digest_file` returns it.
+    """
+
+    num_bytes: int
+    identity: str
+    checksum: str
 
 
 @frozen()
@@ -138,7 +155,7 @@ class UploadTask:
         made: local folder for what is made from the shard, once it is gone from the disk.
     """
 
-    store: ObjectStore
+    store: Folder
     run: str
     shard: str
     files: tuple[tuple[pathlib.Path, pathlib.Path, ShardInfo], ...]
@@ -208,8 +225,7 @@ def upload(task: UploadTask) -> Uploaded:
     objects: dict[str, StoredObject] = {}
 
     def send(path: pathlib.Path, name: str, checksum: str) -> None:
-        found = store.upload(path, f"{task.folder}{name}", checksum, check=lambda: _check_mark(store, task.run))
-        objects[name] = dataclasses.replace(found, checksum=checksum)
+        objects[name] = _sent(store, path, f"{task.folder}{name}", checksum, lambda: _check_mark(store, task.run))
 
     for path, index, info in task.files:
         if info.file.partition(".")[2] == _TAR:
@@ -223,15 +239,71 @@ def upload(task: UploadTask) -> Uploaded:
     if task.entry:
         stored = StoredShard(tuple(info for _, _, info in task.files), task.folder, objects)
         _check_mark(store, task.run)
-        store.put(task.entry, render_json(stored.to_json()))
+        store.write(task.entry, render_json(stored.to_json()))
     return Uploaded(task.shard, objects)
 
 
-def _check_mark(store: ObjectStore, run: str) -> None:
-    found = json.loads(store.get(_RUN) or b"{}")
+def _sent(
+    store: Folder,
+    path: pathlib.Path,
+    name: str,
+    checksum: str,
+    check: Callable[[], object],
+    replaces: str | None = None,
+) -> StoredObject:
+    """Write a file to a store in the place of what is there now, and of nothing that comes in between.
+
+    Args:
+        store: the store.
+        path: path of the file, which nobody changes meanwhile.
+        name: name that it gets.
+        checksum: its checksum.
+        check: raises where nothing may be written; called once it is known what is there.
+        replaces: version of the only file that it may replace, "" for none; None for whatever is there.
+
+    Raises:
+        OutputError: the store refuses it, or has something else there than what was sent, or than may be replaced.
+    """
+    before = store.stat(name)
+    check()
+    if replaces is not None and replaces != ("" if before is None else before.version):
+        raise _other_there(store, name, path, checksum)
+    try:
+        version = store.write_file(name, path, "create" if before is None else ReplaceIf(before.version))
+    except UnsupportedError:  # the store keeps no conditions
+        version = store.write_file(name, path)
+    except (ExistsError, ChangedError):
+        # Somebody was faster: a try of ours whose answer was lost, or a worker that was taken for dead.
+        if _checksum_of(store, name, path.stat().st_size) != checksum:
+            raise _other_there(store, name, path, checksum) from None
+        found = store.stat(name)
+        version = "" if found is None else found.version
+    return StoredObject(path.stat().st_size, version, checksum)
+
+
+def _other_there(store: Folder, name: str, path: pathlib.Path, checksum: str) -> OutputError:
+    return OutputError(
+        f"{store.place(name)} is not what this run has seen or sent; {count_of(path.stat().st_size, 'byte')} with "
+        f"the checksum {checksum} belong there: something else writes there: end that, and run again"
+    )
+
+
+def _checksum_of(store: Folder, name: str, num_bytes: int) -> str:
+    """Return the checksum of a file that has this size; "" where there is none."""
+    digest = xxhash.xxh3_128()
+    with contextlib.suppress(AbsentError), contextlib.closing(store.blocks(name, num_bytes)) as blocks:
+        for block in blocks:
+            digest.update(block)
+            num_bytes -= len(block)
+        return "" if num_bytes else digest.hexdigest()
+    return ""
+
+
+def _check_mark(store: Folder, run: str) -> None:
+    found = json.loads(store.read_if_there(_RUN, _MOST_BYTES) or b"{}")
     if found.get("run") != run:
         raise OutputLockedError(
-            f"{store.url} is being written by another run, of process {found.get('pid')} on {found.get('host')}: two "
+            f"{store} is being written by another run, of process {found.get('pid')} on {found.get('host')}: two "
             "have been at work on the output, and this one stops; once no other is, run again to resume"
         )
 
@@ -298,7 +370,7 @@ class RemoteOutput:
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: Folder,
         folder: pathlib.Path,
         logger: logging.Logger,
         *,
@@ -322,25 +394,27 @@ class RemoteOutput:
     def begin(self) -> None:
         """Refuse a store that cannot be written, mark it as ours, and bring the scratch folder in line with it."""
         store = self._store
-        seen = store.head(MANIFEST_FILE)  # before its content: if it changes in between, `finish` learns of it
-        self._seen = "" if seen is None else seen.identity
-        self._manifest = store.get(MANIFEST_FILE)
+        seen = store.stat(MANIFEST_FILE)  # before its content: if it changes in between, `finish` learns of it
+        self._seen = "" if seen is None else seen.version
+        self._manifest = self._content(MANIFEST_FILE)
         if not self._is_shared:
             self._mark()
             if self._manifest is None:  # else they wait in a folder, which is listed in the end
                 self._earlier = self._named_in(_EARLIER) | self._named_in(_PLAN)
-        self._before = _objects(store.get(_OBJECTS), store.url_of(_OBJECTS))
+        self._before = _objects(store)
         entries = self._work / "shards"
         here, aside = _content(self._folder / MANIFEST_FILE), _content(entries / MANIFEST_FILE)
         replaced: dict[str, ShardFiles] = {}
         if self._manifest is not None and self._manifest not in (here, aside):
             self._start_over(self._manifest)
-        elif self._manifest is aside is None and (before := store.get(_ASIDE)) is not None and here in (None, before):
+        elif (
+            self._manifest is aside is None and (before := self._content(_ASIDE)) is not None and here in (None, before)
+        ):
             entries.mkdir(exist_ok=True)
             with commit(entries / MANIFEST_FILE) as file:
                 file.write(before)
             (self._folder / MANIFEST_FILE).unlink(missing_ok=True)  # here: that of the run before the killed one
-            manifest = Manifest.parse(before, store.url_of(_ASIDE), strict=False)
+            manifest = Manifest.parse(before, store.place(_ASIDE), strict=False)
             self._stand_in_all(manifest)
             replaced = by_shard(manifest.all_files)
         self._compare()
@@ -353,7 +427,7 @@ class RemoteOutput:
 
     def _mark(self) -> None:
         mark = {"run": self._run, "pid": os.getpid(), "host": platform.node()}
-        self._store.put(_RUN, render_json(mark))
+        self._store.write(_RUN, render_json(mark))
 
     def share(self, run: str, folder: str) -> None:
         """Mark the store as that of all tasks of one plan.
@@ -370,12 +444,15 @@ class RemoteOutput:
             return
         self._mark()
 
+    def _content(self, name: str) -> bytes | None:
+        return self._store.read_if_there(name, _MOST_BYTES)
+
     def _start_over(self, content: bytes) -> None:
         """Make the scratch folder that of the dataset in the store: another machine has finished it."""
         try:
-            manifest = Manifest.parse(content, self._store.url_of(MANIFEST_FILE))
+            manifest = Manifest.parse(content, self._store.place(MANIFEST_FILE))
         except CorruptDataError as error:
-            place = self._store.url_of(MANIFEST_FILE)
+            place = self._store.place(MANIFEST_FILE)
             if not is_manifest(content):
                 raise OutputError(
                     f"{place} is not a manifest of datamat, and this run would overwrite it; move it away, or give "
@@ -425,8 +502,8 @@ class RemoteOutput:
         def fetch(name: str) -> None:
             path = names[name]
             if not pathlib.PurePosixPath(os.path.normpath(path)).is_relative_to(self._folder):
-                raise CorruptDataError(f"{self._store.url_of(_OBJECTS)} names {name!r}, which is no file of a dataset")
-            content = self._store.get(name)
+                raise CorruptDataError(f"{self._store.place(_OBJECTS)} names {name!r}, which is no file of a dataset")
+            content = self._content(name)
             if content is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with commit(path) as file:
@@ -500,12 +577,12 @@ class RemoteOutput:
             self._record(shard, is_held=True).unlink()
 
     def _is_whole(self, name: str, wanted: StoredObject) -> bool:
-        found = self._store.head(name)
+        found = self._store.stat(name)
         if found is None or found.num_bytes != wanted.num_bytes:
             return False
-        if found.checksum and wanted.checksum:
-            return found.checksum == wanted.checksum
-        return not wanted.identity or found.identity == wanted.identity
+        if wanted.identity:
+            return found.version == wanted.identity
+        return _checksum_of(self._store, name, wanted.num_bytes) == wanted.checksum
 
     def adopt_made(self, plan: Plan, made: Mapping[str, StoredShard], *, are_held: bool) -> None:
         """Take over the shards of a plan that tasks have made; nothing else that these have uploaded counts.
@@ -548,7 +625,7 @@ class RemoteOutput:
 
     def _adopt_named(self, shard: ShardSpec) -> None:
         for is_held, folder in ((False, _ENTRIES), (True, _HELD)):
-            content = self._store.get(f"{folder}/{shard.name}.json")
+            content = self._content(f"{folder}/{shard.name}.json")
             if content is not None and self._adopt(content, shard.fingerprint, is_held=is_held):
                 return
 
@@ -559,7 +636,7 @@ class RemoteOutput:
 
     def _adopt(self, content: bytes, fingerprint: str, *, is_held: bool) -> bool:
         with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, CorruptDataError):
-            stored = StoredShard.from_json(parse_json(content, self._store.url))
+            stored = StoredShard.from_json(parse_json(content, str(self._store)))
             if self._has_whole(stored, fingerprint):
                 self._enter(stored, is_held=is_held)
                 return True
@@ -589,10 +666,10 @@ class RemoteOutput:
                 stored = dataclasses.replace(made, folder="", objects=self._copied(made))
                 if stored.objects.keys() != made.objects.keys():
                     return  # they are gone since: the run makes it again
-            self._store.put(f"{_HELD if is_held else _ENTRIES}/{shard}.json", render_json(stored.to_json()))
+            self._store.write(f"{_HELD if is_held else _ENTRIES}/{shard}.json", render_json(stored.to_json()))
             self._enter(stored, is_held=is_held)
             if not is_held:
-                self._store.delete(f"{made.folder}{name}" for name in made.objects)
+                _each(self._store.delete, [f"{made.folder}{name}" for name in made.objects])
 
     def _forget_made(self, shard: str) -> None:
         """Forget a shard that this task has uploaded to its folder: another task may have been the first."""
@@ -607,15 +684,15 @@ class RemoteOutput:
 
     def _named_in(self, name: str) -> set[str]:
         with contextlib.suppress(ValueError, TypeError, LookupError):
-            return {str(shard["name"]) for shard in parse_json(self._store.get(name) or b"[]", name)}
+            return {str(shard["name"]) for shard in parse_json(self._content(name) or b"[]", name)}
         return set()
 
     def show_plan(self, plan: Plan) -> None:
         """Write down what this run makes, for whoever asks how far it is."""
         if earlier := sorted(self._earlier - {shard.name for shard in plan.shards}):
-            self._store.put(_EARLIER, render_json([{"name": name} for name in earlier]))
+            self._store.write(_EARLIER, render_json([{"name": name} for name in earlier]))
         _check_mark(self._store, self._run)
-        self._store.put(_PLAN, render_snapshot(plan))
+        self._store.write(_PLAN, render_snapshot(plan))
 
     # ------------------------------------------------------------ shards
 
@@ -650,11 +727,11 @@ class RemoteOutput:
         """Remove the manifest, of which a copy stays, and files that describe it: a shard that it lists changes."""
         if self._manifest is not None:
             _check_mark(self._store, self._run)
-            self._store.put(_ASIDE, self._manifest)
+            self._store.write(_ASIDE, self._manifest)
             _check_mark(self._store, self._run)
-            self._store.delete([MANIFEST_FILE])
+            self._store.delete(MANIFEST_FILE)
             self._manifest, self._seen = None, ""
-        self._store.delete(names)
+        _each(self._store.delete, names)
 
     def replace(self, gone: Iterable[str], held: Iterable[ShardFiles]) -> None:
         """Delete the shards that go, and then give those that wait their names.
@@ -666,9 +743,10 @@ class RemoteOutput:
 
         def delete(name: str) -> None:
             _check_mark(self._store, self._run)
-            # Who is stopped right here, and goes on after another run, does not delete what that has put there.
-            before = self._before.get(name)
-            self._store.delete_known(name, "" if before is None else before.identity)
+            # Who was stopped before this, and goes on after another run, does not delete what that has put there.
+            before, found = self._before.get(name), self._store.stat(name)
+            if found is not None and (before is None or before.identity in {"", found.version}):
+                self._store.delete(name)
 
         def give_name(shard: str) -> None:
             _check_mark(self._store, self._run)
@@ -676,7 +754,7 @@ class RemoteOutput:
             known = self._copied(held)
             if missing := sorted(held.objects.keys() - known.keys()):
                 raise OutputError(
-                    f"{self._store.url_of(f'{held.folder}{missing[0]}')} was uploaded, and is gone or another one now; "
+                    f"{self._store.place(f'{held.folder}{missing[0]}')} was uploaded, and is gone or another one now; "
                     "something else deletes or writes there: end that, and run again"
                 )
             self._name(shard, known)
@@ -688,26 +766,24 @@ class RemoteOutput:
         """Note that the objects of a shard that waited have their names, and delete those that had others."""
         held = self._known(shard, is_held=True)
         self._remember(shard, _Uploads("", known), is_held=False)
-        if (content := self._store.get(f"{_HELD}/{shard}.json")) is not None:
+        if (content := self._content(f"{_HELD}/{shard}.json")) is not None:
             # By which another machine finds it, if this one is killed before it has written the manifest.
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                entry = {**parse_json(content, self._store.url), "folder": "", "objects": _rendered(known)}
-                self._store.put(f"{_ENTRIES}/{shard}.json", render_json(entry))
-        self._store.delete([f"{_HELD}/{shard}.json", *(f"{held.folder}{name}" for name in held.objects)])
+                entry = {**parse_json(content, str(self._store)), "folder": "", "objects": _rendered(known)}
+                self._store.write(f"{_ENTRIES}/{shard}.json", render_json(entry))
+        _each(self._store.delete, [f"{_HELD}/{shard}.json", *(f"{held.folder}{name}" for name in held.objects)])
         self._record(shard, is_held=True).unlink(missing_ok=True)
 
     def _copied(self, uploads: _Uploads | StoredShard) -> dict[str, StoredObject]:
         """Copy objects to where readers look for them, as far as they are whole; return those that are there then."""
         known = {}
         for name, wanted in uploads.objects.items():
-            found = self._store.head(name)
-            is_there = found is not None and found.checksum and found.checksum == wanted.checksum
-            if not is_there and self._is_whole(f"{uploads.folder}{name}", wanted):
+            if self._is_whole(f"{uploads.folder}{name}", wanted):
                 self._store.copy(f"{uploads.folder}{name}", name)
-                found = self._store.head(name)
-            is_it = found is not None and found.num_bytes == wanted.num_bytes
-            if found is not None and is_it and found.checksum in {"", wanted.checksum}:
-                known[name] = dataclasses.replace(found, checksum=wanted.checksum)
+            elif not self._is_whole(name, dataclasses.replace(wanted, identity="")):  # copied before a kill
+                continue
+            if (found := self._store.stat(name)) is not None and found.num_bytes == wanted.num_bytes:
+                known[name] = dataclasses.replace(wanted, identity=found.version)
         return known
 
     # ------------------------------------------------------------ the end
@@ -730,7 +806,7 @@ class RemoteOutput:
             if before is not None and is_known and self._is_whole(name, before):
                 objects[name] = before
                 continue
-            objects[name] = dataclasses.replace(self._sent(path, name, checksum), checksum=checksum)
+            objects[name] = self._sent(path, name, checksum)
         left = self._left(shards, objects)
         is_same = not self._is_changed and objects == self._before and content == self._manifest
         if is_same and not left:
@@ -741,21 +817,21 @@ class RemoteOutput:
             self._sent(path, MANIFEST_FILE, digest_file(path), replaces=self._seen)
             _check_mark(self._store, self._run)
         stale = [name for name in self._before if name not in objects]
-        _each(lambda name: self._store.delete([name]), [*stale, *(name for names in left.values() for name in names)])
+        _each(self._store.delete, [*stale, *(name for names in left.values() for name in names)])
         # After the objects that they name: what a kill leaves of those is found by them.
         stale = [*{_ASIDE, *(f"{_ENTRIES}/{shard}.json" for shard in shards), *left}]
-        _each(lambda name: self._store.delete([name]), stale)
+        _each(self._store.delete, stale)
         # After what is stale is gone: a run that finds other objects here than it knows of has that to do again.
-        self._store.put(_OBJECTS, render_json(_rendered(objects)))
+        self._store.write(_OBJECTS, render_json(_rendered(objects)))
 
     def _sent(self, path: pathlib.Path, name: str, checksum: str, *, replaces: str | None = None) -> StoredObject:
-        """Upload a file as `ObjectStore.upload` does, unless another run has begun since."""
+        """Upload a file as `_sent` does, unless another run has begun since."""
 
         def check() -> None:
             _check_mark(self._store, self._run)
 
         try:
-            return self._store.upload(path, name, checksum, replaces=replaces, check=check)
+            return _sent(self._store, path, name, checksum, check, replaces)
         except OutputError:
             check()  # which says that it was another run
             raise
@@ -772,17 +848,16 @@ class RemoteOutput:
         """
         left: dict[str, list[str]] = {}
         with contextlib.suppress(OutputError):
-            for folder in (_ENTRIES, _HELD, STAGED):
-                left |= {f"{folder}/{name}": [] for name in self._store.listed(folder)}
-            left |= {name: [] for name in (_PLAN, _EARLIER) if self._store.head(name) is not None}
+            for folder in (_ENTRIES, _HELD):
+                left |= {f"{folder}/{name}": [] for name in self._store.list(folder, deep=True) or ()}
+            left |= {name: [] for name in (_PLAN, _EARLIER) if self._store.stat(name) is not None}
             if earlier := self._earlier.difference(shards):
-                there = [name for name in self._store.listed("") if "/" not in name]
-                left |= {name: [] for name in there if name.partition(".")[0] in earlier}
+                left |= {name: [] for name in self._store.list() or () if name.partition(".")[0] in earlier}
 
             def follow(name: str) -> None:
                 shard = pathlib.PurePosixPath(name).stem
                 with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, CorruptDataError):
-                    stored = StoredShard.from_json(parse_json(self._store.get(name) or b"", name))
+                    stored = StoredShard.from_json(parse_json(self._content(name) or b"", name))
                     if not stored.folder:
                         named = [one for one in stored.objects if one.partition(".")[0] == shard]
                         left[name] = [one for one in named if one not in objects]
@@ -809,27 +884,27 @@ class RemoteOutput:
                 _check_mark(self._store, self._run)
             for path in kept:
                 if path.is_file():
-                    self._store.upload(path, path.relative_to(self._folder).as_posix(), digest_file(path))
+                    self._store.write_file(path.relative_to(self._folder).as_posix(), path)
         except OutputLockedError:
             return
         except OutputError as error:
             self._logger.warning("%s; the next run uploads what is missing", error)
 
 
-def forget_objects(store: ObjectStore, names: Collection[str]) -> None:
+def forget_objects(store: Folder, names: Collection[str]) -> None:
     """Have the next run upload files again that a finished dataset has, unless they are there as they should be."""
-    objects = _objects(store.get(_OBJECTS), store.url_of(_OBJECTS))
+    objects = _objects(store)
     if objects.keys() & names:
-        store.put(_OBJECTS, render_json(_rendered({name: objects[name] for name in objects.keys() - names})))
+        store.write(_OBJECTS, render_json(_rendered({name: objects[name] for name in objects.keys() - names})))
 
 
-def note_uploaded(store: ObjectStore, shards: Iterable[ShardFiles]) -> None:
+def note_uploaded(store: Folder, shards: Iterable[ShardFiles]) -> None:
     """Write the entries of shards that are in a store, by which the next run takes over those that are there whole."""
-    known = _objects(store.get(_OBJECTS), store.url_of(_OBJECTS))
+    known = _objects(store)
     for files in shards:
         objects = {name: found for name, found in known.items() if name.partition(".")[0] == files[0].name}
         objects |= {info.file: StoredObject(info.num_bytes, "", info.checksum) for info in files}
-        store.put(f"{_ENTRIES}/{files[0].name}.json", render_json(StoredShard(files, "", objects).to_json()))
+        store.write(f"{_ENTRIES}/{files[0].name}.json", render_json(StoredShard(files, "", objects).to_json()))
 
 
 def _each(call: Callable[[Any], Any], values: Iterable[Any]) -> None:
@@ -846,11 +921,12 @@ def _rendered(objects: Mapping[str, StoredObject]) -> dict[str, Any]:
     return {name: dataclasses.astuple(found) for name, found in objects.items()}
 
 
-def _objects(content: bytes | None, place: str) -> dict[str, StoredObject]:
+def _objects(store: Folder) -> dict[str, StoredObject]:
+    content = store.read_if_there(_OBJECTS, _MOST_BYTES)
     if content is None:
         return {}
     try:
-        return {name: StoredObject(*found) for name, found in parse_json(content, place).items()}
+        return {name: StoredObject(*found) for name, found in parse_json(content, store.place(_OBJECTS)).items()}
     except (ValueError, TypeError, AttributeError):
         return {}  # it only saves requests
 
