@@ -6,7 +6,7 @@ import logging
 
 import numpy as np
 import pytest
-from memory_s3 import s3
+from memory_store import s3
 from small_pairs import job, make_pairs
 
 from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, describe

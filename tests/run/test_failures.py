@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import sliced_job
-from memory_s3 import s3
+from memory_store import s3
 from prepared import Prepared
 
 import datamat

@@ -7,7 +7,7 @@ import shutil
 
 import pyarrow as pa
 import pytest
-from memory_s3 import s3
+from memory_store import s3
 from prepared import Prepared
 from pyarrow import parquet
 
@@ -119,7 +119,7 @@ def test_conversion_and_tasks_refuse_files_of_others(tmp_path):
 def test_store_refuses_objects_of_others(s3, tmp_path, name):
     """They stay, in a bucket as on a disk; the source of a run in the bucket does, too."""
     place, url = f"bucket/sets/one/{FOREIGN[name][0]}", "s3://bucket/sets/one"
-    s3.put_object(place, b"mine")
+    s3.put(place, b"mine")
     options = {"name": "cats", "scratch": tmp_path / "scratch", **HERE}
 
     for _ in range(2):
