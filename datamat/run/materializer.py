@@ -129,6 +129,7 @@ class Materializer:
     ) -> None:
         from datamat.directory.mirror import mirrored, urls_in_errors
         from datamat.directory.rows import links_followed
+        from datamat.folders.urls import scheme_of
         from datamat.plan.job import Job, checked_version, resolve_formats
         from datamat.plan.pipeline import Pipeline
         from datamat.transforms.augmenter import field_names
@@ -145,7 +146,7 @@ class Materializer:
             raise OptionError("output is missing; name the folder of the finished shards, as in output='out/mine'")
         source = _absolute(source) if isinstance(source, (str, os.PathLike)) else source
         store, folder = output_place(output, storage_options, None)
-        if source_options is None and (store is None or str(source).startswith(f"{store.scheme}:")):
+        if source_options is None and (store is None or scheme_of(str(source)) == scheme_of(str(store))):
             source_options = storage_options
         self._given = _Given(source, output, storage_options, source_options)
         mirror = mirrored(source, source_options, None)

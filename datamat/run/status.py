@@ -46,7 +46,7 @@ from datamat.directory.manifest import (
     is_being_replaced,
 )
 from datamat.errors import CorruptDataError, OutputError, count_of, join_problems
-from datamat.folders import AbsentError, LocalFolder, open_folder
+from datamat.folders import LocalFolder, open_folder
 from datamat.plan.changes import (
     NOT_MADE,
     PlannedShard,
@@ -422,25 +422,22 @@ class _StoredOutput:
         return {}
 
     def _last_run(self) -> tuple[tuple[LedgerEntry, ...], str]:
-        try:
-            found = self._work.stat(LEDGER_FILE)
-            size = 0 if found is None else found.num_bytes
-            start = max(size - _TAIL_BYTES, 0)
-            content = self._work.read_range(LEDGER_FILE, start, size)
-        except AbsentError:
+        there = self._work.stat(LEDGER_FILE)
+        if there is None:
             return (), ""
+        start = max(there.num_bytes - _TAIL_BYTES, 0)
+        content = self._work.read_range(LEDGER_FILE, start, there.num_bytes)
         content = content.partition(b"\n")[2] if start else content  # from the beginning of a line on
         return _last_run(parse_ledger(io.BytesIO(content), self._work.place(LEDGER_FILE), without="part_committed"))
 
     def _others(self) -> str:
         """Return what else is there, if there is no dataset."""
-        names = self._root.list()
-        if names is None:
+        files = self._root.list()
+        if files is None:
             return f"{self._root} has no {MANIFEST_FILE}, and web servers list nothing else"
-        if not names:
-            names = dict.fromkeys(f"{name.partition('/')[0]}/" for name in self._root.list(deep=True) or ())
+        names = [*files] or [*dict.fromkeys(f"{name.partition('/')[0]}/" for name in self._root.list(deep=True) or ())]
         return (
-            f"it holds {join_problems(list(names))}"
+            f"it holds {join_problems(names)}"
             if names
             else "the store has nothing there: correct the URL, or run the job"
         )
@@ -462,27 +459,17 @@ class _StoredOutput:
         return lock_holder(scratch_folder(self._root, None) / WORK / "lock")
 
     def _mark(self, events: Sequence[LedgerEntry]) -> str:
-        """Return who began to write last, and when there was the last sign of that; "" if its end is in the ledger."""
+        """Return who began to write last; "" if its end is in the ledger."""
         mark = self._read_mark()
         ended = dict(events[0].values) if events and events[-1].event in _ENDS else {}
         if not mark or (ended.get("host"), ended.get("pid")) == (mark.get("host"), mark.get("pid")):
             return ""
-        text = f"process {mark.get('pid')} on {mark.get('host')} began to write there last"
-        ages = {} if self._store is None else self._store.ages(WORK)
-        ages.pop("objects.json", None)
-        since = f"; its newest object is {_duration(min(ages.values()))} old" if ages else ""
-        return f"{text}{since}: whether it is still at work, a store does not show"
+        who = f"process {mark.get('pid')} on {mark.get('host')}"
+        return f"{who} began to write there last: whether it is still at work, a store does not show"
 
     def _plan(self) -> list[PlannedShard] | None:
         (value,) = self._contents(["plan.json"])
         return None if value is None else parse_snapshot(value)
-
-
-def _duration(seconds: float) -> str:
-    for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"
 
 
 def _made(

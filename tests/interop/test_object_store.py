@@ -11,11 +11,11 @@ import os
 import re
 
 import pytest
+from datamat.directory.stores import ObjectStore
 from store_cases import StoreCases
 from store_servers import KINDS
 
 from datamat import OutputError
-from datamat.directory.stores import ObjectStore
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")

@@ -15,12 +15,12 @@ import threading
 
 import pytest
 import sliced_job
+from datamat.directory.stores import ObjectStore
 from sliced_job import NUM_SHARDS, content, make_source, start_task
 
 from datamat import IncompleteRunError, OutputError, OutputLockedError
 from datamat import status as read_status
 from datamat.directory.ledger import read_ledger
-from datamat.directory.stores import ObjectStore
 
 s3fs = pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")

@@ -26,12 +26,12 @@ import psutil
 import pyarrow as pa
 import pytest
 from breaking_proxy import Proxy
+from datamat.directory.stores import ObjectStore
 from prepared import Prepared
 from store_servers import KINDS, Server
 
 from datamat import OptionError, OutputLockedError, ShardOptions, materialize
 from datamat.directory.files import digest_file
-from datamat.directory.stores import ObjectStore
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
