@@ -7,9 +7,9 @@ import hashlib
 import os
 
 import pytest
+from datamat.directory.stores import ObjectStore
 
 from datamat import OutputError
-from datamat.directory.stores import ObjectStore
 
 
 class StoreCases:

@@ -353,7 +353,7 @@ class Materializer:
         compared on any machine.
         """
         from datamat.directory.files import lock_holder
-        from datamat.run.slices import TaskBucket
+        from datamat.run.slices import session_of
         from datamat.run.status import compared_status, output_status
         from datamat.run.upload import laid_out
 
@@ -365,7 +365,7 @@ class Materializer:
             if (found := output_status(job)).state == "damaged":
                 return found
             with laid_out(job) as (copied, remote), copied.planned() as planned:
-                remote.note_made(planned.plan, TaskBucket(job.store).made())
+                remote.note_made(planned.plan, session_of(job).made())
                 remote.adopt(planned.plan)
                 return compared_status(planned)
         except SourceError as error:
@@ -446,11 +446,10 @@ class Materializer:
         from datamat.directory.verify import examine
         from datamat.run.repair import end_repair, prepare_stored_repair
         from datamat.run.run import work_folder
-        from datamat.run.slices import TaskBucket
+        from datamat.run.slices import session_of
 
         work, logger = work_folder(job.output), job.how.logger
-        if "create" in store.keeps:
-            TaskBucket(store).refuse_if_alive(logger)
+        session_of(job).refuse_if_alive(logger)
         report = None
         for _ in range(_MOST_ROUNDS):
             found = examine(store, deep=False, recomputed=None)

@@ -68,18 +68,9 @@ from datamat.run.receipts import DamagedPartError, Sealed, part_folder
 from datamat.run.repair import OtherBytesError, read_wanted
 from datamat.run.report import reporting
 from datamat.run.shards import ShardBuilder, begin_run
-from datamat.run.slices import (
-    TaskBucket,
-    TaskClaims,
-    TaskFolder,
-    TaskNumber,
-    adopt_slices,
-    is_shared,
-    remove_slices,
-    task_folder,
-)
+from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, session_of, task_folder
 from datamat.run.targets import claim_names, refuse_own_source
-from datamat.run.upload import Uploaded, UploadTask, opened_output
+from datamat.run.upload import StoredShard, Uploaded, UploadTask, opened_output
 
 if TYPE_CHECKING:
     import pathlib
@@ -300,15 +291,16 @@ def run_job(job: Job, tasks: Tasks, *, mode: Mode = "make", task: TaskNumber | N
     refuse_own_source(job)
     work_folder(job.output)
     with disk_errors_explained(job.output), locked(job.work / "lock"):
-        bucket = None if job.store is None or "create" not in job.store.keeps else TaskBucket(job.store)
-        if bucket is not None and task is None:
-            bucket.refuse_if_alive(job.how.logger)
+        session = session_of(job)
+        if task is None:
+            session.refuse_if_alive(job.how.logger)
         with opened_output(job) as remote:
-            report = _run_locked(job, tasks, mode, task, remote, bucket, began)
-            if bucket is not None and bucket.is_there and report.is_complete:
-                bucket.take_ledgers(job.work)
-        if bucket is not None and report.is_complete:  # once the ledger is uploaded
-            bucket.remove()
+            report = _run_locked(job, tasks, mode, remote, session, began)
+            if remote is not None and session.is_there and report.is_complete:
+                session.take_ledgers(job.work)
+        # Once the ledger is uploaded. What tasks have made on a disk is moved by now, whatever this run still lacks.
+        if report.is_complete or (session.is_local and task is None):
+            session.remove()
         return report
 
 
@@ -316,13 +308,12 @@ def _run_locked(
     job: Job,
     tasks: Tasks,
     mode: Mode,
-    task: TaskNumber | None,
     remote: RemoteOutput | None,
-    bucket: TaskBucket | None,
+    session: TaskSession,
     began: float,
 ) -> RunReport:
     how = job.how
-    slices = adopt_slices(job.output, is_last=task is not None)
+    session.adopt()
     finished = known_shards(job.output, job.work)
     refuse_other_dataset(job, finished)
     with reporting(job, began=began) as events:
@@ -333,8 +324,7 @@ def _run_locked(
             if mode != "repair":  # which restores what was there
                 claim_names(planned, *finished, job.store)
             if remote is not None:
-                if bucket is not None:
-                    remote.adopt_made(planned.plan, bucket.made(), are_held=bucket.replaces)
+                remote.adopt_made(planned.plan, session.made(), are_held=session.replaces)
                 remote.adopt(planned.plan)
             if mode == "finalize" and (lacking := [change.shard for change in find_changes(planned)]):
                 raise IncompleteRunError(
@@ -356,10 +346,7 @@ def _run_locked(
                 planned.plan.groups,
             )
         events.emit(PlanMade.of(planned.plan, planned.chosen))
-        report = Run(planned, tasks, events, remote, mode=mode).execute()
-        if slices is not None and (report.is_complete or task is None):  # else other tasks are at work
-            remove_slices(slices)
-        return report
+        return Run(planned, tasks, events, remote, mode=mode).execute()
 
 
 def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], task: TaskNumber) -> RunReport:
@@ -407,9 +394,9 @@ def _wait_for_others(shared: Job) -> None:
     """Wait while a task of the same output writes the manifest."""
     work_folder(shared.output)
     while holder := lock_holder(shared.work / "lock"):
-        if not is_shared(shared.work):
+        if not session_of(shared).is_there:
             time.sleep(_MOMENT_S)  # it may have come to its end
-            if lock_holder(shared.work / "lock") and not is_shared(shared.work):
+            if lock_holder(shared.work / "lock") and not session_of(shared).is_there:
                 raise _not_shared(shared, holder)
         if shared.how.deadline.has_come:
             return
@@ -477,10 +464,11 @@ class _Task:
         judge_existing(whole, finished)
         claim_names(whole, *finished, None)
         self._lacking = lacking = {change.shard for change in find_changes(whole)}
-        if not lacking and not is_shared(self._shared.work) and self._is_written(whole):
+        session = session_of(self._shared)
+        if not lacking and not session.is_there and self._is_written(whole):
             return None
         shards = [shard for shard in whole.chosen if shard.name in lacking]
-        return TaskClaims(whole, self._task, shards, TaskFolder(self._shared.work), self._own.work)
+        return TaskClaims(whole, self._task, shards, session, self._own.work)
 
     def _let_folder_go(self) -> None:
         shutil.rmtree(self._own.output, ignore_errors=True)
@@ -541,22 +529,22 @@ class _BucketTask(_Task):
         """Make and upload what this task can take; then write the manifest, or see another do so."""
         own = self._own
         assert own.store is not None
-        bucket = TaskBucket(own.store)
-        bucket.check()
+        session = session_of(own)
+        session.check()
         work_folder(own.output)
         with disk_errors_explained(own.output):
             with locked(own.work / "lock"), opened_output(own, is_shared=True) as remote:
                 assert remote is not None
                 with reporting(own, began=self._began) as events:
-                    report, claims, planned = self._share_made(tasks_of, events, remote, bucket)
+                    report, claims, planned = self._share_made(tasks_of, events, remote, session)
             if claims is not None:
-                bucket.send_ledger(own.work)
+                session.send_ledger(own.work)
                 # With include or exclude, the rest may be for others, whose workers the last run would stop.
                 if not report.stopped and claims.are_done(self._lacking):
                     with contextlib.closing(claims):
                         self._finish(claims, tasks_of)
             if claims is None or claims.is_over:  # what a killed one left, or this one has shown since
-                bucket.remove()
+                session.remove()
             report = self._completed(report, planned)
             if report.is_complete:
                 with contextlib.suppress(OutputLockedError), locked(own.work / "lock"):
@@ -564,7 +552,7 @@ class _BucketTask(_Task):
         return report
 
     def _share_made(
-        self, tasks_of: Callable[[Job], Tasks], events: RunEvents, remote: RemoteOutput, bucket: TaskBucket
+        self, tasks_of: Callable[[Job], Tasks], events: RunEvents, remote: RemoteOutput, session: TaskSession
     ) -> tuple[RunReport, TaskClaims | None, PlannedJob]:
         own = self._own
         empty_folder(own.work / "rows")
@@ -574,18 +562,18 @@ class _BucketTask(_Task):
         judge_existing(planned, finished)
         claim_names(planned, *finished, own.store)
         self._lacking = lacking = {change.shard for change in find_changes(planned)}
-        if not lacking and not bucket.is_there and self._is_written(planned):
+        if not lacking and not session.is_there and self._is_written(planned):
             events.emit(PlanMade.of(planned.plan, planned.chosen))
             report = events.tally.report(own, is_complete=True, stopped="")
             events.emit(RunEnded(report=report, error=None))
             return report, None, planned
         shards = [shard for shard in planned.chosen if shard.name in lacking]
-        claims = TaskClaims(planned, self._task, shards, bucket, own.work)
+        claims = TaskClaims(planned, self._task, shards, session, own.work)
         events.emit(PlanMade.of(planned.plan, planned.chosen))
         with contextlib.closing(claims):
             # Else this one would take the mark of the one that writes the manifest, or of a run after that.
             if not claims.is_over and not claims.are_all_done:
-                remote.share(claims.run, bucket.made_folder(own.work))
+                remote.share(claims.run, session.made_folder(own.work))
             write_snapshot(own.work / "rows", planned.plan)
             run = Run(planned, tasks_of(own), events, remote, claims)
             return self._made(run, claims), claims, planned
@@ -784,7 +772,8 @@ class Run:
         if self._claims is not None:
             self._events.sync()  # before the shard counts
             is_held, remote = shard.name in self._held, self._remote
-            self._claims.finish(shard.name, files, None if remote is None else remote.stored(files, is_held=is_held))
+            stored = StoredShard(files, "", {}) if remote is None else remote.stored(files, is_held=is_held)
+            self._claims.finish(shard.name, stored)
         self._events.emit(ShardFinished.of(shard, files, is_reused=is_reused, is_held=shard.name in self._held))
 
     def _set_complete(self, shard: ShardSpec, files: ShardFiles, *, is_reused: bool) -> None:

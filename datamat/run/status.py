@@ -60,7 +60,7 @@ from datamat.plan.changes import (
 )
 from datamat.run.receipts import Receipt, part_folder
 from datamat.run.report import describe_dropped
-from datamat.run.slices import TaskBucket, is_shared, slices_folder
+from datamat.run.slices import TaskSession, slices_folder
 from datamat.run.upload import scratch_folder
 from datamat.values import frozen
 
@@ -114,7 +114,7 @@ class Status:
         obsolete: shards that are there but no longer in the plan; `run` removes them.
         note: why this status is incomplete; "" if it is complete.
         tasks: of unfinished tasks that share the output: name, the process at work ("" if there is none), and number of
-            finished shards.
+            finished shards. In a store, a killed process counts as at work until another task takes over its shards.
         failures: the skipped or quarantined samples of what is done; of a complete output as `datamat.failures` gives
             them, as far as its ledgers can be read.
     """
@@ -240,7 +240,7 @@ def folder_status(
     output = pathlib.Path(path)
     work = output / WORK
     events, note = _last_run(read_ledger(work / LEDGER_FILE, without="part_committed"))
-    tasks, shared = _read_tasks(work) if store is None else TaskBucket(store).tasks()
+    tasks, shared = TaskSession(LocalFolder(output) if store is None else store).tasks()
     holder = lock_holder(work / "lock") or next((holder for _, holder, _ in tasks if holder), "")
     state: State = "unfinished"
     if holder or not tasks:
@@ -339,7 +339,7 @@ class _StoredOutput:
         except CorruptDataError as error:
             is_damaged, note = True, str(error)
         before = {} if visible is None else by_shard(visible.all_files)
-        tasks, shared = ((), {}) if self._names is None else TaskBucket(self._root).tasks()
+        tasks, shared = ((), {}) if self._names is None else TaskSession(self._root).tasks()
         made = {**self._entries(HELD), **self._entries("shards"), **shared}
         made = {name: files for name, files in made.items() if files != before.get(name)}
         holder = self._holder() or next((holder for _, holder, _ in tasks if holder), "")
@@ -505,22 +505,6 @@ def _failures_of(there: Iterable[ShardFiles | Receipt], ledgers: Iterable[tuple[
 def _entries(folder: Folder, ledger: str) -> Iterator[LedgerEntry]:
     with contextlib.suppress(OSError, CorruptDataError):  # of the ledger of the output, `note` says so
         yield from ledger_in(folder, ledger, without="part_committed")
-
-
-def _read_tasks(work: pathlib.Path) -> tuple[tuple[tuple[str, str, int], ...], dict[str, ShardFiles]]:
-    """Return the tasks that share an output, and the shards that they have finished, by name."""
-    if not is_shared(work):
-        return (), {}
-    folder = slices_folder(work)
-    shared: dict[str, ShardFiles] = {}
-    made: collections.Counter[str] = collections.Counter()
-    for path in sorted(folder.glob("done/*.json")):
-        with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # gone, or damaged
-            found = read_json(path)
-            shared[path.stem] = tuple(ShardInfo.from_json(info) for info in found["files"])
-            made[found["task"]] += 1
-    names = sorted(path.name for path in folder.glob("task-*"))
-    return tuple((name, lock_holder(folder / name / WORK / "lock"), made[name]) for name in names), shared
 
 
 def _last_run(entries: Iterable[LedgerEntry]) -> tuple[tuple[LedgerEntry, ...], str]:

@@ -63,7 +63,7 @@ def start(source, output, tmp_path):
 
 
 def _num_done(output):
-    return len(list((output / ".datamat/slices/done").glob("*.json")))
+    return len(list((output / ".datamat/slices").glob("*/done/*.json")))
 
 
 def _is_as_wanted(output, wanted):
@@ -179,8 +179,8 @@ def test_stopped_task_that_wakes_early_shares_on(wanted, output, start, executor
 def test_leaving_task_gives_its_leases_back_at_once(source, wanted, output, start):
     """It ends by a signal in mid-shard: nobody waits until its leases, of an hour, expire."""
     code, _ = start(0, 10, TERM, lease_s=3600).wait()
-    held = {path.name for path in (output / ".datamat/slices/leases").iterdir()}
-    done = {f"{path.stem}.00000" for path in (output / ".datamat/slices/done").iterdir()}
+    held = {path.name for path in (output / ".datamat/slices").glob("*/leases/*")}
+    done = {f"{path.stem}.00000" for path in (output / ".datamat/slices").glob("*/done/*")}
 
     report = _run(source, output, lease_s=3600, deadline=60)
 

@@ -1,24 +1,24 @@
 """Tasks that share an output in a bucket: of two that made one shard, the first counts; what is left of others goes.
 
-The store is an S3 in memory, and the other task runs when a request of the first arrives. In
+The store is a server of this process, and the other task runs when a request of the first arrives. In
 `interop/test_shared_bucket.py`, the tasks are processes.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
+import types
 
 import pytest
 import sliced_job
-from memory_s3 import s3
+from loopback_s3 import s3
 
-from datamat import OptionError, OutputLockedError, get_logger
+from datamat import OptionError, OutputLockedError
 from datamat.directory.files import locked
-from datamat.directory.stores import ObjectStore
+from datamat.folders import open_output
 from datamat.options import RunOptions
-from datamat.run.slices import TaskBucket
+from datamat.run.slices import TaskClaims, TaskNumber, TaskSession
 from datamat.testing import InlineExecutor
 
 __all__ = ["s3"]
@@ -98,45 +98,52 @@ def test_tasks_make_the_set_of_an_ordinary_run(s3, source, run, tmp_path):
     assert run(0, "third").did_nothing
 
 
-def test_ordinary_run_is_refused_while_a_task_shows_life(s3, source, tmp_path):
+@pytest.fixture
+def claims(s3, tmp_path):
+    """Return the claims of a task, of a session that has begun if none had."""
+    planned = types.SimpleNamespace(
+        job=types.SimpleNamespace(place=URL), plan=types.SimpleNamespace(name="n", shards=[]), manifest_digests={}
+    )
+    return lambda lease_s=60.0: TaskClaims(
+        planned, TaskNumber(1, 2, lease_s), [], TaskSession(open_output(URL)), tmp_path
+    )
+
+
+def test_ordinary_run_is_refused_while_a_task_shows_life(s3, source, claims, tmp_path):
     """On whatever host it is; one that has left is not waited for."""
-    there = TaskBucket(ObjectStore(URL))
-    there.agree({"plan": "", "ingredients": {}, "lease_s": 60.0})
-    number, ended = itertools.count(), threading.Event()
+    task = claims(lease_s=6.0)
 
-    def live():
-        while not ended.wait(0.05):
-            there.show("token", f"{next(number)} task-00001, process 7 on far")
-        there.leave("token")
+    def meet(operation, path):
+        if operation == "list_objects_v2" and path.endswith("/heartbeats/"):
+            task.close()
+            task.beat()
 
-    task = threading.Thread(target=live)
-    task.start()
-    try:
-        while not there.names("beats"):
-            pass
-        with pytest.raises(OutputLockedError, match=r"tasks, and one is alive \(task-00001, process 7 on far\)"):
-            sliced_job.job(source, URL, scratch=tmp_path / "a", executor=InlineExecutor()).run(progress=False)
-    finally:
-        ended.set()
-        task.join()
+    s3.meet = meet
+    job = sliced_job.job(source, URL, scratch=tmp_path / "a", executor=InlineExecutor())
 
-    TaskBucket(ObjectStore(URL)).refuse_if_alive(get_logger())
+    with pytest.raises(OutputLockedError, match=r"tasks, and one is alive \(task-00001, process \d+ on "):
+        job.run(progress=False)
+    s3.meet = lambda operation, path: None
+    task.close()
+    assert job.run(progress=False).is_complete
 
 
-def test_what_is_left_of_an_ended_session_goes(s3):
+def test_what_is_left_of_an_ended_session_goes(s3, claims):
     """Of one that was killed while it cleared up, or woke later; not that of the present one."""
-    store = ObjectStore(URL)
-    ended, present = TaskBucket(store), TaskBucket(store)
-    ended.agree({"lease_s": 1.0})
-    ended.create("leases/one.00000", "mine")
-    store.delete([".datamat/slices/plan.json"])
-    present.agree({"lease_s": 1.0})
-    present.create("leases/two.00000", "mine")
+    claims()
+    ended = TaskSession(open_output(URL))
+    del s3.objects[f"{ROOT}.datamat/slices/plan.json"]
+    before = {*s3.objects}
+    claims()
+    present = TaskSession(open_output(URL))
 
     ended.remove()
 
-    assert present.names("leases") == ["two.00000"]
-    assert len(s3.objects) == 2
+    assert before
+    assert not before & {*s3.objects}
+    assert [name.rpartition("/")[2].partition(".")[0] for name in sorted(s3.objects)] == ["task-00001", "plan"]
+    assert present.is_there
+    assert not present.is_over
     present.remove()
     assert not s3.objects
 
@@ -148,7 +155,7 @@ def test_store_without_conditions_is_refused(s3, run, tmp_path, monkeypatch):
     with pytest.raises(OptionError, match=message % memory):
         run(0, "a", memory)
 
-    monkeypatch.setattr(s3, "check", lambda path, values: None)
+    monkeypatch.setattr(s3, "check", lambda path, headers: None)
     with pytest.raises(OptionError, match=message % URL):
         run(0, "b")
     s3.meet = lambda operation, path: 501 if operation == "put_object" else None

@@ -1729,9 +1729,9 @@ DEFECTS = {
         Defect(
             "later-task-counts",
             "of two tasks that uploaded a shard, the later one counts: it may lack rows of which the other has all",
-            "datamat.run.slices:TaskBucket.finish",
-            replace("self._store.create(__name, note)", "self._store.put(__name, note)"),
-            "tests/run/test_task_bucket.py::test_later_of_two_that_made_a_shard_does_not_count",
+            "datamat.run.slices:TaskSession.finish",
+            replace('self._output.write(__name, __note, "create")', "self._output.write(__name, __note)"),
+            "tests/run/test_claims.py::test_first_of_two_that_made_a_shard_counts",
         ),
         Defect(
             "tasks-upload-to-one-name",
