@@ -413,7 +413,7 @@ class TaskSession:
             OutputError: they make something else; says what differs.
         """
         shards = [[shard.name, shard.fingerprint, shard.num_rows] for shard in planned.plan.shards]
-        mine = {
+        mine: dict[str, Any] = {
             "name": planned.plan.name,
             "plan": xxhash.xxh3_128_hexdigest(json.dumps(shards).encode()),
             "ingredients": planned.manifest_digests,

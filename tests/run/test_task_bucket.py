@@ -61,23 +61,26 @@ def check(s3, source, tmp_path, **options):
 def test_later_of_two_that_made_a_shard_does_not_count(s3, source, run, tmp_path, monkeypatch):
     """It is held in the upload of the shard, which lacks rows, and writes the manifest in the end."""
     monkeypatch.setenv("SLICES_FAIL", "0123456")
-    goes_on = threading.Event()
+    began, goes_on = threading.Event(), threading.Event()
 
     def meet(operation, path):
-        if operation != "put_object" or not path.endswith(".tfrecord"):
+        if operation != "put_object":
             return
-        late = {*threading.enumerate()} - {threading.current_thread()}  # they show that the first task is alive
-        s3.meet = lambda operation, path: goes_on.wait() and None if threading.current_thread() in late else None
-        with monkeypatch.context() as patch:
-            patch.delenv("SLICES_FAIL")
-            shard = names(s3, "leases")[0].partition(".")[0]
-            other = run(1, "other", lease_s=1, errors="skip", include=[shard])
-            assert (other.num_shards_written, other.num_failed) == (1, 0)
-        goes_on.set()
+        if "/heartbeats/task-00000" in path and began.is_set():
+            goes_on.wait()
+        if path.endswith(".tfrecord") and not began.is_set():
+            began.set()
+            with monkeypatch.context() as patch:
+                patch.delenv("SLICES_FAIL")
+                shard = names(s3, "leases")[0].partition(".")[0]
+                others.append(run(1, "other", lease_s=1, errors="skip", include=[shard]))
+            goes_on.set()
 
+    others = []
     s3.meet = meet
     report = run(0, "late", lease_s=1, errors="skip")
 
+    assert [(other.num_shards_written, other.num_failed) for other in others] == [(1, 0)]
     assert report.is_complete
     monkeypatch.delenv("SLICES_FAIL")
     sliced_job.job(source, tmp_path / "whole", executor=InlineExecutor(), errors="skip").run(progress=False)
@@ -114,7 +117,7 @@ def test_ordinary_run_is_refused_while_a_task_shows_life(s3, source, claims, tmp
     task = claims(lease_s=6.0)
 
     def meet(operation, path):
-        if operation == "list_objects_v2" and path.endswith("/heartbeats/"):
+        if operation == "list_objects_v2":
             task.close()
             task.beat()
 
