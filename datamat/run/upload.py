@@ -498,7 +498,7 @@ class RemoteOutput:
                 known = of_shard.get(shard, {})
                 if any(info.file not in known or known[info.file].checksum != info.checksum for info in files):
                     # They are of a dataset before this one: a kill came between its manifest and `objects.json`.
-                    known = {info.file: found for info in files if (found := _found(self._store, info))}
+                    known = {info.file: there for info in files if (there := _found(self._store, info))}
                 if all(info.file in known for info in files):
                     self._stand_in(StoredShard(files, "", known), is_held=False)
         self._fetch(
