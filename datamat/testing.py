@@ -1532,9 +1532,9 @@ class FolderConformance:
             _compare(folder.stat(f"to/{name}"), Stat(size, version), f"{name}: size and version")
             _compare(folder.read(f"to/{name}", size), content, f"{name}: content")
             with _raises(ExistsError, name, f"a second creation of the {name} file"):
-                folder.write_file(f"to/{name}", tmp_path / "small", "create")
+                folder.write_file(f"to/{name}", tmp_path / name, "create")
             with _raises(ChangedError, name, f"a replacement of another version of the {name} file"):
-                folder.write_file(f"to/{name}", tmp_path / "small", ReplaceIf("nonsense"))
+                folder.write_file(f"to/{name}", tmp_path / name, ReplaceIf("nonsense"))
             folder.write_file(f"to/{name}", tmp_path / name, ReplaceIf(version))
         folder.write_file("to/small", tmp_path / "large")
         _compare(folder.read("to/small", self.large_bytes), content, "content of a replaced file")
