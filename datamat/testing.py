@@ -1671,15 +1671,8 @@ class SidecarConformance:
     ) -> dict[str, bytes]:
         """Run a small job with a sidecar, and return the files that it owns."""
         sidecar = sidecar or self.make_sidecar()
-        with concurrent.futures.ThreadPoolExecutor(1) as executor:
-            Materializer(
-                _Numbers(),
-                num_rows,
-                output,
-                format=format_name,
-                shards=num_shards,
-                sidecars=[sidecar],
-            ).run(executor=executor, progress=False)
+        options: dict[str, Any] = {"format": format_name, "shards": num_shards, "sidecars": [sidecar]}
+        Materializer(_Numbers(), num_rows, output, **options).run(executor=InlineExecutor(), progress=False)
         files = sidecar(Manifest.read(output))
         return {
             name: content if isinstance(content, bytes) else content.make(output / content.shard.file)
