@@ -429,7 +429,7 @@ class TaskSession:
                 self._output.write(_PLAN, render_json(mine), "create")
             self._plan = self._read() or mine  # the second where another has cleared up
         if self._plan.get("plan") != mine["plan"]:
-            changes = changed_digests(self._plan["ingredients"], planned.manifest_digests, augmented=True)
+            changes = changed_digests(dict(self._plan["ingredients"]), planned.manifest_digests, augmented=True)
             why = "; ".join(changes) or "its rows or the layout of its shards differ"
             raise OutputError(
                 f"{planned.job.place} is being made by tasks of another definition than that of this one: {why}. Give "

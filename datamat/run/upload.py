@@ -65,7 +65,7 @@ from datamat.directory.manifest import (
 )
 from datamat.directory.sidecars.indexes import tar_index
 from datamat.errors import CorruptDataError, OutputError, OutputLockedError, count_of
-from datamat.folders.base import AbsentError, ChangedError, ExistsError, Folder, ReplaceIf, UnsupportedError
+from datamat.folders.base import AbsentError, ChangedError, ExistsError, Folder, ReplaceIf, Stat, UnsupportedError
 from datamat.folders.local import read_regular
 from datamat.plan.changes import render_snapshot
 from datamat.values import frozen
@@ -131,7 +131,7 @@ class StoredObject:
 
     Attributes:
         num_bytes: its size.
-        identity: the version that the store gave it; "" if that is not known.
+        identity: the version that the store gave it.
         checksum: checksum of its content, as `digest_file` returns it.
     """
 
@@ -274,7 +274,7 @@ def _sent(
         version = store.write_file(name, path)
     except (ExistsError, ChangedError):
         # Somebody was faster: a try of ours whose answer was lost, or a worker that was taken for dead.
-        if _checksum_of(store, name, path.stat().st_size) != checksum:
+        if not _holds(store, name, path):
             raise _other_there(store, name, path, checksum) from None
         found = store.stat(name)
         version = "" if found is None else found.version
@@ -288,15 +288,24 @@ def _other_there(store: Folder, name: str, path: pathlib.Path, checksum: str) ->
     )
 
 
-def _checksum_of(store: Folder, name: str, num_bytes: int) -> str:
-    """Return the checksum of a file that has this size; "" where there is none."""
-    digest = xxhash.xxh3_128()
-    with contextlib.suppress(AbsentError), contextlib.closing(store.blocks(name, num_bytes)) as blocks:
-        for block in blocks:
-            digest.update(block)
-            num_bytes -= len(block)
-        return "" if num_bytes else digest.hexdigest()
-    return ""
+def _holds(store: Folder, name: str, path: pathlib.Path) -> bool:
+    """Return whether a store has the content of a file under a name."""
+    blocks = store.blocks(name, path.stat().st_size)
+    with open(path, "rb") as file, contextlib.suppress(AbsentError), contextlib.closing(blocks):
+        return all(block == file.read(len(block)) for block in blocks) and not file.read(1)
+    return False
+
+
+def _found(store: Folder, info: ShardInfo) -> StoredObject | None:
+    """Return the file of a shard as a store has it; None where its size or one of its ends is not as it was made."""
+    with contextlib.suppress(AbsentError):
+        there = store.stat(info.file)
+        if there is not None and there.num_bytes == info.num_bytes:
+            head = store.read_range(info.file, 0, info.head.num_bytes)
+            tail = store.read_range(info.file, info.num_bytes - info.tail.num_bytes, info.num_bytes)
+            if not info.differences(there.num_bytes, head, tail):
+                return StoredObject(there.num_bytes, there.version, info.checksum)
+    return None
 
 
 def _check_mark(store: Folder, run: str) -> None:
@@ -488,8 +497,10 @@ class RemoteOutput:
             if not any((self._folder / info.file).exists() for info in files):
                 known = of_shard.get(shard, {})
                 if any(info.file not in known or known[info.file].checksum != info.checksum for info in files):
-                    known = {}  # of a dataset before this one: a kill came between its manifest and `objects.json`
-                self._stand_in(StoredShard(files, "", known), is_held=False)
+                    # They are of a dataset before this one: a kill came between its manifest and `objects.json`.
+                    known = {info.file: there for info in files if (there := _found(self._store, info))}
+                if all(info.file in known for info in files):
+                    self._stand_in(StoredShard(files, "", known), is_held=False)
         self._fetch(
             {
                 f"{info.file}.idx": self._work / MADE / f"{info.file}.idx"
@@ -513,12 +524,10 @@ class RemoteOutput:
 
     def _stand_in(self, stored: StoredShard, *, is_held: bool) -> None:
         """Note a shard that is in the store as one that was uploaded from here."""
-        known = dict(stored.objects)
         for info in stored.files:
-            known.setdefault(info.file, StoredObject(info.num_bytes, "", info.checksum))
             leave_stand_in(self._place(info.file, is_held=is_held), info.num_bytes)
             leave_stand_in(self._place(info.index_file, is_held=is_held), 0)
-        self._remember(stored.files[0].name, _Uploads(stored.folder, known), is_held=is_held)
+        self._remember(stored.files[0].name, _Uploads(stored.folder, stored.objects), is_held=is_held)
 
     def _place(self, name: str, *, is_held: bool) -> pathlib.Path:
         return growing_path(self._work / "shards", name) if is_held else self._folder / name
@@ -577,12 +586,7 @@ class RemoteOutput:
             self._record(shard, is_held=True).unlink()
 
     def _is_whole(self, name: str, wanted: StoredObject) -> bool:
-        found = self._store.stat(name)
-        if found is None or found.num_bytes != wanted.num_bytes:
-            return False
-        if wanted.identity:
-            return found.version == wanted.identity
-        return _checksum_of(self._store, name, wanted.num_bytes) == wanted.checksum
+        return self._store.stat(name) == Stat(wanted.num_bytes, wanted.identity)
 
     def adopt_made(self, plan: Plan, made: Mapping[str, StoredShard], *, are_held: bool) -> None:
         """Take over the shards of a plan that tasks have made; nothing else that these have uploaded counts.
@@ -745,7 +749,7 @@ class RemoteOutput:
             _check_mark(self._store, self._run)
             # Who was stopped before this, and goes on after another run, does not delete what that has put there.
             before, found = self._before.get(name), self._store.stat(name)
-            if found is not None and (before is None or before.identity in {"", found.version}):
+            if found is not None and (before is None or before.identity == found.version):
                 self._store.delete(name)
 
         def give_name(shard: str) -> None:
@@ -780,10 +784,8 @@ class RemoteOutput:
         for name, wanted in uploads.objects.items():
             if self._is_whole(f"{uploads.folder}{name}", wanted):
                 self._store.copy(f"{uploads.folder}{name}", name)
-            elif not self._is_whole(name, dataclasses.replace(wanted, identity="")):  # copied before a kill
-                continue
-            if (found := self._store.stat(name)) is not None and found.num_bytes == wanted.num_bytes:
-                known[name] = dataclasses.replace(wanted, identity=found.version)
+                if (found := self._store.stat(name)) is not None and found.num_bytes == wanted.num_bytes:
+                    known[name] = dataclasses.replace(wanted, identity=found.version)
         return known
 
     # ------------------------------------------------------------ the end
@@ -903,7 +905,7 @@ def note_uploaded(store: Folder, shards: Iterable[ShardFiles]) -> None:
     known = _objects(store)
     for files in shards:
         objects = {name: found for name, found in known.items() if name.partition(".")[0] == files[0].name}
-        objects |= {info.file: StoredObject(info.num_bytes, "", info.checksum) for info in files}
+        objects |= {info.file: found for info in files if (found := _found(store, info))}
         store.write(f"{_ENTRIES}/{files[0].name}.json", render_json(StoredShard(files, "", objects).to_json()))
 
 

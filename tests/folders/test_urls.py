@@ -18,7 +18,7 @@ SECRET = "wJalrXUtnFEMI"
         ("s3://key:secret@bucket/out", "holds a password"),
         ("az://container/out?sig=abc", "holds a password or a signature"),
         ("s3://", "s3:// names no folder; want a URL such as s3://bucket/out"),
-        ("simplecache::s3://bucket/out", "is a chain of filesystems; want the URL of a folder, as in s3"),
+        ("simplecache::s3://bucket/out", "is a chain of filesystems; want the URL of the folder itself"),
     ],
 )
 def test_what_cannot_be_written_is_refused(url, message):

@@ -15,7 +15,6 @@ import threading
 
 import pytest
 import sliced_job
-from datamat.directory.stores import ObjectStore
 from sliced_job import NUM_SHARDS, content, make_source, start_task
 
 from datamat import IncompleteRunError, OutputError, OutputLockedError
@@ -266,20 +265,6 @@ def test_kills_while_tasks_replace_a_shard(bucket):
 
 
 # ---------------------------------------------------------------- without processes
-
-
-def test_folder_that_comes_to_be_while_it_is_listed_is_no_name_in_it(bucket, proxy):
-    """s3fs lists it, finds nothing, and asks what it is; between the two, another task has taken its first shard."""
-    store = ObjectStore(bucket.url, bucket.through(proxy))
-
-    def meet(number, _):
-        if number == 2:
-            ObjectStore(bucket.url, bucket.options).put("leases/one.00000", b"mine")
-
-    proxy.meet = meet
-
-    assert set(store.listed("leases")) <= {"one.00000"}
-    assert len(proxy.seen) > 1
 
 
 def test_status_shows_the_tasks_at_work(bucket):

@@ -7,11 +7,9 @@ for a time to pass.
 
 from __future__ import annotations
 
-import collections
 import hashlib
 import itertools
 import json
-import os
 import re
 import shutil
 import signal
@@ -26,12 +24,10 @@ import psutil
 import pyarrow as pa
 import pytest
 from breaking_proxy import Proxy
-from datamat.directory.stores import ObjectStore
 from prepared import Prepared
 from store_servers import KINDS, Server
 
 from datamat import OptionError, OutputLockedError, ShardOptions, materialize
-from datamat.directory.files import digest_file
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
@@ -238,26 +234,6 @@ def test_faults_that_pass_are_met_by_trying_again(place, fault):
     place.check(expected)
     if fault != "lose":  # which may be the answer that says the number of an upload
         assert place.uploads() == []
-
-
-def test_silent_and_slow_parts_are_uploaded_all_the_same(place, tmp_path):
-    """The first try of a part gets no answer, and is given up; that of another comes late, and counts."""
-    content = os.urandom(20 << 20)
-    (tmp_path / "shard").write_bytes(content)
-    store = ObjectStore(place.url, {**place.options, "config_kwargs": {"read_timeout": 1}})
-    tried = collections.Counter()
-
-    def meet(_, handler):
-        number = urllib.parse.parse_qs(urllib.parse.urlsplit(handler.path).query).get("partNumber", [""])[0]
-        tried[number] += 1
-        return {("1", 1): "hang", ("2", 1): "slow"}.get((number, tried[number]))
-
-    place.proxy.meet = meet
-    store.upload(tmp_path / "shard", "shard", digest_file(tmp_path / "shard"))
-
-    assert tried["1"] >= 2
-    assert place.files.cat_file(f"{place.url}/shard") == content
-    assert place.uploads() == []
 
 
 def test_death_of_a_worker_in_an_upload(place):

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import sliced_job
-from memory_store import s3
+from memory_store import MemoryStore, s3
 from prepared import Prepared
 
 import datamat
@@ -193,6 +193,7 @@ def test_other_machine_takes_over_what_failed(make, s3, output):
 def test_tasks_have_the_failures_of_all(s3, tmp_path, monkeypatch, place):
     """Each reports its own; the output has those of all, also while the others are not done."""
     monkeypatch.setenv("SLICES_FAIL", "37")
+    monkeypatch.setattr(MemoryStore, "is_private", False)
     source = sliced_job.make_source(tmp_path / "source", 12)
     target = str(tmp_path / "out") if place == "folder" else URL
     scratch = [{"scratch": tmp_path / name} if place == "bucket" else {} for name in ("a", "b")]

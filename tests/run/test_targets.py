@@ -7,7 +7,7 @@ import shutil
 
 import pyarrow as pa
 import pytest
-from memory_store import s3
+from memory_store import MemoryStore, s3
 from prepared import Prepared
 from pyarrow import parquet
 
@@ -116,8 +116,9 @@ def test_conversion_and_tasks_refuse_files_of_others(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["shard", "offsets", "manifest", "index"])
-def test_store_refuses_objects_of_others(s3, tmp_path, name):
-    """They stay, in a bucket as on a disk; the source of a run in the bucket does, too."""
+def test_store_refuses_objects_of_others(s3, tmp_path, monkeypatch, name):
+    """They stay, in a bucket as on a disk."""
+    monkeypatch.setattr(MemoryStore, "is_private", False)  # tasks share it
     place, url = f"bucket/sets/one/{FOREIGN[name][0]}", "s3://bucket/sets/one"
     s3.put(place, b"mine")
     options = {"name": "cats", "scratch": tmp_path / "scratch", **HERE}
@@ -134,8 +135,15 @@ def test_store_refuses_objects_of_others(s3, tmp_path, name):
     del s3.objects[place]
     materialize(number, range(9), url, **options)
     assert materialize(number, range(9), url, **options).did_nothing
+
+
+def test_store_that_is_the_source_is_refused(tmp_path):
+    """As a folder is: finished shards would take the place of its files."""
+    source = f"memory://{tmp_path.name}/sets"
+    materialize(number, range(9), f"{source}/one", scratch=tmp_path / "scratch", **HERE)
+
     with pytest.raises(OutputError, match="outside of the source"):
-        Prepared(None, url, "s3://bucket/sets", scratch=tmp_path / "third", **ALONE).run(progress=False)
+        Prepared(None, f"{source}/one", source, scratch=tmp_path / "third", **ALONE).run(progress=False)
 
 
 def test_names_of_a_killed_first_run_are_its_own(tmp_path):
