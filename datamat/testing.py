@@ -1470,7 +1470,9 @@ class FolderConformance:
         folder = self.make_folder({"file": contents[0]}, tmp_path)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             writing = pool.submit(lambda: [folder.write("file", contents[number % 2]) for number in range(20)])
-            while not writing.done():
+            is_done = False
+            while not is_done:
+                is_done = writing.done()
                 found = folder.read("file", 1 << 20)
                 assert found in contents, f"found {len(found)} bytes of a file while it is replaced, expected all"
             writing.result()
