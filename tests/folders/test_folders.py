@@ -26,7 +26,6 @@ from datamat.folders import (
     ReplaceIf,
     UnsupportedError,
     create_once,
-    local,
     open_file,
     open_folder,
     open_output,
