@@ -54,7 +54,6 @@ __all__ = [
     "leave_stand_in",
     "lock_holder",
     "locked",
-    "look_anew",
     "parse_json",
     "path_inside",
     "printable",
@@ -125,16 +124,6 @@ def fsync_folder(folder: str | os.PathLike[str]) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def look_anew(folder: str | os.PathLike[str]) -> None:
-    """Have a network file system ask its server what is in a folder.
-
-    NFS remembers for half a minute which names were missing, whatever other hosts have written since. Opening the
-    folder compares it with the server's.
-    """
-    with contextlib.suppress(OSError):
-        os.close(os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)))
 
 
 def empty_folder(folder: pathlib.Path) -> None:

@@ -15,6 +15,7 @@ import secrets
 import shutil
 import stat
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar, cast, final
 
 from datamat.errors import READ_FLAGS, CorruptDataError, OptionError, OutputError, require_posix, want_of_resources
@@ -32,12 +33,12 @@ from datamat.folders.base import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
     from io import BufferedReader
     from typing import BinaryIO
 
 
-__all__ = ["LocalFolder", "expand_home", "open_regular", "read_regular", "regular_path"]
+__all__ = ["LocalFolder", "expand_home", "look_anew", "open_regular", "read_regular", "regular_path"]
 
 _BLOCK_BYTES = 4 << 20
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -117,6 +118,16 @@ def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
     raise CorruptDataError(f"{os.fspath(path)} is not a regular file")
 
 
+def look_anew(folder: str | os.PathLike[str]) -> None:
+    """Have a network file system ask its server what is in a folder.
+
+    NFS remembers for half a minute which names were missing, whatever other hosts have written since. Opening the
+    folder compares it with the server's.
+    """
+    with contextlib.suppress(OSError):
+        os.close(os.open(folder, _FOLDER))
+
+
 def read_regular(path: str | os.PathLike[str], *, max_bytes: int) -> bytes:
     """Return the content of a regular file of limited size; never wait for a FIFO, never read a device.
 
@@ -168,7 +179,7 @@ class LocalFolder(Folder):
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         try:
-            path = regular_path(self._path, checked(name))
+            path = self._regular(name)
             descriptor = os.open(path, READ_FLAGS)  # not a file of Python's, which takes three times as long to open
             try:
                 os.lseek(descriptor, start, os.SEEK_SET)
@@ -185,28 +196,19 @@ class LocalFolder(Folder):
 
     def stat(self, name: str) -> Stat | None:
         try:
-            with open_regular(
-                regular_path(self._path, checked(name))
-            ) as file:  # NFS asks its server as a file is opened
+            with open_regular(self._regular(name)) as file:  # NFS asks its server as a file is opened
                 return _stat_of(os.fstat(file.fileno()))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except OSError as error:
             raise self._explained(name, error) from error
 
-    def list(self, below: str = "", *, deep: bool = False) -> dict[str, Stat]:
+    def list(self, below: str = "", *, deep: bool = False) -> Mapping[str, Stat]:
         top = self._path / checked(below) if below else self._path
-        found = {}
         try:
-            for folder, folders, files in os.walk(top, onerror=_raise_unless_gone):
-                for path in (os.path.join(folder, name) for name in files if not name.startswith(ASIDE)):
-                    with contextlib.suppress(FileNotFoundError):  # it went meanwhile, which hides no other
-                        found[os.path.relpath(path, top)] = _listed(path)
-                if not deep:
-                    folders.clear()
+            return _Listing(f"{top}/", _names_in(f"{top}/", "", deep=deep))
         except OSError as error:
             raise OutputError(f"{top} cannot be listed: {error.strerror}; let this process read it") from error
-        return dict(sorted(found.items()))
 
     def write(self, name: str, content: bytes, mode: Mode = "overwrite") -> str:
         return self._written(name, mode, lambda file: file.write(content))
@@ -237,9 +239,17 @@ class LocalFolder(Folder):
 
     def _opened(self, name: str) -> BufferedReader:
         try:
-            return open_regular(regular_path(self._path, checked(name)))
+            return open_regular(self._regular(name))
         except OSError as error:
             raise self._explained(name, error) from error
+
+    def _regular(self, name: str) -> pathlib.Path:
+        try:
+            return regular_path(self._path, checked(name))
+        except FileNotFoundError:
+            for folder in reversed([self._path / name, *(self._path / name).parents][1 : name.count("/") + 2]):
+                look_anew(folder)
+            return regular_path(self._path, name)
 
     def _read(self, file: BufferedReader, num_bytes: int, name: str) -> bytes:
         try:
@@ -320,20 +330,39 @@ class LocalFolder(Folder):
         return kinds.get(error.errno or 0, OutputError)(f"{said}; let this process read it")
 
 
-def _raise_unless_gone(error: OSError) -> None:
-    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        raise error
-
-
 def _stat_of(found: os.stat_result) -> Stat:
     return Stat(found.st_size, f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}")
 
 
-def _listed(path: str) -> Stat:
-    try:
-        return _stat_of(os.stat(path))
-    except OSError:  # a link that leads nowhere
-        return _stat_of(os.lstat(path))
+class _Listing(Mapping[str, Stat]):
+    """The files in a folder, sorted; each is examined when it is asked for: tasks list thousands, and need few."""
+
+    def __init__(self, top: str, names: Iterable[str]) -> None:
+        self._top, self._names = top, dict.fromkeys(sorted(names))
+
+    def __getitem__(self, name: str) -> Stat:
+        if name not in self._names:
+            raise KeyError(name)
+        with contextlib.suppress(OSError):  # it has gone since, or is a link that leads nowhere
+            return _stat_of(os.stat(self._top + name))
+        return Stat(0, "")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _names_in(top: str, below: str, *, deep: bool) -> Iterator[str]:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(top + below) as entries:
+        for entry in entries:
+            name = below + entry.name
+            if entry.is_dir():
+                if deep and not entry.is_symlink():
+                    yield from _names_in(top, f"{name}/", deep=True)
+            elif not entry.name.startswith(ASIDE):
+                yield name
 
 
 def _made(folder: str, inside: int) -> bool:

@@ -20,7 +20,6 @@ from datamat.directory.files import (
     fsync_folder,
     lock_holder,
     locked,
-    look_anew,
     refuse_links,
 )
 from datamat.directory.keys import ShardName
@@ -45,6 +44,7 @@ from datamat.directory.manifest import (
 from datamat.directory.sidecars.exporting import known_sidecars, withdraw_sidecars, write_sidecars
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError, count_of, join_problems
 from datamat.events import PartDamaged, PlanMade, RunEnded, SampleRecovered, ShardFinished
+from datamat.folders.local import look_anew
 from datamat.options import option
 from datamat.plan.changes import (
     find_changes,

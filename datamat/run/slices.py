@@ -39,12 +39,13 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from datamat.directory.files import WORK, fsync_folder, lock_holder, look_anew, parse_json, render_json
+from datamat.directory.files import WORK, fsync_folder, lock_holder, parse_json, render_json
 from datamat.directory.ledger import LEDGER_FILE
 from datamat.directory.manifest import HELD, MANIFEST_FILE, growing_path, write_entry
 from datamat.directory.sidecars.indexes import index_ahead
 from datamat.errors import CorruptDataError, OptionError, OutputError, OutputLockedError
 from datamat.folders import ExistsError, LocalFolder, UnsupportedError, create_once
+from datamat.folders.local import look_anew
 from datamat.plan.job import changed_digests
 from datamat.run.quarantine import QUARANTINE_FOLDER
 from datamat.run.shards import inputs_of_shard

@@ -26,7 +26,6 @@ from datamat.folders import (
     ReplaceIf,
     UnsupportedError,
     create_once,
-    local,
     open_file,
     open_folder,
     open_output,
@@ -110,17 +109,33 @@ class TestLocal(FolderConformance):
         folder.write("file", b"2", ReplaceIf(folder.write("file", b"1")))
         assert folder.read("file", 10) == b"2"
 
-    def test_file_that_goes_while_it_is_listed_hides_no_other(self, tmp_path, monkeypatch):
-        folder = self.make_folder({"a/goes": b"", "a/stays": b"", "b": b""}, tmp_path)
-        stat_of = local._listed
+    def test_file_that_goes_after_it_was_listed_hides_no_other(self, tmp_path):
+        folder = self.make_folder({"a/goes": b"", "a/stays": b"1", "b": b""}, tmp_path)
+        listed = folder.list(deep=True)
+        folder.delete("a/goes")
+        assert [(name, stat.num_bytes, bool(stat.version)) for name, stat in listed.items()] == [
+            ("a/goes", 0, False), ("a/stays", 1, True), ("b", 0, True)
+        ]  # fmt: skip
 
-        def listed(path):
-            if path.endswith("goes"):
-                os.unlink(path)
-            return stat_of(path)
+    def test_file_that_another_host_has_just_written_is_seen(self, tmp_path, monkeypatch):
+        """NFS remembers which names were missing, until their folder is opened."""
+        folder = self.make_folder({"a/new": b"1"}, tmp_path)
+        lstat, opened, missing = os.lstat, os.open, {str(folder.local_path() / "a"), str(folder.local_path() / "a/new")}
 
-        monkeypatch.setattr(local, "_listed", listed)
-        assert [*folder.list(deep=True)] == ["a/stays", "b"]
+        def lstat_of_nfs(path):
+            if str(path) in missing:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            return lstat(path)
+
+        def open_of_nfs(path, *args, **more):
+            missing.difference_update([name for name in missing if os.path.dirname(name) == str(path)])
+            return opened(path, *args, **more)
+
+        monkeypatch.setattr(os, "lstat", lstat_of_nfs)
+        monkeypatch.setattr(os, "open", open_of_nfs)
+        assert folder.read_if_there("a/new", 10) == b"1"
+        missing |= {str(folder.local_path() / "a/new")}
+        assert folder.stat("a/new").num_bytes == 1
 
 
 def killed_at(call, folder, mode):

@@ -189,10 +189,12 @@ def test_task_that_wakes_after_the_end_takes_nothing(claims, output):
     TaskSession(output()).remove()
     assert first.is_over
     second = claims(1)
+    before = [*output().list(".datamat/slices", deep=True)]
 
     first.close()
     first.beat()
 
+    assert [*output().list(".datamat/slices", deep=True)] == before
     assert first.is_over
     assert first.take() is None
     assert _take_all(second) == ["n-1", "n-0"]
