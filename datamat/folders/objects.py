@@ -1,4 +1,4 @@
-"""Folders in S3, and stores that speak it, and in Azure, by the client `obstore`.
+"""Folders in S3, and stores that speak it, in Google's store and in Azure, by the client `obstore`.
 
 obstore tries again what a server may soon do right, continues an answer that was cut, and returns no fewer bytes than
 were asked for. Three things are added: errors that say what to do, forked processes, and a Ctrl-C that is heard (see
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 from datamat.errors import DatamatError, MissingDependencyError, OptionError, OutputError
 from datamat.folders.base import AbsentError, DeniedError, Folder, checked
 from datamat.folders.forked import asked
-from datamat.folders.options import S3_SCHEMES, translated
+from datamat.folders.options import GOOGLE_SCHEMES, S3_SCHEMES, translated
 from datamat.folders.urls import redacted, scheme_of, without_secrets
 from datamat.values import frozen
 
@@ -163,6 +163,8 @@ def _store(place: _Place) -> Any:
     scheme, (bucket, _, path) = scheme_of(place.url), place.url.partition("://")[2].partition("/")
     client = {**_CLIENT, **config.pop("client_options", {})}
     more: dict[str, Any] = {"client_options": client, "retry_config": _RETRY}
+    if scheme in GOOGLE_SCHEMES:
+        more |= _google_credentials(place, config)
     try:
         if scheme in S3_SCHEMES:
             profile = config.pop("profile", None)
@@ -172,6 +174,8 @@ def _store(place: _Place) -> Any:
             if not {"endpoint", "region"} & config.keys() and not any(map(os.environ.get, _PLACES_OF_S3)):
                 config["region"] = bucket_region(bucket)
             return store.S3Store(bucket, prefix=path or None, config=config, **more)
+        if scheme in GOOGLE_SCHEMES:
+            return store.GCSStore(bucket, prefix=path or None, config=config, **more)
         return store.from_url(place.url, config=config or None, **more)
     except (ValueError, TypeError, BaseError) as error:
         reason = redacted(str(error).partition("\n")[0], place.url, json.loads(place.options))
@@ -238,6 +242,43 @@ class _BotoCredentials:
             "token": found.token,
             "expires_at": datetime.now(UTC) + _CREDENTIALS_LAST,
         }
+
+
+def _google_credentials(place: _Place, config: dict[str, Any]) -> dict[str, Any]:
+    """Say to a configuration where this machine has credentials; return what asks google-auth, where only that can.
+
+    obstore reads files of service accounts and of users, and not those of federations and of impersonated accounts.
+    """
+    is_cloud = config.pop("token", None) == "cloud"
+    folder = os.environ.get("CLOUDSDK_CONFIG") or os.path.expanduser("~/.config/gcloud")
+    path = config.get("application_credentials") or os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    path = path or os.path.join(folder, "application_default_credentials.json")
+    if {"bearer_token", "service_account", "service_account_key"} & config.keys() or not os.path.isfile(path):
+        return {}
+    if is_cloud:
+        raise OptionError(
+            f"{without_secrets(place.url)}: token='cloud' is for the account of the machine, and the client would take "
+            f"{path} first; leave out token for that, or move it and unset GOOGLE_APPLICATION_CREDENTIALS"
+        )
+    kind = None  # where the file is broken: obstore says so
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError), open(path, "rb") as file:
+        kind = json.load(file)["type"]
+    if kind in (None, "service_account", "authorized_user"):
+        config["application_credentials"] = path
+        return {}
+    try:
+        import google.auth
+        from obstore.auth.google import GoogleCredentialProvider
+    except ImportError:
+        raise MissingDependencyError(
+            f"{without_secrets(place.url)}: credentials of the type {kind!r}, as in {path}, are read by google-auth, "
+            "which is not installed; install it with: pip install google-auth requests"
+        ) from None
+    found, _ = google.auth.load_credentials_from_file(path, scopes=[_GOOGLE_SCOPE])
+    return {"credential_provider": GoogleCredentialProvider(found)}
+
+
+_GOOGLE_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
 
 def _tried(place: _Place, name: str, call: Callable[[], _T], problem: str = "cannot be read") -> _T:
