@@ -135,7 +135,7 @@ def test_option_that_the_client_refuses_is_named(url, said, message):
     folder = open_folder(url, said)
 
     with pytest.raises(OptionError, match=f"{url}: .*{message}") as raised:
-        folder.size("x")
+        folder.stat("x")
     assert "hidden" not in f"{raised.value} {folder!r}"
 
 
@@ -216,9 +216,9 @@ def test_credentials_of_google_that_the_client_cannot_read(google, tmp_path, mon
     said = {"endpoint_url": address, "token": "google_default"}
 
     with pytest.raises(MissingDependencyError, match=rf"'external_account', as in {file},.*pip install google-auth"):
-        open_folder("gs://bucket/a", said).size("x")
+        open_folder("gs://bucket/a", said).stat("x")
     with pytest.raises(OptionError, match=rf"token='cloud' .*{file} first"):
-        open_folder("gs://bucket/a", {**said, "token": "cloud"}).size("x")
+        open_folder("gs://bucket/a", {**said, "token": "cloud"}).stat("x")
     assert not seen
 
 
