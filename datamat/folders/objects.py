@@ -415,33 +415,37 @@ def _google_credentials(place: _Place, config: dict[str, Any]) -> dict[str, Any]
 
     obstore reads files of service accounts and of users, and not those of federations and of impersonated accounts.
     """
-    is_cloud = config.pop("token", None) == "cloud"
+    is_cloud, given = config.pop("token", None) == "cloud", config.get("application_credentials")
     folder = os.environ.get("CLOUDSDK_CONFIG") or os.path.expanduser("~/.config/gcloud")
-    path = config.get("application_credentials") or os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    path = given or os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     path = path or os.path.join(folder, "application_default_credentials.json")
     if {"bearer_token", "service_account", "service_account_key"} & config.keys() or not os.path.isfile(path):
         return {}
+    where, kind = without_secrets(place.url), None
     if is_cloud:
         raise OptionError(
-            f"{without_secrets(place.url)}: token='cloud' is for the account of the machine, and the client would take "
-            f"{path} first; leave out token for that, or move it and unset GOOGLE_APPLICATION_CREDENTIALS"
+            f"{where}: token='cloud' is for the account of the machine, and the client would take {path} first; leave "
+            "out token for that, or move it and unset GOOGLE_APPLICATION_CREDENTIALS"
         )
-    kind = None  # where the file is broken: obstore says so
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError), open(path, "rb") as file:
-        kind = json.load(file)["type"]
+        kind = json.load(file)["type"]  # of a broken file, obstore says what it is
     if kind in (None, "service_account", "authorized_user"):
         config["application_credentials"] = path
         return {}
+    if given:
+        raise OptionError(
+            f"{where}: {path} holds credentials of the type {kind!r}, which are taken from the environment alone; "
+            f"leave out token, and set GOOGLE_APPLICATION_CREDENTIALS={path}"
+        )
     try:
         import google.auth
         from obstore.auth.google import GoogleCredentialProvider
     except ImportError:
         raise MissingDependencyError(
-            f"{without_secrets(place.url)}: credentials of the type {kind!r}, as in {path}, are read by google-auth, "
-            "which is not installed; install it with: pip install google-auth requests"
+            f"{where}: credentials of the type {kind!r}, as in {path}, are read by google-auth, which is not "
+            "installed; install it with: pip install google-auth requests"
         ) from None
-    found, _ = google.auth.load_credentials_from_file(path, scopes=[_GOOGLE_SCOPE])
-    return {"credential_provider": GoogleCredentialProvider(found)}
+    return {"credential_provider": GoogleCredentialProvider(google.auth.default(scopes=[_GOOGLE_SCOPE])[0])}
 
 
 _GOOGLE_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import json
 import os
 import sys
 import threading
@@ -162,8 +163,13 @@ def google(monkeypatch, tmp_path):
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
             if self.path.startswith("/computeMetadata/"):
                 content = b'{"access_token": "of-the-machine", "expires_in": 3600}'
+            elif self.path == "/token":
+                kind = "urn:ietf:params:oauth:token-type:access_token"
+                said = {"access_token": "of-a-federation", "expires_in": 3600, "token_type": "Bearer"}
+                content = json.dumps({**said, "issued_token_type": kind}).encode()
             else:
                 content = b""
                 seen.append((self.headers["Authorization"], self.headers["x-goog-user-project"]))
@@ -171,6 +177,8 @@ def google(monkeypatch, tmp_path):
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
+
+        do_POST = do_GET
 
         def log_message(self, *_):
             """Say nothing."""
@@ -205,21 +213,45 @@ def test_google_store_is_asked_by_whom_the_options_name(google, said, expected):
     assert seen == [expected]
 
 
-def test_credentials_of_google_that_the_client_cannot_read(google, tmp_path, monkeypatch):
-    """Those of a federation are for google-auth; the account of the machine is not that of a file that lies there."""
-    address, seen = google
-    file = tmp_path / "gcloud/application_default_credentials.json"
-    file.parent.mkdir()
-    file.write_text('{"type": "external_account"}')
-    monkeypatch.setenv("CLOUDSDK_CONFIG", str(file.parent))
-    monkeypatch.setitem(sys.modules, "google.auth", None)
-    said = {"endpoint_url": address, "token": "google_default"}
+@pytest.fixture
+def federation(google, tmp_path, monkeypatch):
+    """The file of gcloud on this machine, which says where a federation gives tokens."""
+    (tmp_path / "subject").write_text("me")
+    said = {
+        "type": "external_account",
+        "audience": "//iam.googleapis.com/locations/global/workforcePools/p/providers/q",
+        "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+        "token_url": f"{google[0]}/token",
+        "credential_source": {"file": str(tmp_path / "subject")},
+    }
+    file = tmp_path / "application_default_credentials.json"
+    file.write_text(json.dumps(said))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    return file
 
-    with pytest.raises(MissingDependencyError, match=rf"'external_account', as in {file},.*pip install google-auth"):
+
+def test_federation_is_asked_by_google_auth(google, federation):
+    """The client of the store knows none."""
+    pytest.importorskip("google.auth")
+    address, seen = google
+
+    said = {"endpoint_url": address, "token": "google_default"}
+    assert open_folder("gs://bucket/a", said).read_if_there("x", 1) is None
+    assert seen == [("Bearer of-a-federation", None)]
+
+
+def test_credentials_that_cannot_be_used_are_named(google, federation, monkeypatch):
+    """Those that need google-auth or the environment, and those that would be taken for the account of the machine."""
+    monkeypatch.setitem(sys.modules, "google.auth", None)
+    said = {"endpoint_url": google[0], "token": "google_default"}
+
+    with pytest.raises(MissingDependencyError, match=rf"'external_account', as in {federation},.* google-auth"):
         open_folder("gs://bucket/a", said).stat("x")
-    with pytest.raises(OptionError, match=rf"token='cloud' .*{file} first"):
+    with pytest.raises(OptionError, match=rf"token='cloud' .*{federation} first"):
         open_folder("gs://bucket/a", {**said, "token": "cloud"}).stat("x")
-    assert not seen
+    with pytest.raises(OptionError, match=f"set GOOGLE_APPLICATION_CREDENTIALS={federation}"):
+        open_folder("gs://bucket/a", {**said, "token": str(federation)}).stat("x")
+    assert not google[1]
 
 
 def test_region_of_a_bucket_is_asked_for():
