@@ -241,7 +241,7 @@ def test_federation_is_asked_by_google_auth(google, federation):
 
 
 def test_credentials_that_cannot_be_used_are_named(google, federation, monkeypatch):
-    """Those that need google-auth or the environment, and those that would be taken for the account of the machine."""
+    """Those that need google-auth or the environment, or would stand for the account of the machine, or are broken."""
     monkeypatch.setitem(sys.modules, "google.auth", None)
     said = {"endpoint_url": google[0], "token": "google_default"}
 
@@ -251,6 +251,9 @@ def test_credentials_that_cannot_be_used_are_named(google, federation, monkeypat
         open_folder("gs://bucket/a", {**said, "token": "cloud"}).stat("x")
     with pytest.raises(OptionError, match=f"set GOOGLE_APPLICATION_CREDENTIALS={federation}"):
         open_folder("gs://bucket/a", {**said, "token": str(federation)}).stat("x")
+    federation.write_text("{}")
+    with pytest.raises(OptionError, match="missing field `type`"):
+        open_folder("gs://bucket/a", said).stat("x")
     assert not google[1]
 
 
