@@ -350,12 +350,10 @@ class TaskSession:
         return self._output.place(_SLICES)
 
     def _read(self) -> dict[str, Any] | None:
-        content = self._output.read_if_there(_PLAN, _MOST_BYTES)
-        for _ in range(50):  # on a disk without hard links it is empty for a moment
-            if content != b"":
-                break
-            time.sleep(0.1)
-            content = self._output.read_if_there(_PLAN, _MOST_BYTES)
+        num_left = 50
+        while (content := self._output.read_if_there(_PLAN, _MOST_BYTES)) == b"" and num_left:
+            num_left -= 1
+            time.sleep(0.1)  # on a disk without hard links it is empty for a moment
         if content is None:
             return None
         try:
@@ -374,9 +372,7 @@ class TaskSession:
         """
         if "create" in self._output.keeps and not self._output.is_private:
             with contextlib.suppress(UnsupportedError):
-                for _ in range(
-                    _PROBES
-                ):  # another may delete it in between, which looks like a name that is granted twice
+                for _ in range(_PROBES):  # if another deletes it in between, it seems to be granted twice
                     create_once(self._output, _PROBE, uuid.uuid4().bytes)
                     if not create_once(self._output, _PROBE, uuid.uuid4().bytes):
                         return
