@@ -50,6 +50,7 @@ _T = TypeVar("_T")
 _STREAM_BYTES = 1 << 20
 _PART_BYTES, _MOST_PARTS, _PARTS_AT_ONCE = 8 << 20, 10_000, 4
 _AT_ONCE_BYTES = 512 << 20  # a file up to that size is sent by one request
+_BYTES_A_MINUTE, _COPY_MINUTES = 15 << 20, 30
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "30m"}  # of silence, and of one whole request
 _RETRY = {"max_retries": 6, "retry_timeout": timedelta(minutes=3)}
 _NOT_READ, _NOT_WRITTEN = "cannot be read", "cannot be written"
@@ -223,8 +224,13 @@ def _write_file(place: _Place, name: str, path: str, mode: Mode) -> str:
         whole, at_once = pathlib.Path(path), _PARTS_AT_ONCE
         return obstore.put(store, name, whole, use_multipart=True, chunk_size=part, max_concurrency=at_once)
 
-    store = _store(place, sends=True)
+    store = _store(place, minutes=_minutes_for(part))
     return _version_of(_tried(place, name, send, _NOT_WRITTEN), place)
+
+
+def _minutes_for(num_bytes: int) -> int:
+    """Return how long a request may take that sends so much: half a megabyte a second is enough."""
+    return 1 << max(num_bytes // _BYTES_A_MINUTE, 1).bit_length() - 1
 
 
 def _check(place: _Place, name: str, mode: Mode) -> None:
@@ -244,7 +250,8 @@ def _put(place: _Place, name: str, content: bytes | mmap.mmap, mode: Mode) -> st
     """Send a file by one request, and return its version."""
     import obstore
 
-    store = _store(place, sends=len(content) > _PART_BYTES, repeats=mode == "overwrite")
+    minutes = _minutes_for(len(content)) if len(content) > _PART_BYTES else 0
+    store = _store(place, minutes=minutes, repeats=mode == "overwrite")
     wanted: Any = mode
     if isinstance(mode, ReplaceIf):
         wanted = {"version": mode.version} if place.is_google else {"e_tag": f'"{mode.version}"'}
@@ -265,7 +272,7 @@ def _put(place: _Place, name: str, content: bytes | mmap.mmap, mode: Mode) -> st
 def _copy(place: _Place, name: str, target: str) -> None:
     import obstore
 
-    store = _store(place, sends=True)
+    store = _store(place, minutes=_COPY_MINUTES)
     _tried(place, name, lambda: _repeated(lambda: obstore.copy(store, name, target)), "cannot be copied")
 
 
@@ -311,12 +318,12 @@ def _close_stream(stream: int) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _store(place: _Place, *, sends: bool = False, repeats: bool = True) -> Any:
+def _store(place: _Place, *, minutes: int = 0, repeats: bool = True) -> Any:
     """Return the client of a place.
 
     Args:
         place: the place.
-        sends: whether requests may take long to be sent: `read_timeout` runs then, too, and is left out.
+        minutes: how long a request may take that is long to be sent; 0 limits its silence, which would end those.
         repeats: whether it repeats requests; see `_repeated`, which does not do so where a store never will.
     """
     from obstore import store
@@ -324,8 +331,9 @@ def _store(place: _Place, *, sends: bool = False, repeats: bool = True) -> Any:
 
     config = json.loads(place.options)
     scheme, (bucket, _, path) = scheme_of(place.url), place.url.partition("://")[2].partition("/")
-    client = {**_CLIENT, **config.pop("client_options", {})}
-    if sends:
+    timeout = {"timeout": f"{minutes}m"} if minutes else {}
+    client = {**_CLIENT, **timeout, **config.pop("client_options", {})}
+    if minutes:
         client.pop("read_timeout")
     more: dict[str, Any] = {"client_options": client, "retry_config": _RETRY if repeats else {"max_retries": 0}}
     if place.is_google:
