@@ -27,7 +27,7 @@ from breaking_proxy import Proxy
 from prepared import Prepared
 from store_servers import KINDS, Server
 
-from datamat import OptionError, OutputLockedError, ShardOptions, materialize
+from datamat import OptionError
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
@@ -314,65 +314,6 @@ def test_lost_object_is_made_again(place):
 
 
 # ---------------------------------------------------------------- one run after, or beside, another
-
-
-@pytest.fixture
-def make(place, tmp_path):
-    """Give a function that makes the output in this process, with the scratch folder of a machine."""
-
-    def make(num_rows, machine, num_shards=2, **options):
-        options = {"storage_options": place.options, "scratch": tmp_path / machine, "progress": False, **options}
-        return materialize(
-            row_of, list(range(num_rows)), place.url, shards=ShardOptions(num_shards=num_shards), **options
-        )
-
-    return make
-
-
-def _path(handler):
-    return urllib.parse.unquote(handler.path)
-
-
-def row_of(number):
-    """Return a row; one of them fails where errors may be left out."""
-    if number == 3:
-        raise ValueError("three")
-    return {"number": number}
-
-
-@pytest.fixture
-def followed(place, make):
-    """Give a function that stops a run at a request until another machine has ended its own, which is returned."""
-
-    def followed(is_where):
-        begun, goes_on, ends = threading.Event(), threading.Event(), []
-
-        def meet(_, handler):
-            if not begun.is_set() and is_where(handler):
-                begun.set()
-                return goes_on
-            return None
-
-        def first():
-            try:
-                make(30, "one", errors="skip")
-            except OutputLockedError as error:
-                ends.append(str(error))
-
-        place.proxy.meet = meet
-        thread = threading.Thread(target=first)
-        thread.start()
-        begun.wait()
-        try:
-            make(40, "two", errors="skip")
-            expected = place.there()[0]
-        finally:
-            goes_on.set()
-            thread.join()
-        assert "is being written by another run" in ends[0]
-        return expected
-
-    return followed
 
 
 @pytest.mark.parametrize("times", [1, 2], ids=["whole", "noted"])
