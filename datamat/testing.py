@@ -1532,9 +1532,9 @@ class FolderConformance:
             _compare(folder.stat(f"to/{name}"), Stat(size, version), f"{name}: size and version")
             _compare(folder.read(f"to/{name}", size), content, f"{name}: content")
             with _raises(ExistsError, name, f"a second creation of the {name} file"):
-                folder.write_file(f"to/{name}", tmp_path / "small", "create")
+                folder.write_file(f"to/{name}", tmp_path / name, "create")
             with _raises(ChangedError, name, f"a replacement of another version of the {name} file"):
-                folder.write_file(f"to/{name}", tmp_path / "small", ReplaceIf("nonsense"))
+                folder.write_file(f"to/{name}", tmp_path / name, ReplaceIf("nonsense"))
             folder.write_file(f"to/{name}", tmp_path / name, ReplaceIf(version))
         folder.write_file("to/small", tmp_path / "large")
         _compare(folder.read("to/small", self.large_bytes), content, "content of a replaced file")
@@ -1671,15 +1671,8 @@ class SidecarConformance:
     ) -> dict[str, bytes]:
         """Run a small job with a sidecar, and return the files that it owns."""
         sidecar = sidecar or self.make_sidecar()
-        with concurrent.futures.ThreadPoolExecutor(1) as executor:
-            Materializer(
-                _Numbers(),
-                num_rows,
-                output,
-                format=format_name,
-                shards=num_shards,
-                sidecars=[sidecar],
-            ).run(executor=executor, progress=False)
+        options: dict[str, Any] = {"format": format_name, "shards": num_shards, "sidecars": [sidecar]}
+        Materializer(_Numbers(), num_rows, output, **options).run(executor=InlineExecutor(), progress=False)
         files = sidecar(Manifest.read(output))
         return {
             name: content if isinstance(content, bytes) else content.make(output / content.shard.file)

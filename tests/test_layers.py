@@ -46,7 +46,8 @@ ALONE = {
     "folders": {"errors", "options", "values"},
     "features": {"errors", "values", "codecs"},
 }
-HEAVY = {"albumentations", "av", "cv2", "keras", "pandas", "pyarrow", "scipy", "soundfile", "tensorflow", "torch"}
+HEAVY = {"albumentations", "av", "cv2", "imagecodecs", "keras", "pandas", "pyarrow", "scipy", "soundfile", "tensorflow",
+         "tifffile", "torch"}  # fmt: skip
 
 PACKAGE = pathlib.Path(datamat.__file__).parent
 

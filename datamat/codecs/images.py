@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,15 +17,13 @@ from datamat.codecs.headers import (
     probe_tiff,
     probe_webp,
     refuse,
-    tiff_layout,
     turn_upright,
 )
 from datamat.codecs.libraries import (
     decode_with_cv2,
     encode_jpeg_with_cv2,
     load_simplejpeg,
-    load_zlib,
-    unpack_lzw_with_cv2,
+    load_tifffile,
 )
 from datamat.codecs.png import (
     MAX_SCANLINE_BYTES,
@@ -38,9 +37,7 @@ from datamat.codecs.png import (
 from datamat.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from datamat.codecs.headers import ImageInfo, Pixels, TiffLayout
+    from datamat.codecs.headers import ImageInfo, Pixels
 
 
 __all__ = [
@@ -146,7 +143,6 @@ _KEPT_ENCODINGS = {"png", "jpeg"}
 _COLOURS = {1: "GRAY", 3: "RGB", 4: "RGBA"}
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _LOSSLESS = {"png", "tiff"}
-_MOST_ROWS_UNPACKED = 1 << 19  # OpenCV takes twice as many
 _MOST_KNOWN = 4
 _MOST_BYTES_KNOWN = 1 << 20
 _whole: tuple[tuple[bytes, ImageInfo], ...] = ()
@@ -235,6 +231,7 @@ def decode_image(
         InputError: the file is not an image, is truncated, damaged or animated, or has alpha (with `channels` under 4),
             colours (with 1 or 2), CMYK inks, or samples of another depth.
         OptionError: `channels` is not 1 to 4.
+        MissingDependencyError: a TIFF file, without tifffile or imagecodecs.
 
     Example:
         >>> import numpy as np
@@ -253,7 +250,7 @@ def decode_image(
     if info.encoding == "png":
         pixels = decode_png_image(walk_chunks(data, name), info, channels, name, out)
     elif info.encoding == "tiff":
-        pixels = _tiff_colours(data, channels, name)
+        pixels = _tiff_colours(data, info, channels, name)
     else:
         pixels = _decode_other(data, info, channels, name, out)
     return pixels if info.orientation == 1 else turn_upright(pixels, info.orientation)
@@ -297,7 +294,7 @@ def decode_mask(
     info = probe(data, whole=not is_whole, name=name, max_pixels=max_pixels)
     _refuse_mask(info, dtype, name)
     if info.encoding == "tiff":
-        ids = _tiff_samples(data, name)[..., 0]
+        ids = _tiff_samples(data, info, name)[0][..., 0]
     else:
         out = _fitting(out, (info.height, info.width), dtype, info)
         samples = None if out is None or 8 * out.itemsize != info.bit_depth else out[..., None]
@@ -323,7 +320,7 @@ def decode_floats(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) 
     info = probe(data, whole=True, name=name, max_pixels=max_pixels)
     if not info.is_float or info.channels > 1 or info.animated:
         raise refuse(name, _kind_of(info), "a TIFF file of one channel of 32-bit floats", "convert it in read")
-    return turn_upright(_tiff_samples(data, name)[..., 0], info.orientation)
+    return turn_upright(_tiff_samples(data, info, name)[0][..., 0], info.orientation)
 
 
 def check_pixels(data: bytes, *, name: str = "") -> None:
@@ -511,22 +508,17 @@ def _decode_other(data: bytes, info: ImageInfo, channels: int, name: str, out: P
 
 
 # ---------------------------------------------------------------- TIFF
-#
-# Segments, strips or tiles, to samples: any byte order, planes, predictors and paddings, all exactly.
 
 
-def _tiff_colours(data: bytes, channels: int, name: str) -> Pixels:
+def _tiff_colours(data: bytes, info: ImageInfo, channels: int, name: str) -> Pixels:
     """Return the colours of a TIFF file that `_refuse_image` passed: uint8 or uint16 (height, width, channels)."""
-    layout = tiff_layout(data, name)
-    samples = _tiff_samples(data, name)
-    if layout.info.palette:
-        levels = np.array(layout.colours).reshape(3, -1).T
+    samples, table, is_inverted = _tiff_samples(data, info, name)
+    if info.palette:
         # 16 bits by the specification; some writers leave them at 8, which readers of TIFF know by their size.
-        table = (levels >> 8 if levels.max() > 255 else levels).astype(np.uint8)
-        samples = table[samples[..., 0]]
-    elif layout.info.bit_depth < 8:
-        samples *= np.uint8(255 // ((1 << layout.info.bit_depth) - 1))
-    if layout.is_inverted:
+        samples = (table >> 8 if table.max() > 255 else table).astype(np.uint8).T[samples[..., 0]]
+    elif info.bit_depth < 8:
+        samples *= np.uint8(255 // ((1 << info.bit_depth) - 1))
+    if is_inverted:
         samples = np.iinfo(samples.dtype).max - samples
     found = samples.shape[2]
     if found == channels:
@@ -538,114 +530,27 @@ def _tiff_colours(data: bytes, channels: int, name: str) -> Pixels:
     return colours
 
 
-def _tiff_samples(data: bytes, name: str) -> Pixels:
-    """Return the stored samples: uint8, uint16 or float32 (height, width, samples per pixel)."""
-    layout = tiff_layout(data, name)
-    info = layout.info
-    dtype = np.dtype("float32" if info.is_float else "uint16" if info.bit_depth > 8 else "uint8")
-    num_planes, each = (info.channels, 1) if layout.is_planar else (1, info.channels)
-    samples = np.empty((info.height, info.width, info.channels), dtype)
-    pieces = _tiff_segments(data, layout, each, dtype, name)
-    for plane in range(num_planes):
-        for top in range(0, info.height, layout.height):
-            for left in range(0, info.width, layout.width):
-                piece = next(pieces)
-                place = samples[top : top + layout.height, left : left + layout.width, plane : plane + each]
-                place[...] = piece[: place.shape[0], : place.shape[1]]
-    return samples
+def _tiff_samples(data: bytes, info: ImageInfo, name: str) -> tuple[Pixels, Any, bool]:
+    """Return what a TIFF file stores: samples, colour table, and whether 0 is white.
 
-
-def _tiff_segments(data: bytes, layout: TiffLayout, channels: int, dtype: np.dtype[Any], name: str) -> Iterator[Pixels]:
-    """Yield the samples of each segment: (rows, columns, channels)."""
-    row_bytes = (layout.width * channels * layout.info.bit_depth + 7) // 8
-    heights = _segment_heights(layout)
-    if max(heights) * row_bytes > MAX_SCANLINE_BYTES:
-        raise refuse(name, f"TIFF with strips of {max(heights) * row_bytes} bytes", "under 2 GiB", "tile it")
-    try:
-        for packed, height in zip(_unpacked(data, layout, heights, row_bytes), heights, strict=True):
-            rows = np.frombuffer(packed, np.uint8, height * row_bytes).reshape(height, row_bytes)
-            yield _unpredicted(rows, layout, channels, dtype)
-    except ValueError as error:  # `zlib.error` is none
-        raise refuse(name, f"TIFF with damaged compressed data ({error})", "intact data", RESTORE) from error
-
-
-def _segment_heights(layout: TiffLayout) -> list[int]:
-    """Return the number of rows that each segment holds: all of them for a tile, what is left for the last strip."""
-    if layout.is_tiled:
-        return [layout.height] * len(layout.starts)
-    per_plane = -(-layout.info.height // layout.height)
-    heights = [layout.height] * (per_plane - 1) + [layout.info.height - (per_plane - 1) * layout.height]
-    return heights * (len(layout.starts) // per_plane)
-
-
-def _unpacked(data: bytes, layout: TiffLayout, heights: list[int], row_bytes: int) -> Iterator[Any]:
-    """Yield the bytes of each segment, uncompressed.
+    Returns:
+        uint8, uint16 or float32 (height, width, samples per pixel); uint16 (3, 2**bits) for a palette, else None.
 
     Raises:
-        ValueError: the compressed data are damaged, or hold too few bytes.
+        InputError: the compressed data are damaged, or hold something else than the header says.
     """
-    view = memoryview(data)
-    segments = [view[start : start + size] for start, size in zip(layout.starts, layout.sizes, strict=True)]
-    if layout.compression == "lzw":
-        yield from _unpacked_lzw(segments, heights, row_bytes)
-        return
-    library = load_zlib()
-    for segment, height in zip(segments, heights, strict=True):
-        wanted = height * row_bytes
-        if layout.compression == "deflate":
-            try:
-                yield library.decompressobj().decompress(
-                    segment, wanted + 1
-                )  # the byte beyond has the checksum compared
-            except library.error as error:
-                raise ValueError(str(error)) from error
-        else:
-            yield _unpack_bits(segment, wanted) if layout.compression == "packbits" else segment
-
-
-def _unpacked_lzw(segments: list[memoryview], heights: list[int], row_bytes: int) -> Iterator[Any]:
-    """Yield the bytes of each segment, many for each call of OpenCV: strips of one height, and a shorter one."""
-    most = max(_MOST_ROWS_UNPACKED // max(heights), 1)
-    start = 0
-    while start < len(segments):
-        stop = start + 1
-        while stop < len(segments) and stop - start < most and heights[stop - 1] == heights[start] >= heights[stop]:
-            stop += 1
-        rows = unpack_lzw_with_cv2(
-            list(map(bytes, segments[start:stop])), row_bytes, sum(heights[start:stop]), heights[start]
-        )
-        for height in heights[start:stop]:
-            yield rows[:height].tobytes()
-            rows = rows[height:]
-        start = stop
-
-
-def _unpack_bits(segment: memoryview, wanted: int) -> bytes:
-    """Return what PackBits, a code of runs, holds (TIFF 6.0, section 9)."""
-    pieces, at, size = [], 0, 0
-    while at < len(segment) and size < wanted:
-        count = segment[at]
-        if count < 128:
-            piece = bytes(segment[at + 1 : at + 2 + count])
-            at += 2 + count
-        else:
-            piece = bytes(segment[at + 1 : at + 2]) * (257 - count) if count > 128 else b""
-            at += 2 if count > 128 else 1
-        pieces.append(piece)
-        size += len(piece)
-    return b"".join(pieces)
-
-
-def _unpredicted(rows: Pixels, layout: TiffLayout, channels: int, dtype: np.dtype[Any]) -> Pixels:
-    """Return the samples (rows, columns, channels) of a segment, uint8 (rows, bytes in a row)."""
-    height, depth = len(rows), layout.info.bit_depth
-    if depth < 8:
-        shifts = np.arange(8 - depth, -1, -depth, dtype=np.uint8)
-        parts = (rows[..., None] >> shifts) & np.uint8((1 << depth) - 1)
-        return parts.reshape(height, -1)[:, : layout.width, None]
-    if layout.predictor == 3:  # bytes of all samples of a row, the highest of each first, as differences
-        levels = np.cumsum(rows.reshape(height, -1, channels), axis=1, dtype=np.uint8)
-        found = levels.reshape(height, dtype.itemsize, -1).swapaxes(1, 2)
-        return np.ascontiguousarray(found).view(dtype.newbyteorder(">")).reshape(height, -1, channels)
-    samples = rows.view(dtype.newbyteorder(layout.order)).reshape(height, -1, channels)
-    return np.cumsum(samples, axis=1, dtype=dtype) if layout.predictor == 2 else samples
+    library = load_tifffile(name)
+    try:
+        with library.TiffFile(io.BytesIO(data)) as file:
+            page = file.pages[0]
+            found = page.asarray(squeeze=False, maxworkers=1)  # (planes, depth, height, width, channels of each plane)
+            table, is_inverted = page.colormap, page.photometric == 0
+    except MemoryError:
+        raise
+    except Exception as error:  # each codec has its own class of error, and damaged tags lead tifffile to any
+        raise refuse(name, f"TIFF that does not decode ({error})", "intact data", RESTORE) from error
+    dtype = "float32" if info.is_float else "uint16" if info.bit_depth > 8 else "uint8"
+    is_expected = found.shape[1:4] == (1, info.height, info.width) and len(found) * found.shape[-1] == info.channels
+    if not is_expected or found.dtype.name != ("bool" if info.bit_depth == 1 else dtype):  # tifffile skips damaged tags
+        raise refuse(name, f"TIFF that holds {found.dtype} {found.shape}", "what its header says", RESTORE)
+    return np.concatenate(list(found[:, 0]), axis=-1).astype(dtype, copy=False), table, is_inverted

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import struct
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +11,6 @@ import numpy as np
 from datamat.errors import MissingDependencyError, OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
 
@@ -29,8 +25,8 @@ __all__ = [
     "load_cv2",
     "load_pyspng",
     "load_simplejpeg",
+    "load_tifffile",
     "load_zlib",
-    "unpack_lzw_with_cv2",
 ]
 
 # ---------------------------------------------------------------- the choice
@@ -89,6 +85,19 @@ def load_simplejpeg() -> Any | None:
     except ImportError:
         return None
     return simplejpeg
+
+
+def load_tifffile(name: str) -> Any:
+    """Return tifffile, for a file called `name`; raises `MissingDependencyError` where it or its codecs are missing."""
+    try:
+        import imagecodecs  # noqa: F401 -- tifffile does without it for some files, and only says so for the others
+        import tifffile
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{name!r}: TIFF files need the packages tifffile and imagecodecs ({error}); install them with: "
+            "pip install 'datamat[tiff]', or convert the file to PNG"
+        ) from error
+    return tifffile
 
 
 def codec_versions() -> dict[str, str]:
@@ -154,35 +163,6 @@ def decode_with_cv2(data: bytes, channels: int, depth: int = 8) -> NDArray[Any]:
         pixels = np.ascontiguousarray(cv2.cvtColor(pixels, codes[stored])[..., 4 - channels :])
     result: NDArray[Any] = pixels.reshape(*pixels.shape[:2], channels)
     return result
-
-
-def unpack_lzw_with_cv2(segments: Sequence[bytes], width: int, height: int, rows_each: int) -> NDArray[np.uint8]:
-    """Return the bytes that strips of a TIFF file hold, LZW undone: uint8 (height, width).
-
-    They are wrapped in a plain grey file, which cv2 decodes alike whatever the image is.
-
-    Args:
-        segments: the strips, compressed.
-        width: number of bytes in a row.
-        height: number of rows.
-        rows_each: number of rows in each strip but the last.
-
-    Raises:
-        ValueError: cv2 returns no image of this size.
-    """
-    count = len(segments)
-    first = 8 + 2 + 12 * 9 + 4
-    starts = itertools.accumulate([first + 8 * count, *map(len, segments[:-1])])
-    lists = struct.pack(f"<{2 * count}I", *starts, *map(len, segments))
-    places = [first, first + 4 * count] if count > 1 else struct.unpack("<2I", lists)
-    values = [(256, 1, width), (257, 1, height), (258, 1, 8), (259, 1, 5), (262, 1, 1), (273, count, places[0]),
-              (277, 1, 1), (278, 1, rows_each), (279, count, places[1])]  # fmt: skip
-    tags = [struct.pack("<HHII", tag, 4, number, value) for tag, number, value in values]
-    head = [b"II*\0", struct.pack("<IH", 8, len(tags)), *tags, bytes(4), lists]
-    pixels = decode_with_cv2(b"".join([*head, *segments]), 1)
-    if pixels.shape[:2] != (height, width):
-        raise ValueError(f"cv2 returns {pixels.shape}")
-    return pixels[..., 0]
 
 
 def encode_jpeg_with_cv2(pixels: NDArray[np.uint8], quality: int) -> bytes:

@@ -107,7 +107,7 @@ class Image(_Picture):
     A sample holds it as an array (greyscale also as (height, width)), or as the `bytes` of a PNG, JPEG, WebP, BMP or
     TIFF file. PNG and JPEG files that all decoders read alike are stored untouched; others (EXIF-rotated, palette,
     TIFF, ...) are decoded and re-encoded. Files with more channels or bits than declared are refused: nothing is
-    dropped or scaled.
+    dropped or scaled. TIFF needs the extra `tiff`.
 
     Args:
         shape: (height, width, channels) with 1 channel (greyscale), 2 (greyscale and alpha, or any two), 3 or 4; None

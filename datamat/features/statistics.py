@@ -5,7 +5,8 @@
     reader   shards of a split, added ── summarized ───────────────────> means, deviations, counts by class name
 
 Sums are exact: integers, or fractions for floats. So it makes no difference how records were cut into parts, which
-worker made them and when, or whether a run was killed and resumed: the lines are the same, byte for byte.
+worker made them and when, or whether a run was killed and resumed: the lines are the same, byte for byte. Rounded
+sums would not be: how many records of a part are observed at once depends on what its process has done before.
 """
 
 from __future__ import annotations

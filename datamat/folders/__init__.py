@@ -3,10 +3,10 @@
     places      which folder a path or URL names                               <- start reading here
     base        what a folder promises: `Folder`
     local       a folder on a disk
-    objects     S3, Azure
+    objects     S3, Google, Azure
     forked      calls that hang in forked processes, made by another one
     options     what users of fsspec say to those stores, in the words of their client
-    other       what else fsspec knows: web servers, `gs://`, `hf://`, `sftp://`, `memory://`, ...
+    other       what else fsspec knows: web servers, `hf://`, `sftp://`, `memory://`, ...
     urls        which URLs there are, and what may be shown of them
     retries     which errors pass, and how long to wait
 

@@ -1,4 +1,4 @@
-"""Folders in S3, and stores that speak it, and in Azure, by the client `obstore`.
+"""Folders in S3, and stores that speak it, in Google's store and in Azure, by the client `obstore`.
 
 obstore tries again what a server may soon do right, continues an answer that was cut, and returns no fewer bytes than
 were asked for. Four things are added: errors that say what to do, repeated conditional writes, forked processes, and a
@@ -35,7 +35,7 @@ from datamat.folders.base import (
     checked,
 )
 from datamat.folders.forked import asked
-from datamat.folders.options import S3_SCHEMES, translated
+from datamat.folders.options import GOOGLE_SCHEMES, S3_SCHEMES, translated
 from datamat.folders.retries import ATTEMPTS, wait_before
 from datamat.folders.urls import redacted, scheme_of, without_secrets
 from datamat.values import frozen
@@ -50,6 +50,7 @@ _T = TypeVar("_T")
 _STREAM_BYTES = 1 << 20
 _PART_BYTES, _MOST_PARTS, _PARTS_AT_ONCE = 8 << 20, 10_000, 4
 _AT_ONCE_BYTES = 512 << 20  # a file up to that size is sent by one request
+_BYTES_A_MINUTE, _COPY_MINUTES = 15 << 20, 30
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "30m"}  # of silence, and of one whole request
 _RETRY = {"max_retries": 6, "retry_timeout": timedelta(minutes=3)}
 _NOT_READ, _NOT_WRITTEN = "cannot be read", "cannot be written"
@@ -62,6 +63,10 @@ class _Place:
 
     url: str
     options: str = dataclasses.field(repr=False)  # as JSON: a place is a key of the stores that are open
+
+    @property
+    def is_google(self) -> bool:
+        return scheme_of(self.url) in GOOGLE_SCHEMES
 
 
 @final
@@ -171,7 +176,7 @@ def _stat(place: _Place, name: str) -> Stat:
         obstore.get(store, name)  # it says whether the file is missing or the bucket: an answer to HEAD has no text
         return obstore.head(store, name)
 
-    return _stat_of(_tried(place, name, looked))
+    return _stat_of(_tried(place, name, looked), place)
 
 
 def _list(place: _Place, below: str, deep: bool) -> dict[str, Stat]:
@@ -183,16 +188,19 @@ def _list(place: _Place, below: str, deep: bool) -> dict[str, Stat]:
         return list(obstore.list_with_delimiter(_store(place), below or None)["objects"])
 
     found = _tried(place, below, lambda: _repeated(listed), "cannot be listed")
-    return dict(sorted((one["path"].removeprefix(f"{below}/"), _stat_of(one)) for one in found))
+    return dict(sorted((one["path"].removeprefix(f"{below}/"), _stat_of(one, place)) for one in found))
 
 
-def _stat_of(found: Mapping[str, Any]) -> Stat:
-    return Stat(int(found["size"]), _version_of(found))
+def _stat_of(found: Mapping[str, Any], place: _Place) -> Stat:
+    return Stat(int(found["size"]), _version_of(found, place))
 
 
-def _version_of(found: Mapping[str, Any]) -> str:
-    """Return the ETag, which Azure puts into quotation marks in an answer, and not in a listing."""
-    return str(found["e_tag"] or "").strip('"')
+def _version_of(found: Mapping[str, Any], place: _Place) -> str:
+    """Return the generation in Google's store, of which obstore tells none in a listing; elsewhere the ETag.
+
+    Azure puts an ETag into quotation marks in an answer, and not in a listing.
+    """
+    return str(found["version" if place.is_google else "e_tag"] or "").strip('"')
 
 
 def _write(place: _Place, name: str, content: bytes, mode: Mode) -> str:
@@ -216,8 +224,13 @@ def _write_file(place: _Place, name: str, path: str, mode: Mode) -> str:
         whole, at_once = pathlib.Path(path), _PARTS_AT_ONCE
         return obstore.put(store, name, whole, use_multipart=True, chunk_size=part, max_concurrency=at_once)
 
-    store = _store(place, sends=True)
-    return _version_of(_tried(place, name, send, _NOT_WRITTEN))
+    store = _store(place, minutes=_minutes_for(part))
+    return _version_of(_tried(place, name, send, _NOT_WRITTEN), place)
+
+
+def _minutes_for(num_bytes: int) -> int:
+    """Return how long a request may take that sends so much: half a megabyte a second is enough."""
+    return 1 << max(num_bytes // _BYTES_A_MINUTE, 1).bit_length() - 1
 
 
 def _check(place: _Place, name: str, mode: Mode) -> None:
@@ -237,14 +250,19 @@ def _put(place: _Place, name: str, content: bytes | mmap.mmap, mode: Mode) -> st
     """Send a file by one request, and return its version."""
     import obstore
 
-    store = _store(place, sends=len(content) > _PART_BYTES, repeats=mode == "overwrite")
-    wanted: Any = {"e_tag": f'"{mode.version}"'} if isinstance(mode, ReplaceIf) else mode
+    minutes = _minutes_for(len(content)) if len(content) > _PART_BYTES else 0
+    store = _store(place, minutes=minutes, repeats=mode == "overwrite")
+    wanted: Any = mode
+    if isinstance(mode, ReplaceIf):
+        wanted = {"version": mode.version} if place.is_google else {"e_tag": f'"{mode.version}"'}
+        if place.is_google and not mode.version.strip("0").isdecimal():  # "0" would create, to Google
+            raise ChangedError(f"{without_secrets(place.url)}/{name}: {mode.version!r} is no version of any file")
 
     def send() -> Any:
         return obstore.put(store, name, content, mode=wanted, use_multipart=False)
 
     try:
-        return _version_of(_tried(place, name, lambda: _repeated(send), _NOT_WRITTEN))
+        return _version_of(_tried(place, name, lambda: _repeated(send), _NOT_WRITTEN), place)
     except AbsentError as error:
         if not isinstance(mode, ReplaceIf):
             raise
@@ -254,7 +272,7 @@ def _put(place: _Place, name: str, content: bytes | mmap.mmap, mode: Mode) -> st
 def _copy(place: _Place, name: str, target: str) -> None:
     import obstore
 
-    store = _store(place, sends=True)
+    store = _store(place, minutes=_COPY_MINUTES)
     _tried(place, name, lambda: _repeated(lambda: obstore.copy(store, name, target)), "cannot be copied")
 
 
@@ -300,12 +318,12 @@ def _close_stream(stream: int) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _store(place: _Place, *, sends: bool = False, repeats: bool = True) -> Any:
+def _store(place: _Place, *, minutes: int = 0, repeats: bool = True) -> Any:
     """Return the client of a place.
 
     Args:
         place: the place.
-        sends: whether requests may take long to be sent: `read_timeout` runs then, too, and is left out.
+        minutes: how long a request may take that is long to be sent; 0 limits its silence, which would end those.
         repeats: whether it repeats requests; see `_repeated`, which does not do so where a store never will.
     """
     from obstore import store
@@ -313,10 +331,13 @@ def _store(place: _Place, *, sends: bool = False, repeats: bool = True) -> Any:
 
     config = json.loads(place.options)
     scheme, (bucket, _, path) = scheme_of(place.url), place.url.partition("://")[2].partition("/")
-    client = {**_CLIENT, **config.pop("client_options", {})}
-    if sends:
+    timeout = {"timeout": f"{minutes}m"} if minutes else {}
+    client = {**_CLIENT, **timeout, **config.pop("client_options", {})}
+    if minutes:
         client.pop("read_timeout")
     more: dict[str, Any] = {"client_options": client, "retry_config": _RETRY if repeats else {"max_retries": 0}}
+    if place.is_google:
+        more |= _google_credentials(place, config)
     try:
         if scheme in S3_SCHEMES:
             profile = config.pop("profile", None)
@@ -327,6 +348,8 @@ def _store(place: _Place, *, sends: bool = False, repeats: bool = True) -> Any:
                 config["region"] = bucket_region(bucket)
             config = {"checksum_algorithm": "SHA256", **config}
             return store.S3Store(bucket, prefix=path or None, config=config, **more)  # type: ignore[arg-type]  # by JSON
+        if place.is_google:
+            return store.GCSStore(bucket, prefix=path or None, config=config, **more)
         return store.from_url(place.url, config=config or None, **more)
     except (ValueError, TypeError, BaseError) as error:
         reason = redacted(str(error).partition("\n")[0], place.url, json.loads(place.options))
@@ -393,6 +416,47 @@ class _BotoCredentials:
             "token": found.token,
             "expires_at": datetime.now(UTC) + _CREDENTIALS_LAST,
         }
+
+
+def _google_credentials(place: _Place, config: dict[str, Any]) -> dict[str, Any]:
+    """Say to a configuration where this machine has credentials; return what asks google-auth, where only that can.
+
+    obstore reads files of service accounts and of users, and not those of federations and of impersonated accounts.
+    """
+    is_cloud, given = config.pop("token", None) == "cloud", config.get("application_credentials")
+    folder = os.environ.get("CLOUDSDK_CONFIG") or os.path.expanduser("~/.config/gcloud")
+    path = given or os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    path = path or os.path.join(folder, "application_default_credentials.json")
+    if {"bearer_token", "service_account", "service_account_key"} & config.keys() or not os.path.isfile(path):
+        return {}
+    where, kind = without_secrets(place.url), None
+    if is_cloud:
+        raise OptionError(
+            f"{where}: token='cloud' is for the account of the machine, and the client would take {path} first; leave "
+            "out token for that, or move it and unset GOOGLE_APPLICATION_CREDENTIALS"
+        )
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError), open(path, "rb") as file:
+        kind = json.load(file)["type"]  # of a broken file, obstore says what it is
+    if kind in (None, "service_account", "authorized_user"):
+        config["application_credentials"] = path
+        return {}
+    if given:
+        raise OptionError(
+            f"{where}: {path} holds credentials of the type {kind!r}, which are taken from the environment alone; "
+            f"leave out token, and set GOOGLE_APPLICATION_CREDENTIALS={path}"
+        )
+    try:
+        import google.auth
+        from obstore.auth.google import GoogleCredentialProvider
+    except ImportError:
+        raise MissingDependencyError(
+            f"{where}: credentials of the type {kind!r}, as in {path}, are read by google-auth, which is not "
+            "installed; install it with: pip install google-auth requests"
+        ) from None
+    return {"credential_provider": GoogleCredentialProvider(google.auth.default(scopes=[_GOOGLE_SCOPE])[0])}
+
+
+_GOOGLE_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
 
 def _tried(place: _Place, name: str, call: Callable[[], _T], problem: str = _NOT_READ) -> _T:

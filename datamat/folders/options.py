@@ -1,4 +1,4 @@
-"""Options of fsspec's filesystems for S3 and Azure (s3fs, adlfs) in the words of obstore.
+"""Options of fsspec's filesystems for S3, Google and Azure (s3fs, gcsfs, adlfs) in the words of obstore.
 
 obstore's own pass unchanged, and it refuses what it does not know. What is about fsspec's caches and threads, or about
 writing, is left out; what obstore cannot do is refused with the way that it can.
@@ -6,18 +6,18 @@ writing, is left out; what obstore cannot do is refused with the way that it can
 
 from __future__ import annotations
 
+import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from datamat.errors import OptionError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["OBJECT_SCHEMES", "S3_SCHEMES", "translated"]
+__all__ = ["GOOGLE_SCHEMES", "OBJECT_SCHEMES", "S3_SCHEMES", "translated"]
 
 S3_SCHEMES = ("s3", "s3a")
-OBJECT_SCHEMES = (*S3_SCHEMES, "az", "abfs", "abfss")
+GOOGLE_SCHEMES = ("gs", "gcs")
+OBJECT_SCHEMES = (*S3_SCHEMES, *GOOGLE_SCHEMES, "az", "abfs", "abfss")
 _S3 = {
     "key": "access_key_id",
     "secret": "secret_access_key",
@@ -30,6 +30,8 @@ _S3 = {
     "aws_secret_access_key": "secret_access_key",
     "aws_session_token": "session_token",
 }
+_LEFT_OUT_OF_GOOGLE = frozenset({"access", "default_location", "project", "secure_serialize", "timeout"})
+_CREDENTIALS = frozenset({"application_credentials", "bearer_token", "service_account", "service_account_key"})
 _AZURE = {"sas_token": "sas_key", "anon": "skip_signature"}
 _LEFT_OUT = frozenset(
     {"asynchronous", "block_size", "cache_options", "cache_regions", "cache_timeout", "check_connection", "consistency",
@@ -51,8 +53,9 @@ def translated(scheme: str, options: Mapping[str, Any]) -> dict[str, Any]:
         OptionError: obstore has no word for one of them; says what to give instead.
     """
     said = {name: value for name, value in options.items() if name not in _LEFT_OUT}
-    found = _s3(said) if scheme in S3_SCHEMES else _azure(said)
-    if str(found.get("endpoint", "")).startswith("http:"):
+    said_in = _s3 if scheme in S3_SCHEMES else _google if scheme in GOOGLE_SCHEMES else _azure
+    found = said_in(said)
+    if str(found.get("endpoint") or found.get("base_url")).startswith("http:"):
         found["client_options"] = {"allow_http": True, **found.get("client_options", {})}
     return {name: value for name, value in found.items() if value is not None and value is not False}
 
@@ -87,6 +90,48 @@ def _s3(said: dict[str, Any]) -> dict[str, Any]:
     if address := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
         found.setdefault("endpoint", address)
     return {**found, "client_options": client} if client else found
+
+
+def _google(said: dict[str, Any]) -> dict[str, Any]:
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST")  # which Google's client reads, and obstore does not
+    address = said.pop("endpoint_url", None) or said.pop("base_url", None) or emulator
+    payer, project = said.pop("requester_pays", None), said.get("project") or os.environ.get("GOOGLE_CLOUD_PROJECT")
+    found = {name: value for name, value in said.items() if name not in _LEFT_OUT_OF_GOOGLE}
+    if address:
+        found["base_url"] = (address if "://" in address else f"http://{address}").rstrip("/")
+    if token := found.pop("token", None):
+        found |= _of_token(token)
+    elif address and (address == emulator or found["base_url"].startswith("http:")) and not _CREDENTIALS & found.keys():
+        found["skip_signature"] = True  # as Google's client does; and no token goes over a line that others read
+    if found.get("skip_signature"):
+        found["bearer_token"] = "anonymous"  # noqa: S105 -- without one, obstore signs writes as whoever this machine is
+    if payer:
+        if not isinstance(payer, str) and not project:
+            raise OptionError("requester_pays needs the project that pays; give requester_pays='PROJECT', or project=")
+        client = found.get("client_options") or {}
+        headers = {"x-goog-user-project": payer if isinstance(payer, str) else project}
+        found["client_options"] = {**client, "default_headers": {**headers, **client.get("default_headers", {})}}
+    return found
+
+
+def _of_token(token: Any) -> dict[str, Any]:
+    """Return what obstore calls the `token` of gcsfs."""
+    if token == "anon":  # noqa: S105 -- the name of a way to sign in, as are those below
+        return {"skip_signature": True}
+    if token == "google_default":  # noqa: S105
+        return {}
+    if token == "cloud":  # noqa: S105
+        return {"token": token}  # for whoever opens the store: its machine is asked
+    if isinstance(token, Mapping) and token.get("type") == "service_account":
+        return {"service_account_key": json.dumps(dict(token))}
+    if isinstance(token, str) and os.path.isfile(path := os.path.expanduser(token)):
+        return {"application_credentials": os.path.abspath(path)}
+    if isinstance(token, str) and token not in ("browser", "cache") and not token.endswith(".json"):
+        return {"bearer_token": token}
+    raise OptionError(
+        "token is to be 'google_default', 'cloud', 'anon', the path of a file of credentials, the content of that of a "
+        "service account, or an access token; after 'gcloud auth application-default login', leave it out"
+    )
 
 
 def _azure(said: dict[str, Any]) -> dict[str, Any]:

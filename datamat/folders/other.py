@@ -1,4 +1,4 @@
-"""Folders behind every URL that fsspec knows (`https://`, `gs://`, `hf://`, ...) and that has no folder of its own.
+"""Folders behind every URL that fsspec knows (`https://`, `hf://`, ...) and that has no folder of its own.
 
 A path holds its URL and options, and nothing that is open: each use asks fsspec for the filesystem, which it caches per
 process and set of options. So it can be pickled, and keeps working in forked processes.
@@ -71,8 +71,6 @@ _S3 = ("s3", "s3a")
 _PACKAGES = {
     "s3": "datamat[s3]",
     "s3a": "datamat[s3]",
-    "gs": "datamat[gs]",
-    "gcs": "datamat[gs]",
     "http": "aiohttp",
     "https": "aiohttp",
     "az": "datamat[az]",
@@ -352,7 +350,7 @@ class UrlPath:
             except Exception as error:  # each filesystem raises what the client below it does
                 if status_of(error)[0] != 416:
                     raise
-                return  # no byte from there on: gcsfs says so of an empty file, too
+                return  # no byte from there on: some say so of an empty file, too
             if block:
                 yield block
             if len(block) < behind - start:
@@ -446,9 +444,7 @@ def _is_absent(error: Exception) -> bool:
 
 
 _NOT_READ, _NOT_WRITTEN = "cannot be read", "cannot be written"
-_CREATE = frozenset({"create"})
-_KEEPS = {"gs": _CREATE, "gcs": _CREATE, "memory": frozenset({"create", "replace_if"})}
-_WHOLE_AT_ONCE = frozenset({"gs", "gcs", "hf", "memory"})
+_WHOLE_AT_ONCE = frozenset({"hf", "memory"})
 _VERSIONS = ("generation", "blob_id", "ETag", "etag", "md5Hash")
 _SIGNS_OF_CHANGE = ("mtime", "LastModified", "last_modified", "modified", "created", "ino", "size")
 _in_memory = threading.RLock()  # held by whoever writes to `memory://`
@@ -470,8 +466,8 @@ class FsspecFolder(Folder):
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self._root = UrlPath(url, options)
         self._scheme = scheme_of(url)
-        self.keeps = _KEEPS.get(self._scheme, frozenset())
         self.is_private = self._scheme == "memory"
+        self.keeps = frozenset({"create", "replace_if"} if self.is_private else ())
 
     def __str__(self) -> str:
         return str(self._root)

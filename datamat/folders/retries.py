@@ -30,6 +30,7 @@ _SOON = frozenset({408, 425, 429})  # statuses below 500 that pass
 _NEVER = frozenset({501, 505, 511})
 _FINAL = (
     FileNotFoundError,
+    KeyError,  # of fsspec's memory, which has no such file
     FileExistsError,
     PermissionError,
     IsADirectoryError,

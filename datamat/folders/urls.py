@@ -129,7 +129,9 @@ SENT_ANYWHERE = frozenset({"accept", "accept-encoding", "range", "user-agent"})
 #
 
 _LEAST_SECRET = 4  # characters; shorter texts are in every message
-_SECRET_VARIABLE = re.compile(r"AWS_(SECRET_ACCESS_KEY|SESSION_TOKEN|ACCESS_KEY_ID)|AZURE_STORAGE_\w+|GOOGLE_API_KEY")
+_SECRET_VARIABLE = re.compile(
+    r"AWS_(SECRET_ACCESS_KEY|SESSION_TOKEN|ACCESS_KEY_ID)|AZURE_STORAGE_\w+|GOOGLE_(API_KEY|BEARER_TOKEN|SERVICE_ACCOUNT_KEY)"
+)
 
 
 def without_secrets(url: str) -> str:
@@ -244,7 +246,9 @@ def _secrets(url: str, options: Mapping[str, Any]) -> set[str]:
 
 
 _SECRET_PART = re.compile(r"(?i)(?:key|secret|password|token|signature|\bsig)=([^;&]+)")  # of a connection string
-_SHOWN = frozenset({"endpoint_url", "endpoint", "region_name", "region", "protocol", "account_name", "project"})
+_SHOWN = frozenset(
+    {"endpoint_url", "endpoint", "base_url", "region_name", "region", "protocol", "account_name", "project"}
+)
 """Options that say where something is, and open nothing."""
 _ALSO_PLACES = frozenset({"connection_string", "host", "port"})
 

@@ -86,7 +86,7 @@ def function_writer(
             "dict. A source that holds whole samples needs none: Materializer(samples, None, output)"
         )
     if not name:
-        raise OptionError('materialize: name is ""; want one with which the names of the shards begin, as in name="data"')
+        raise OptionError('materialize: name is ""; want what the names of the shards begin with, as in name="data"')
     kind = FunctionWriter if with_rng(fn) is None else _DrawingFunctionWriter
     if block is not None:
         if kind is _DrawingFunctionWriter:

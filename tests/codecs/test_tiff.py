@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import struct
+import sys
 import tracemalloc
-import zlib
 
 import cv2
 import numpy as np
@@ -15,73 +15,55 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamat.codecs import decode_floats, decode_image, decode_mask, probe
-from datamat.errors import InputError
+from datamat.errors import InputError, MissingDependencyError
 
 RNG = np.random.default_rng(3)
-CODES = {"none": 1, "deflate": 8, "packbits": 32773}
 
 
-def build_tiff(samples, *, order="<", compression="none", predictor=1, planar=False, tile=None, rows=None, **tags):
-    """Return a TIFF file of an array (height, width, channels), written by the specification.
+def build_tiff(samples, **tags):
+    """Return a little-endian TIFF file of one strip, of an array (height, width, channels).
 
     Args:
         samples: uint8, uint16 or float32.
-        order: byte order, "<" or ">".
-        compression: "none", "deflate" or "packbits".
-        predictor: 1, or 2 for differences of neighbours.
-        planar: whether each channel has segments of its own.
-        tile: (height, width) of tiles; None for strips.
-        rows: number of rows in each strip; None for one strip.
         tags: further tags, or others in place of those that the samples have, by number after an underscore.
     """
     height, width, channels = samples.shape
-    planes = [samples[..., [channel]] for channel in range(channels)] if planar else [samples]
-    step = tile or (rows or height, width)
-    segments = []
-    for plane in planes:
-        for top in range(0, height, step[0]):
-            for left in range(0, width, step[1]):
-                piece = plane[top : top + step[0], left : left + step[1]]
-                if tile:
-                    piece = np.pad(piece, [(0, step[0] - piece.shape[0]), (0, step[1] - piece.shape[1]), (0, 0)])
-                if predictor == 2:
-                    piece = np.concatenate([piece[:, :1], np.diff(piece, axis=1)], axis=1)
-                segments.append(_packed(piece.astype(piece.dtype.newbyteorder(order)).tobytes(), compression))
-    bits, kind = 8 * samples.itemsize, 3 if samples.dtype.kind == "f" else 1
     values = {
-        256: [width], 257: [height], 258: [bits] * channels, 259: [CODES[compression]], 262: [2 if channels > 2 else 1],
-        277: [channels], 284: [2 if planar else 1], 317: [predictor], 339: [kind] * channels,
-        **({322: [step[1]], 323: [step[0]]} if tile else {278: [step[0]]}),
-        **({338: [2]} if channels in {2, 4} else {}),
+        256: [width], 257: [height], 258: [8 * samples.itemsize] * channels, 259: [1],
+        262: [2 if channels > 2 else 1], 273: [0], 277: [channels], 278: [height], 279: [samples.nbytes],
+        339: [3 if samples.dtype.kind == "f" else 1] * channels, **({338: [2]} if channels in {2, 4} else {}),
         **{int(name[1:]): value for name, value in tags.items()},
     }  # fmt: skip
-    starts, lengths = (324, 325) if tile else (273, 279)
-    values |= {starts: [0] * len(segments), lengths: list(map(len, segments))}
-    first = 8 + 2 + 12 * len(values) + 4
-    places, at = {}, first
+    places, at = {}, 8 + 2 + 12 * len(values) + 4
     for tag in sorted(values):
         if len(values[tag]) > 1:
             places[tag], at = at, at + 4 * len(values[tag])
-    values[starts] = [at + sum(map(len, segments[:number])) for number in range(len(segments))]
-    entries = b"".join(
-        struct.pack(order + "HHII", tag, 4, len(values[tag]), places.get(tag, values[tag][0])) for tag in sorted(values)
-    )
-    lists = b"".join(struct.pack(f"{order}{len(values[tag])}I", *values[tag]) for tag in sorted(places))
-    head = b"II*\0" if order == "<" else b"MM\0*"
-    count = struct.pack(order + "IH", 8, len(values))
-    return b"".join([head, count, entries, bytes(4), lists, *segments])
+    values[273] = [at]
+    entries = [
+        struct.pack("<HHII", tag, 4, len(values[tag]), places.get(tag, values[tag][0])) for tag in sorted(values)
+    ]
+    lists = [struct.pack(f"<{len(values[tag])}I", *values[tag]) for tag in sorted(places)]
+    return b"".join([b"II*\0", struct.pack("<IH", 8, len(values)), *entries, bytes(4), *lists, samples.tobytes()])
 
 
-def _packed(data, compression):
-    if compression == "deflate":
-        return zlib.compress(data)
-    if compression == "packbits":  # runs where a byte repeats, else single bytes
-        return (
-            b"".join(bytes([0, byte]) for byte in data[:-2])
-            + bytes([257 - 2, data[-1]]) * (data[-2:-1] == data[-1:])
-            + (b"" if data[-2:-1] == data[-1:] else b"".join(bytes([0, byte]) for byte in data[-2:]))
-        )
-    return data
+def written(samples, **options):
+    """Return the file that tifffile writes of an array (height, width, channels)."""
+    import tifffile
+
+    channels, file = samples.shape[2], io.BytesIO()
+    if options.get("planarconfig") == "separate":
+        samples = np.moveaxis(samples, -1, 0)
+    elif channels == 1:
+        samples = samples[..., 0]
+    options = {"photometric": "rgb" if channels > 2 else "minisblack", "metadata": None, **options}
+    tifffile.imwrite(file, samples, extrasamples=["unassalpha"] if channels in {2, 4} else None, **options)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def tifffile():
+    pytest.importorskip("imagecodecs")
+    return pytest.importorskip("tifffile")
 
 
 def decoded(data):
@@ -92,29 +74,32 @@ def decoded(data):
     return decode_image(data, channels=info.channels, dtype="uint16" if info.bit_depth > 8 else "uint8")
 
 
+@pytest.mark.usefixtures("tifffile")
 @settings(deadline=None, max_examples=100)
 @given(st.data())
-def test_every_layout_gives_the_stored_samples(data):
+def test_every_layout_of_tifffile_gives_the_stored_samples(data):
     """Byte orders, strips, tiles, planes, predictors and compressions, in any combination."""
     dtype = data.draw(st.sampled_from(["uint8", "uint16", "float32"]))
     channels = 1 if dtype == "float32" else data.draw(st.integers(1, 4))
     shape = (data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40)), channels)
     samples = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, 65536, shape).astype(dtype)
-    layout = {
-        "order": data.draw(st.sampled_from("<>")),
-        "compression": data.draw(st.sampled_from(["none", "deflate", "packbits"])),
-        "predictor": 1 if dtype == "float32" else data.draw(st.sampled_from([1, 2])),
-        "planar": data.draw(st.booleans()),
-        "tile": data.draw(st.sampled_from([None, (16, 16), (16, 32)])),
-        "rows": data.draw(st.sampled_from([None, 1, 7])),
-    }
+    compression = data.draw(st.sampled_from([None, "lzw", "zlib", "adobe_deflate", "packbits", "lzma", "zstd"]))
 
-    found = decoded(build_tiff(samples, **layout))
+    file = written(
+        samples,
+        byteorder=data.draw(st.sampled_from("<>")),
+        compression=compression,
+        predictor=data.draw(st.booleans()) if compression not in {None, "packbits"} else None,
+        planarconfig="separate" if channels > 1 and data.draw(st.booleans()) else None,
+        **data.draw(st.sampled_from([{}, {"tile": (16, 16)}, {"tile": (16, 32)}, {"rowsperstrip": 7}])),
+    )
 
+    found = decoded(file)
     assert found.dtype == samples.dtype
     assert np.array_equal(found, samples)
 
 
+@pytest.mark.usefixtures("tifffile")
 @pytest.mark.parametrize("compression", [None, "tiff_lzw", "tiff_adobe_deflate", "packbits"])
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16", "F"])
 def test_files_of_pillow_decode_as_pillow_does(mode, compression):
@@ -145,6 +130,7 @@ def test_files_of_pillow_decode_as_pillow_does(mode, compression):
         assert np.array_equal(decode_mask(data, dtype="uint16"), array)
 
 
+@pytest.mark.usefixtures("tifffile")
 @pytest.mark.parametrize(("dtype", "channels", "predictor"), [("uint8", 1, 2), ("uint16", 3, 1), ("uint16", 4, 2)])
 def test_lzw_files_of_opencv_decode_exactly(dtype, channels, predictor):
     """Many strips of 16 bits, with and without differences."""
@@ -158,6 +144,20 @@ def test_lzw_files_of_opencv_decode_exactly(dtype, channels, predictor):
     assert np.array_equal(found, smooth[..., order])
 
 
+@pytest.mark.usefixtures("tifffile")
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_small_numbers_are_ids_or_scaled_to_white(bits):
+    """Several pixels share a byte, and a row begins with a new one."""
+    ids = RNG.integers(0, 1 << bits, (5, 11, 1)).astype(np.uint8)
+    places = np.pad(ids, [(0, 0), (0, 5), (0, 0)]).reshape(5, -1, 8 // bits) << np.arange(8 - bits, -1, -bits)
+    packed = places.sum(axis=2).astype(np.uint8)[:, : -(-11 * bits // 8), None]
+    data = build_tiff(packed, _256=[11], _258=[bits])
+
+    assert np.array_equal(decode_mask(data)[..., None], ids)
+    assert np.array_equal(decode_image(data, channels=1), ids * (255 // ((1 << bits) - 1)))
+
+
+@pytest.mark.usefixtures("tifffile")
 def test_white_may_be_zero():
     """An image is inverted; class ids are not."""
     samples = np.array([[[0], [9]]], np.uint8)
@@ -167,6 +167,7 @@ def test_white_may_be_zero():
     assert decode_mask(data).tolist() == [[0, 9]]
 
 
+@pytest.mark.usefixtures("tifffile")
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_pictures_are_turned_upright(orientation):
     """The tag is that of EXIF; Pillow turns the same way."""
@@ -178,6 +179,7 @@ def test_pictures_are_turned_upright(orientation):
     assert np.array_equal(decode_image(data), np.asarray(PIL.ImageOps.exif_transpose(image)))
 
 
+@pytest.mark.usefixtures("tifffile")
 def test_grey_serves_as_rgb_and_opaque_as_rgba():
     """As for PNG: channels are repeated or added, never dropped."""
     grey, rgb = (RNG.integers(0, 65536, (3, 4, channels)).astype(np.uint16) for channels in (1, 3))
@@ -193,27 +195,35 @@ def test_grey_serves_as_rgb_and_opaque_as_rgba():
 
 
 GREY = RNG.integers(0, 256, (4, 6, 1)).astype(np.uint8)
-WHOLE = build_tiff(GREY, compression="deflate")
+
+
+def deflated():
+    """Return the file that Pillow writes of `GREY`, compressed."""
+    file = io.BytesIO()
+    PIL.Image.fromarray(GREY[..., 0]).save(file, "TIFF", compression="tiff_adobe_deflate")
+    return file.getvalue()
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (b"II+\0" + bytes(20), "BigTIFF; want TIFF with offsets of 32 bits"),
-        (build_tiff(GREY, _259=[7]), "compressed by JPEG; want LZW, deflate, PackBits or none; save it so, or as PNG"),
-        (build_tiff(GREY, _259=[50000]), "compressed by Zstandard"),
+        (build_tiff(GREY, _259=[7]), "compressed by JPEG; want LZW, deflate, .* or none; save it so, or as PNG"),
+        (build_tiff(GREY, _259=[34887]), "compressed by LERC"),
         (build_tiff(GREY, _259=[4711]), "compressed by method 4711"),
         (build_tiff(GREY, _262=[5]), r"TIFF of inks \(CMYK\); want grey, RGB or a palette"),
         (build_tiff(np.zeros((2, 2, 5), np.uint8)), "TIFF of 5 channels; want 1 to 4; store it as a Tensor"),
         (build_tiff(GREY, _339=[2]), "8 bits per sample, signed; want 8 or 16 bits"),
         (build_tiff(GREY, _258=[12]), "TIFF of 12 bits per sample"),
         (build_tiff(np.zeros((2, 2, 4), np.uint8), _338=[1]), "colours multiplied by alpha"),
+        (build_tiff(GREY, _262=[6]), "TIFF of YCbCr"),
+        (build_tiff(GREY, _279=[0]), "empty strips or tiles"),
+        (build_tiff(GREY, _279=[23]), "23 bytes; want 24 or more"),
         (build_tiff(GREY, _278=[2]), "TIFF of 1 strips or tiles; want 2"),
         (build_tiff(GREY, _317=[9]), "unknown predictor"),
         (build_tiff(GREY, _262=[3]), "TIFF palette of the wrong size"),
         (build_tiff(np.zeros((2, 2, 1), np.float32)), "tiff of 32-bit floats per sample; want whole numbers"),
         (build_tiff(GREY)[:-1], "whose pixels end at byte"),
-        (WHOLE[:-3] + b"\0\0\0", "damaged compressed data"),
         (build_tiff(GREY)[:30], "with a directory that reaches past its end"),
         (build_tiff(np.zeros((2, 2, 1), np.uint8), _256=[1 << 20], _257=[1 << 20]), "at most|strips"),
     ],
@@ -222,6 +232,27 @@ def test_what_is_not_decoded_is_refused(data, message):
     """The message says what the file is and what to do; nothing is decoded nearly right."""
     with pytest.raises(InputError, match=f"'x.tif': .*({message})"):
         decode_image(data, channels=1, name="x.tif")
+
+
+@pytest.mark.usefixtures("tifffile")
+@pytest.mark.parametrize("compression", ["lzw", "zlib", "packbits", "lzma", "zstd"])
+def test_compressed_data_that_end_early_are_refused(compression):
+    """Nothing is filled in for the pixels that are missing."""
+    file = written(np.tile(GREY, (9, 9, 1)), compression=compression)
+
+    with pytest.raises(InputError, match=r"'x\.tif': TIFF that does not decode"):
+        decode_image(file[:-60] + bytes(60), channels=1, name="x.tif")
+
+
+def test_missing_package_is_named_when_a_file_is_decoded(monkeypatch):
+    """The header is read without it."""
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    data = build_tiff(GREY)
+
+    assert probe(data, whole=True).width == 6
+    for decode in (decode_image, decode_mask):
+        with pytest.raises(MissingDependencyError, match=r"'x\.tif'.*datamat\[tiff\]"):
+            decode(data, name="x.tif")
 
 
 @pytest.mark.parametrize("decode", [decode_image, decode_mask, probe])
@@ -251,6 +282,18 @@ def test_tags_without_numbers_are_damage():
             decode_image(bytes(data), channels=1)
 
 
+@pytest.mark.usefixtures("tifffile")
+def test_tag_that_tifffile_skips_as_damaged_is_refused():
+    """It would make an image of no rows, for a height whose number lies elsewhere in the file."""
+    data = bytearray(written(GREY, tile=(16, 16)))
+    data[data.index(struct.pack("<HHI", 257, 4, 1)) + 4] = 2
+
+    assert probe(bytes(data), whole=True).height == 8
+    with pytest.raises(InputError, match="want what its header says"):
+        decode_image(bytes(data), channels=1)
+
+
+@pytest.mark.usefixtures("tifffile")
 def test_pages_are_refused_and_smaller_versions_are_not():
     """A pyramid holds one image; a file of pages or slices holds many."""
     data = bytearray(build_tiff(GREY, _254=[0]))
@@ -267,11 +310,13 @@ def test_pages_are_refused_and_smaller_versions_are_not():
             decode_image(bytes(data) + second, channels=1)
 
 
+@pytest.mark.usefixtures("tifffile")
 @settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_damage_never_gives_another_error(data):
     """A flipped byte is refused, or changes pixels; it never crashes or hangs."""
-    file = bytearray(data.draw(st.sampled_from([WHOLE, build_tiff(GREY, tile=(16, 16), compression="packbits")])))
+    files = [deflated(), *(written(GREY, tile=(16, 16), compression=name) for name in ("packbits", "lzw", "zstd"))]
+    file = bytearray(data.draw(st.sampled_from(files)))
     file[data.draw(st.integers(0, len(file) - 1))] = data.draw(st.integers(0, 255))
 
     for decode in (lambda: decode_image(bytes(file), channels=1), lambda: decode_mask(bytes(file), dtype="uint16")):

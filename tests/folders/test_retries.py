@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fsspec
 import pytest
 
 from datamat.folders.retries import is_transient, retried
@@ -14,13 +15,20 @@ class Answer(Exception):
         self.response = {"ResponseMetadata": {"HTTPStatusCode": status}, "Error": {"Code": code}}
 
 
+def absent_in_memory():
+    """Return the error of a file that `memory://` does not have."""
+    with pytest.raises(FileNotFoundError) as caught:
+        fsspec.filesystem("memory").cat_file("/nowhere/at/all")
+    return caught.value
+
+
 @pytest.mark.parametrize(
     ("errors", "expected"),
     [
         ([Answer(500), Answer(503, "SlowDown"), Answer(400, "RequestTimeout"), Answer(400, "BadDigest")], True),
         ([TimeoutError(), ConnectionResetError()], True),
         ([Answer(400, "EntityTooSmall"), Answer(403), Answer(404), Answer(412)], False),
-        ([PermissionError(), ValueError()], False),
+        ([PermissionError(), ValueError(), absent_in_memory()], False),
     ],
 )
 def test_which_errors_pass(errors, expected):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import json
+import os
+import sys
 import threading
 
 import pytest
 
-from datamat import OptionError
+from datamat import MissingDependencyError, OptionError
 from datamat.folders import open_folder
 from datamat.folders.objects import bucket_region
 from datamat.folders.options import translated
@@ -68,6 +71,29 @@ from datamat.folders.options import translated
             {"account_name": "a", "sas_key": "sv=1&sig=b", "endpoint": "https://a.blob.core.windows.net"},
         ),
         ("az", {"connection_string": "UseDevelopmentStorage=true"}, {"use_emulator": True}),
+        (
+            "gs",
+            {"token": "anon", "project": "p", "access": "read_only", "consistency": "md5", "timeout": 9},
+            {"skip_signature": True, "bearer_token": "anonymous"},
+        ),
+        (
+            "gcs",
+            {"token": "ya29.a", "endpoint_url": "http://h:1/"},
+            {"bearer_token": "ya29.a", "base_url": "http://h:1", "client_options": {"allow_http": True}},
+        ),
+        ("gs", {"token": "google_default", "endpoint_url": "https://h"}, {"base_url": "https://h"}),
+        ("gs", {"token": "cloud"}, {"token": "cloud"}),
+        ("gs", {"token": __file__}, {"application_credentials": __file__}),
+        (
+            "gs",
+            {"token": {"type": "service_account", "private_key": "k"}},
+            {"service_account_key": '{"type": "service_account", "private_key": "k"}'},
+        ),
+        (
+            "gs",
+            {"requester_pays": True, "project": "p"},
+            {"client_options": {"default_headers": {"x-goog-user-project": "p"}}},
+        ),
     ],
 )
 def test_options_are_said_in_the_words_of_the_client(scheme, said, expected):
@@ -83,21 +109,35 @@ def test_options_are_said_in_the_words_of_the_client(scheme, said, expected):
         ("az", {"account_name": "a", "credential": object()}, "to be a text"),
         ("s3", {"client_kwargs": {"config": 1}}, "config, which reading S3 does not know"),
         ("s3", {"key": object()}, "not a text or a number"),
+        ("gs", {"token": object()}, "token is to be"),
+        ("gs", {"token": "browser"}, "auth application-default login"),
+        ("gs", {"token": "/no/hidden.json"}, "the path of a file"),
+        ("gs", {"token": {"type": "authorized_user", "refresh_token": "hidden"}}, "the path of a file"),
+        ("gs", {"requester_pays": True}, "requester_pays='PROJECT'"),
     ],
 )
-def test_what_has_no_other_words_is_refused(scheme, said, message):
+def test_what_has_no_other_words_is_refused(scheme, said, message, monkeypatch):
+    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
     with pytest.raises(OptionError, match=message) as raised:
         open_folder(f"{scheme}://bucket/a", said)
     assert "hidden" not in str(raised.value)
 
 
-def test_unknown_option_is_refused_by_its_name():
+@pytest.mark.parametrize(
+    ("url", "said", "message"),
+    [
+        ("s3://bucket/a", {"region": "r", "nonsense": "hidden"}, "nonsense"),
+        ("gs://bucket/a", {"token": "anon", "nonsense": "hidden"}, "nonsense"),
+        ("gs://bucket/a", {"token": {"type": "service_account", "private_key": "hidden"}}, "private_key_id"),
+    ],
+)
+def test_option_that_the_client_refuses_is_named(url, said, message):
     """When it is first used: the client knows which there are."""
-    folder = open_folder("s3://bucket/a", {"region": "r", "nonsense": "hidden"})
+    folder = open_folder(url, said)
 
-    with pytest.raises(OptionError, match=r"s3://bucket/a: .*nonsense") as raised:
+    with pytest.raises(OptionError, match=f"{url}: .*{message}") as raised:
         folder.stat("x")
-    assert "hidden" not in str(raised.value)
+    assert "hidden" not in f"{raised.value} {folder!r}"
 
 
 def test_places_of_the_environment_are_read(monkeypatch):
@@ -110,6 +150,111 @@ def test_places_of_the_environment_are_read(monkeypatch):
 
     assert translated("az", {}) == {"account_name": "a", "account_key": "k"}
     assert translated("az", {"account_name": "b"}) == {"account_name": "b"}
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "h:1")
+
+    assert translated("gs", {"token": "t"}) == {"base_url": "http://h:1", "bearer_token": "t", **by_http}
+    assert translated("gs", {"endpoint_url": "https://other"}) == {"base_url": "https://other"}
+
+
+@pytest.fixture
+def google(monkeypatch, tmp_path):
+    """A server that holds nothing, and also tells a machine of Google's its token; its address, and what it saw."""
+    seen = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if self.path.startswith("/computeMetadata/"):
+                content = b'{"access_token": "of-the-machine", "expires_in": 3600}'
+            elif self.path == "/token":
+                kind = "urn:ietf:params:oauth:token-type:access_token"
+                said = {"access_token": "of-a-federation", "expires_in": 3600, "token_type": "Bearer"}
+                content = json.dumps({**said, "issued_token_type": kind}).encode()
+            else:
+                content = b""
+                seen.append((self.headers["Authorization"], self.headers["x-goog-user-project"]))
+            self.send_response(200 if content else 404)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            """Say nothing."""
+
+    for name in [name for name in os.environ if name.startswith(("GOOGLE_", "GCE_", "CLOUDSDK_", "STORAGE_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    address = f"127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("GCE_METADATA_HOST", address)
+    with contextlib.closing(server.socket):
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield f"http://{address}", seen
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, (None, None)),
+        ({"token": "anon"}, (None, None)),
+        ({"token": "google_default"}, ("Bearer of-the-machine", None)),
+        ({"token": "cloud", "requester_pays": "p"}, ("Bearer of-the-machine", "p")),
+        ({"token": "ya29.a", "requester_pays": True, "project": "p"}, ("Bearer ya29.a", "p")),
+    ],
+)
+def test_google_store_is_asked_by_whom_the_options_name(google, said, expected):
+    """By nobody, where it is an emulator, and nobody is named."""
+    address, seen = google
+
+    assert open_folder("gs://bucket/a", {"endpoint_url": address, **said}).read_if_there("x", 1) is None
+    assert seen == [expected]
+
+
+@pytest.fixture
+def federation(google, tmp_path, monkeypatch):
+    """The file of gcloud on this machine, which says where a federation gives tokens."""
+    (tmp_path / "subject").write_text("me")
+    said = {
+        "type": "external_account",
+        "audience": "//iam.googleapis.com/locations/global/workforcePools/p/providers/q",
+        "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+        "token_url": f"{google[0]}/token",
+        "credential_source": {"file": str(tmp_path / "subject")},
+    }
+    file = tmp_path / "application_default_credentials.json"
+    file.write_text(json.dumps(said))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    return file
+
+
+def test_federation_is_asked_by_google_auth(google, federation):
+    """The client of the store knows none."""
+    pytest.importorskip("google.auth")
+    address, seen = google
+
+    said = {"endpoint_url": address, "token": "google_default"}
+    assert open_folder("gs://bucket/a", said).read_if_there("x", 1) is None
+    assert seen == [("Bearer of-a-federation", None)]
+
+
+def test_credentials_that_cannot_be_used_are_named(google, federation, monkeypatch):
+    """Those that need google-auth or the environment, or would stand for the account of the machine, or are broken."""
+    monkeypatch.setitem(sys.modules, "google.auth", None)
+    said = {"endpoint_url": google[0], "token": "google_default"}
+
+    with pytest.raises(MissingDependencyError, match=rf"'external_account', as in {federation},.* google-auth"):
+        open_folder("gs://bucket/a", said).stat("x")
+    with pytest.raises(OptionError, match=rf"token='cloud' .*{federation} first"):
+        open_folder("gs://bucket/a", {**said, "token": "cloud"}).stat("x")
+    with pytest.raises(OptionError, match=f"set GOOGLE_APPLICATION_CREDENTIALS={federation}"):
+        open_folder("gs://bucket/a", {**said, "token": str(federation)}).stat("x")
+    federation.write_text("{}")
+    with pytest.raises(OptionError, match="missing field `type`"):
+        open_folder("gs://bucket/a", said).stat("x")
+    assert not google[1]
 
 
 def test_region_of_a_bucket_is_asked_for():

