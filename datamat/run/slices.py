@@ -615,6 +615,8 @@ class TaskSession:
         if self._path is not None:
             _remove_folder(slices_folder(self._path / WORK))
             return
+        if "create" not in self._output.keeps:
+            return
         with contextlib.suppress(OutputError):  # it costs nothing, and the next run does it
             if not self.is_over:
                 self._output.delete(_PLAN)
