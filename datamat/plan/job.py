@@ -504,7 +504,7 @@ class Job:
     def write_rows(self, folder: pathlib.Path) -> RowStore:
         """Index the source, check its rows, and write them to a folder; raises `SourceError`."""
         if self.mirror is not None:
-            self.mirror.renew()
+            self.mirror.renew(self._named_files().values())
         if self.urls is not None:
             self.urls.activate()
         outside = output_excluded(self._likely_outputs())

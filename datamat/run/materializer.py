@@ -132,7 +132,7 @@ class Materializer:
         from datamat.plan.job import Job, checked_version, resolve_formats
         from datamat.plan.pipeline import Pipeline
         from datamat.transforms.augmenter import field_names
-        from datamat.writers.base import resolve_writer, writer_and_source
+        from datamat.writers.base import always_needed, bind_writer, resolve_writer, writer_and_source
 
         writer, source = writer_and_source(writer, source)
         check_flags(follow_links=follow_links)
@@ -148,11 +148,12 @@ class Materializer:
         if source_options is None and (store is None or str(source).startswith(f"{store.scheme}:")):
             source_options = storage_options
         self._given = _Given(source, output, storage_options, source_options)
-        mirror = mirrored(source, source_options, None)
+        writer = resolve_writer(writer)
+        mirror = mirrored(source, source_options, None, always_needed(writer))
         source = source.removeprefix("file://") if isinstance(source, str) else source
         source = source if mirror is None else mirror.path
         with links_followed(follow_links), urls_in_errors():  # a writer may look into its source when it is bound to it
-            writer = resolve_writer(writer, source)
+            bind_writer(writer, source)
         self._job = Job(
             records=Pipeline.of(writer, transform, seed, field_names(untouched or ())),
             source=source,
@@ -558,13 +559,14 @@ class Materializer:
         from datamat.directory.mirror import mirrored, urls_in_errors
         from datamat.directory.rows import links_followed
         from datamat.plan.pipeline import Pipeline
+        from datamat.writers.base import always_needed
 
         job = dataclasses.replace(self._job, how=how)
         if how.scratch is None:
             return job
         given, writer = self._given, self.writer
         store, folder = output_place(given.output, given.storage_options, how.scratch)
-        mirror = mirrored(given.source, given.source_options, how.scratch)
+        mirror = mirrored(given.source, given.source_options, how.scratch, always_needed(writer))
         if store is None and mirror is None and not writer.url_fields:
             raise OptionError(
                 f"scratch is given, but output {os.fspath(given.output)!r} is no URL, and neither is the source: "
