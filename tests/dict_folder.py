@@ -1,15 +1,22 @@
 """A folder as another package may have it: files in a dict."""
 
+import itertools
+
 from datamat import OutputError
-from datamat.folders import AbsentError, Folder, checked
+from datamat.folders import AbsentError, ChangedError, ExistsError, Folder, ReplaceIf, Stat, checked
 
 
 class DictFolder(Folder):
-    """A place of another package: files in a dict."""
+    """A place of another package: files in a dict, each with its version in another one."""
 
-    def __init__(self, files, below=""):
+    is_private = True
+
+    numbers = itertools.count()
+
+    def __init__(self, files, below="", versions=None):
         self.files = files
         self.below = below
+        self.versions = {} if versions is None else versions
 
     def __str__(self):
         return f"dict://{self.below}".rstrip("/")
@@ -32,13 +39,31 @@ class DictFolder(Folder):
             raise OutputError(f"{self.place(name)} is shorter")
         return found
 
-    def size(self, name):
-        return len(self.content(name))
+    def stat(self, name):
+        there = self.below + checked(name)
+        return Stat(len(self.files[there]), self.versions.get(there, "0")) if there in self.files else None
 
-    def names(self, below="", *, deep=False):
+    def list(self, below="", *, deep=False):
         top = f"{self.below}{below}/" if below else self.below
         found = sorted(name.removeprefix(top) for name in self.files if name.startswith(top))
-        return [name for name in found if deep or "/" not in name]
+        return {
+            name: Stat(len(self.files[top + name]), self.versions.get(top + name, "0"))
+            for name in found
+            if deep or "/" not in name
+        }
+
+    def write(self, name, content, mode="overwrite"):
+        there = self.stat(name)
+        if mode == "create" and there is not None:
+            raise ExistsError(f"{self.place(name)} is there")
+        if isinstance(mode, ReplaceIf) and (there is None or there.version != mode.version):
+            raise ChangedError(f"{self.place(name)} has changed")
+        self.files[self.below + name] = bytes(content)
+        self.versions[self.below + name] = f"{next(self.numbers)}"
+        return self.versions[self.below + name]
+
+    def delete(self, name):
+        self.files.pop(self.below + checked(name), None)
 
     def child(self, name):
-        return type(self)(self.files, f"{self.below}{checked(name)}/")
+        return type(self)(self.files, f"{self.below}{checked(name)}/", self.versions)

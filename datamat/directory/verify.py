@@ -478,8 +478,8 @@ class _Files:
 
     def names(self) -> set[str]:
         """Return the names of the files, those of the index with their folder; none where no place tells."""
-        inner = self.root.names(INDEX_FOLDER) or []
-        return {*(self.root.names() or []), *(f"{INDEX_FOLDER}/{name}" for name in inner)}
+        inner = self.root.list(INDEX_FOLDER) or ()
+        return {*(self.root.list() or ()), *(f"{INDEX_FOLDER}/{name}" for name in inner)}
 
 
 class _Examination:

@@ -1,25 +1,48 @@
-"""Folders on a disk, and how their files are opened: regular files of the folder, and nothing else."""
+"""Folders on a disk: only regular files of the folder are read, and no link is written through.
+
+A file is made aside, under a hidden name in the folder that it goes into, flushed, and named at once; then the folder
+is flushed. Without both flushes a power cut leaves names with missing bytes, on ext4 and xfs alike.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
 import re
+import secrets
+import shutil
 import stat
+import time
 from typing import TYPE_CHECKING, TypeVar, cast, final
 
-from datamat.errors import READ_FLAGS, CorruptDataError, OptionError, OutputError, want_of_resources
-from datamat.folders.base import AbsentError, DeniedError, Folder, checked
+from datamat.errors import READ_FLAGS, CorruptDataError, OptionError, OutputError, require_posix, want_of_resources
+from datamat.folders.base import (
+    ASIDE,
+    AbsentError,
+    ChangedError,
+    DeniedError,
+    ExistsError,
+    Folder,
+    Mode,
+    ReplaceIf,
+    Stat,
+    checked,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator, Iterator
     from io import BufferedReader
+    from typing import BinaryIO
 
 
 __all__ = ["LocalFolder", "expand_home", "open_regular", "read_regular", "regular_path"]
 
 _BLOCK_BYTES = 4 << 20
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | getattr(os, "O_CLOEXEC", 0)
 # In the cache of the Hugging Face Hub all files of a snapshot are links to files that are named after their content.
 _SNAPSHOT = re.compile(r"(.*)/snapshots/[0-9a-f]{40}(?:/.*)?")
 _BLOB = re.compile(r"/blobs/[0-9a-f]{40,64}")
@@ -116,11 +139,16 @@ def read_regular(path: str | os.PathLike[str], *, max_bytes: int) -> bytes:
 class LocalFolder(Folder):
     """A folder on a disk of this machine, or one that looks so.
 
-    The folder itself may be a link, and those in it are followed as long as they stay in it; see `regular_path`.
+    The folder itself may be a link. Links in it are read as long as they stay in it, see `regular_path`, and never
+    written through: folders are opened one in the other (openat(2)), and a link at the end is replaced.
+
+    Where the file system has no hard links, a kill between the two steps of a "create" leaves an empty file.
 
     Args:
         path: its absolute path.
     """
+
+    keeps = frozenset({"create", "replace_if"})
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
@@ -155,23 +183,51 @@ class LocalFolder(Folder):
             raise CorruptDataError(f"{self.place(name)} ends before byte {stop}; run the job again to rewrite it")
         return found
 
-    def size(self, name: str) -> int:
-        with self._opened(name) as file:
-            return os.fstat(file.fileno()).st_size
-
-    def names(self, below: str = "", *, deep: bool = False) -> list[str]:
-        top = self._path / checked(below) if below else self._path
-        found = []
+    def stat(self, name: str) -> Stat | None:
         try:
-            for folder, folders, files in os.walk(top, onerror=_raise):
-                found += [os.path.relpath(os.path.join(folder, name), top) for name in files]
+            with open_regular(
+                regular_path(self._path, checked(name))
+            ) as file:  # NFS asks its server as a file is opened
+                return _stat_of(os.fstat(file.fileno()))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            raise self._explained(name, error) from error
+
+    def list(self, below: str = "", *, deep: bool = False) -> dict[str, Stat]:
+        top = self._path / checked(below) if below else self._path
+        found = {}
+        try:
+            for folder, folders, files in os.walk(top, onerror=_raise_unless_gone):
+                for path in (os.path.join(folder, name) for name in files if not name.startswith(ASIDE)):
+                    with contextlib.suppress(FileNotFoundError):  # it went meanwhile, which hides no other
+                        found[os.path.relpath(path, top)] = _listed(path)
                 if not deep:
                     folders.clear()
-        except (FileNotFoundError, NotADirectoryError):
-            pass
         except OSError as error:
             raise OutputError(f"{top} cannot be listed: {error.strerror}; let this process read it") from error
-        return sorted(found)
+        return dict(sorted(found.items()))
+
+    def write(self, name: str, content: bytes, mode: Mode = "overwrite") -> str:
+        return self._written(name, mode, lambda file: file.write(content))
+
+    def write_file(self, name: str, path: str | os.PathLike[str], mode: Mode = "overwrite") -> str:
+        with open_regular(path) as source:
+            return self._written(name, mode, lambda file: shutil.copyfileobj(source, file, _BLOCK_BYTES))
+
+    def copy(self, name: str, target: str) -> None:
+        """Copy a file as all folders do: by a hard link where that can be, as files are replaced and never changed."""
+        with self._opened(name) as source:
+            try:
+                with self._aside(target) as (place, last, aside):
+                    os.link(regular_path(self._path, name), aside, dst_dir_fd=place)
+                    os.rename(aside, last, src_dir_fd=place, dst_dir_fd=place)
+            except OutputError:  # a file system without links, or a file of somebody else
+                self._written(target, "overwrite", lambda file: shutil.copyfileobj(source, file, _BLOCK_BYTES))
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(AbsentError), self._inside(name, make=False) as (place, last):
+            os.unlink(last, dir_fd=place)
 
     def child(self, name: str) -> LocalFolder:
         return LocalFolder(self._path / checked(name))
@@ -191,13 +247,147 @@ class LocalFolder(Folder):
         except OSError as error:
             raise self._explained(name, error) from error
 
-    def _explained(self, name: str, error: OSError) -> OutputError:
+    def _written(self, name: str, mode: Mode, fill: Callable[[BinaryIO], object]) -> str:
+        with self._aside(name) as (place, last, aside):
+            with open(os.open(aside, _NEW, 0o666, dir_fd=place), "wb") as file:
+                fill(file)
+                file.flush()
+                now = time.time_ns()
+                os.utime(file.fileno(), ns=(now, now))  # the file system's clock gives two files in 4 ms one version
+                os.fsync(file.fileno())
+                version = _stat_of(os.fstat(file.fileno())).version
+            if mode == "create":
+                try:
+                    _name_first(place, aside, last)
+                except FileExistsError:
+                    raise ExistsError(f"{self.place(name)} is to be created, and is there already") from None
+            elif isinstance(mode, ReplaceIf):
+                with _alone(place, f"{ASIDE}lock"):
+                    found = self.stat(name)
+                    if found is None or found.version != mode.version:
+                        raise ChangedError(
+                            f"{self.place(name)} is not what was to be replaced; it has changed meanwhile"
+                        )
+                    os.rename(aside, last, src_dir_fd=place, dst_dir_fd=place)
+            else:
+                os.rename(aside, last, src_dir_fd=place, dst_dir_fd=place)
+        return version
+
+    @contextlib.contextmanager
+    def _aside(self, name: str) -> Iterator[tuple[int, str, str]]:
+        """Yield the folder that a file is in, open, the last part of its name, and a name for what is to get that."""
+        with self._inside(name, make=True) as (place, last):
+            aside = f"{ASIDE}{secrets.token_hex(8)}"
+            try:
+                yield place, last, aside
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(aside, dir_fd=place)
+
+    @contextlib.contextmanager
+    def _inside(self, name: str, *, make: bool) -> Iterator[tuple[int, str]]:
+        """Yield the folder that a file is in, open, and the last part of its name; flush the folder at the end."""
+        require_posix("writing to a folder")
+        *parts, last = checked(name).split("/")
+        try:
+            if make and not self._path.is_dir():
+                self._path.mkdir(parents=True, exist_ok=True)
+                with _closed(os.open(self._path.parent, _FOLDER)) as parent:
+                    os.fsync(parent)
+            with contextlib.ExitStack() as opened:
+                place = opened.enter_context(_closed(os.open(self._path, _FOLDER)))
+                for part in parts:
+                    if make and _made(part, place):
+                        os.fsync(place)
+                    place = opened.enter_context(_closed(os.open(part, _FOLDER | _NO_LINK, dir_fd=place)))
+                yield place, last
+                os.fsync(place)
+        except OutputError:
+            raise
+        except OSError as error:
+            if not make and error.errno == errno.ENOENT:
+                raise AbsentError(f"{self.place(name)} is not there") from None
+            raise self._explained(name, error, "written") from error
+
+    def _explained(self, name: str, error: OSError, done: str = "read") -> OutputError:
         if found := want_of_resources(self.place(name), error):
             return found
+        said = f"{self.place(name)} cannot be {done}: {error.strerror or error}"
+        if done == "written":
+            kind = DeniedError if error.errno == errno.EACCES else OutputError
+            return kind(f"{said}; make room, or repair the disk or what is in the way there, and run again")
         kinds = {errno.ENOENT: AbsentError, errno.ENOTDIR: AbsentError, errno.EACCES: DeniedError}
-        kind = kinds.get(error.errno or 0, OutputError)
-        return kind(f"{self.place(name)} cannot be read: {error.strerror or error}; let this process read it")
+        return kinds.get(error.errno or 0, OutputError)(f"{said}; let this process read it")
 
 
-def _raise(error: OSError) -> None:
-    raise error
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise error
+
+
+def _stat_of(found: os.stat_result) -> Stat:
+    return Stat(found.st_size, f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}")
+
+
+def _listed(path: str) -> Stat:
+    try:
+        return _stat_of(os.stat(path))
+    except OSError:  # a link that leads nowhere
+        return _stat_of(os.lstat(path))
+
+
+def _made(folder: str, inside: int) -> bool:
+    """Make a folder in an open one; return False where it was there."""
+    try:
+        os.mkdir(folder, dir_fd=inside)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _name_first(place: int, aside: str, last: str) -> None:
+    """Give a file its name unless there is one; raise `FileExistsError` otherwise."""
+    try:
+        os.link(aside, last, src_dir_fd=place, dst_dir_fd=place)
+    except FileExistsError:
+        if os.stat(aside, dir_fd=place).st_nlink == 1:  # else it is ours: NFS lost the answer, and asked again
+            raise
+    except OSError:  # a file system without links
+        os.close(os.open(last, _NEW, 0o666, dir_fd=place))
+        os.rename(aside, last, src_dir_fd=place, dst_dir_fd=place)
+
+
+@contextlib.contextmanager
+def _closed(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _alone(place: int, name: str) -> Iterator[None]:
+    """Hold a lock in a folder: one of a file, as NFS keeps those of folders from other hosts.
+
+    Where the file system has no locks, as Lustre by default, it holds nothing.
+    """
+    import fcntl
+
+    while True:
+        with _closed(os.open(name, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o666, dir_fd=place)) as lock:
+            with contextlib.suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _has_name(lock, place, name):
+                continue
+            try:
+                yield
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=place)  # before it is free: who waits for it sees that it is gone
+            return
+
+
+def _has_name(descriptor: int, place: int, name: str) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=place, follow_symlinks=False))
+    return False

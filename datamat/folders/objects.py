@@ -1,8 +1,11 @@
 """Folders in S3, and stores that speak it, and in Azure, by the client `obstore`.
 
 obstore tries again what a server may soon do right, continues an answer that was cut, and returns no fewer bytes than
-were asked for. Three things are added: errors that say what to do, forked processes, and a Ctrl-C that is heard (see
-`forked`). Only this module touches obstore.
+were asked for. Four things are added: errors that say what to do, repeated conditional writes, forked processes, and a
+Ctrl-C that is heard (see `forked`). Only this module touches obstore.
+
+A file of up to 512 MB is sent by one request, from the page cache, and the store itself checks the condition. A larger
+one is sent in parts, which obstore completes on no condition. S3 compares each request with its SHA-256.
 """
 
 from __future__ import annotations
@@ -12,14 +15,28 @@ import dataclasses
 import functools
 import itertools
 import json
+import mmap
 import os
+import pathlib
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from datamat.errors import DatamatError, MissingDependencyError, OptionError, OutputError
-from datamat.folders.base import AbsentError, DeniedError, Folder, checked
+from datamat.folders.base import (
+    AbsentError,
+    ChangedError,
+    DeniedError,
+    ExistsError,
+    Folder,
+    Mode,
+    ReplaceIf,
+    Stat,
+    UnsupportedError,
+    checked,
+)
 from datamat.folders.forked import asked
 from datamat.folders.options import S3_SCHEMES, translated
+from datamat.folders.retries import ATTEMPTS, wait_before
 from datamat.folders.urls import redacted, scheme_of, without_secrets
 from datamat.values import frozen
 
@@ -31,8 +48,11 @@ __all__ = ["ObjectFolder", "bucket_region"]
 _T = TypeVar("_T")
 
 _STREAM_BYTES = 1 << 20
+_PART_BYTES, _MOST_PARTS, _PARTS_AT_ONCE = 8 << 20, 10_000, 4
+_AT_ONCE_BYTES = 512 << 20  # a file up to that size is sent by one request
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "30m"}  # of silence, and of one whole request
 _RETRY = {"max_retries": 6, "retry_timeout": timedelta(minutes=3)}
+_NOT_READ, _NOT_WRITTEN = "cannot be read", "cannot be written"
 _CREDENTIALS_LAST = timedelta(minutes=30)  # until boto is asked again: it renews them when they are due
 
 
@@ -48,6 +68,9 @@ class _Place:
 class ObjectFolder(Folder):
     """A folder in an object store.
 
+    A file appears when it is complete. A killed upload in parts leaves them in the store, unseen, until a lifecycle
+    rule of the bucket removes them.
+
     Args:
         url: URL of the folder, `SCHEME://BUCKET/PATH`.
         options: options of fsspec's filesystem of that store, or of obstore; the environment says what they do not.
@@ -55,6 +78,8 @@ class ObjectFolder(Folder):
     Raises:
         OptionError: there is no word for one of the options.
     """
+
+    keeps = frozenset({"create", "replace_if"})
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         given = translated(scheme_of(url), options)
@@ -86,11 +111,33 @@ class ObjectFolder(Folder):
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         return self._asked(_read_range, name, start, stop) if start < stop else b""
 
-    def size(self, name: str) -> int:
-        return self._asked(_size, name)
+    def stat(self, name: str) -> Stat | None:
+        try:
+            return self._asked(_stat, name)
+        except AbsentError:
+            return None
 
-    def names(self, below: str = "", *, deep: bool = False) -> list[str]:
-        return asked(_names, self._place, checked(below) if below else "", deep)
+    def list(self, below: str = "", *, deep: bool = False) -> dict[str, Stat]:
+        return asked(_list, self._place, checked(below) if below else "", deep)
+
+    def write(self, name: str, content: bytes, mode: Mode = "overwrite") -> str:
+        return self._asked(_write, name, content, mode)
+
+    def write_file(self, name: str, path: str | os.PathLike[str], mode: Mode = "overwrite") -> str:
+        """Write a file from one on this machine's disk as all folders do.
+
+        Over 512 MB the condition is checked before the first part is sent, and not again: what others write under that
+        name during the upload is replaced.
+        """
+        return self._asked(_write_file, name, os.path.abspath(path), mode)
+
+    def copy(self, name: str, target: str) -> None:
+        """Copy a file in the store, as all folders do; S3 does so up to 5 GB."""
+        self._asked(_copy, name, checked(target))
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(AbsentError):
+            self._asked(_delete, name)
 
     def child(self, name: str) -> ObjectFolder:
         return ObjectFolder(f"{self._place.url}/{checked(name)}", json.loads(self._place.options))
@@ -114,22 +161,121 @@ def _read_range(place: _Place, name: str, start: int, stop: int) -> bytes:
     return found
 
 
-def _size(place: _Place, name: str) -> int:
+def _stat(place: _Place, name: str) -> Stat:
     import obstore
 
-    return int(_tried(place, name, lambda: obstore.head(_store(place), name))["size"])
+    def looked() -> Any:
+        store = _store(place)
+        with contextlib.suppress(FileNotFoundError):
+            return obstore.head(store, name)
+        obstore.get(store, name)  # it says whether the file is missing or the bucket: an answer to HEAD has no text
+        return obstore.head(store, name)
+
+    return _stat_of(_tried(place, name, looked))
 
 
-def _names(place: _Place, below: str, deep: bool) -> list[str]:
+def _list(place: _Place, below: str, deep: bool) -> dict[str, Stat]:
     import obstore
 
-    def listed() -> list[str]:
+    def listed() -> list[Any]:
         if deep:
-            return [one["path"] for chunk in obstore.list(_store(place), below or None) for one in chunk]
-        return [one["path"] for one in obstore.list_with_delimiter(_store(place), below or None)["objects"]]
+            return [one for chunk in obstore.list(_store(place), below or None) for one in chunk]
+        return list(obstore.list_with_delimiter(_store(place), below or None)["objects"])
 
-    found = _tried(place, below, listed, "cannot be listed")
-    return sorted(path[len(below) + 1 :] if below else path for path in found)
+    found = _tried(place, below, lambda: _repeated(listed), "cannot be listed")
+    return dict(sorted((one["path"].removeprefix(f"{below}/"), _stat_of(one)) for one in found))
+
+
+def _stat_of(found: Mapping[str, Any]) -> Stat:
+    return Stat(int(found["size"]), _version_of(found))
+
+
+def _version_of(found: Mapping[str, Any]) -> str:
+    """Return the ETag, which Azure puts into quotation marks in an answer, and not in a listing."""
+    return str(found["e_tag"] or "").strip('"')
+
+
+def _write(place: _Place, name: str, content: bytes, mode: Mode) -> str:
+    return _put(place, name, content, mode)
+
+
+def _write_file(place: _Place, name: str, path: str, mode: Mode) -> str:
+    import obstore
+
+    size = os.path.getsize(path)
+    if size <= _AT_ONCE_BYTES:
+        with open(path, "rb") as file:
+            # Not closed by hand: after an error, obstore may still hold it.
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        return _put(place, name, content, mode)
+    if mode != "overwrite":
+        _check(place, name, mode)
+    part = max(_PART_BYTES, -(-size // _MOST_PARTS))
+
+    def send() -> Any:
+        whole, at_once = pathlib.Path(path), _PARTS_AT_ONCE
+        return obstore.put(store, name, whole, use_multipart=True, chunk_size=part, max_concurrency=at_once)
+
+    store = _store(place, sends=True)
+    return _version_of(_tried(place, name, send, _NOT_WRITTEN))
+
+
+def _check(place: _Place, name: str, mode: Mode) -> None:
+    """Raise what a write on a condition would raise now."""
+    try:
+        found = _stat(place, name)
+    except AbsentError:
+        found = None
+    where = f"{without_secrets(place.url)}/{name}"
+    if mode == "create" and found is not None:
+        raise ExistsError(f"{where} is to be created, and is there already")
+    if isinstance(mode, ReplaceIf) and (found is None or found.version != mode.version):
+        raise ChangedError(f"{where} is not what was to be replaced; it has changed meanwhile")
+
+
+def _put(place: _Place, name: str, content: bytes | mmap.mmap, mode: Mode) -> str:
+    """Send a file by one request, and return its version."""
+    import obstore
+
+    store = _store(place, sends=len(content) > _PART_BYTES, repeats=mode == "overwrite")
+    wanted: Any = {"e_tag": f'"{mode.version}"'} if isinstance(mode, ReplaceIf) else mode
+
+    def send() -> Any:
+        return obstore.put(store, name, content, mode=wanted, use_multipart=False)
+
+    try:
+        return _version_of(_tried(place, name, lambda: _repeated(send), _NOT_WRITTEN))
+    except AbsentError as error:
+        if not isinstance(mode, ReplaceIf):
+            raise
+        raise ChangedError(str(error)) from None  # S3 says so of a version where there is no file
+
+
+def _copy(place: _Place, name: str, target: str) -> None:
+    import obstore
+
+    store = _store(place, sends=True)
+    _tried(place, name, lambda: _repeated(lambda: obstore.copy(store, name, target)), "cannot be copied")
+
+
+def _delete(place: _Place, name: str) -> None:
+    import obstore
+
+    _tried(place, name, lambda: _repeated(lambda: obstore.delete(_store(place), name)), "cannot be deleted")
+
+
+def _repeated(call: Callable[[], _T]) -> _T:
+    """Return what a call returns, repeated where obstore does not: conditional writes, answers that were cut."""
+    from obstore.exceptions import GenericError
+
+    for attempt in range(1, ATTEMPTS):
+        try:
+            return call()
+        except GenericError as error:
+            if _is_unsupported(str(error)):
+                raise
+            wait_before(attempt, error)
+    return call()
 
 
 _streams: dict[int, Iterator[bytes]] = {}  # that are open in this process
@@ -154,15 +300,23 @@ def _close_stream(stream: int) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _store(place: _Place) -> Any:
-    """Return the client of a place."""
+def _store(place: _Place, *, sends: bool = False, repeats: bool = True) -> Any:
+    """Return the client of a place.
+
+    Args:
+        place: the place.
+        sends: whether requests may take long to be sent: `read_timeout` runs then, too, and is left out.
+        repeats: whether it repeats requests; see `_repeated`, which does not do so where a store never will.
+    """
     from obstore import store
     from obstore.exceptions import BaseError
 
     config = json.loads(place.options)
     scheme, (bucket, _, path) = scheme_of(place.url), place.url.partition("://")[2].partition("/")
     client = {**_CLIENT, **config.pop("client_options", {})}
-    more: dict[str, Any] = {"client_options": client, "retry_config": _RETRY}
+    if sends:
+        client.pop("read_timeout")
+    more: dict[str, Any] = {"client_options": client, "retry_config": _RETRY if repeats else {"max_retries": 0}}
     try:
         if scheme in S3_SCHEMES:
             profile = config.pop("profile", None)
@@ -171,7 +325,8 @@ def _store(place: _Place) -> Any:
                 config = {**credentials.config, **config}
             if not {"endpoint", "region"} & config.keys() and not any(map(os.environ.get, _PLACES_OF_S3)):
                 config["region"] = bucket_region(bucket)
-            return store.S3Store(bucket, prefix=path or None, config=config, **more)
+            config = {"checksum_algorithm": "SHA256", **config}
+            return store.S3Store(bucket, prefix=path or None, config=config, **more)  # type: ignore[arg-type]  # by JSON
         return store.from_url(place.url, config=config or None, **more)
     except (ValueError, TypeError, BaseError) as error:
         reason = redacted(str(error).partition("\n")[0], place.url, json.loads(place.options))
@@ -240,7 +395,7 @@ class _BotoCredentials:
         }
 
 
-def _tried(place: _Place, name: str, call: Callable[[], _T], problem: str = "cannot be read") -> _T:
+def _tried(place: _Place, name: str, call: Callable[[], _T], problem: str = _NOT_READ) -> _T:
     """Return what a call returns; raise what obstore raises as one of our errors."""
     try:
         return call()
@@ -265,9 +420,14 @@ def _explained(error: Exception, place: _Place, name: str, problem: str) -> Outp
             f"{said}; check the address, the network and storage_options, and that the run that writes "
             "there has finished"
         )
+    elif kind in _CONDITIONS:
+        found = _CONDITIONS[kind](f"{said}; something else has written it meanwhile")
+    elif _is_unsupported(text):
+        found = UnsupportedError(f"{said}; the store does not know a condition or a checksum of the request")
     elif kind in _DENIED or " 403 " in text or " 401 " in text:
         found = DeniedError(
-            f"{said}; check the address, and give storage_options, or an environment, whose credentials may read there"
+            f"{said}; check the address, and give storage_options, or an environment, whose credentials may "
+            f"{'read' if problem == _NOT_READ else 'read and write'} there"
         )
     else:
         found = OutputError(f"{said}; check the address, the network and storage_options")
@@ -275,4 +435,10 @@ def _explained(error: Exception, place: _Place, name: str, problem: str) -> Outp
     return found
 
 
+_CONDITIONS = {"AlreadyExistsError": ExistsError, "PreconditionError": ChangedError}
 _DENIED = frozenset({"PermissionDeniedError", "UnauthenticatedError"})
+
+
+def _is_unsupported(text: str) -> bool:
+    """Return whether a store says that it does not know a condition."""
+    return " 501 " in text or "NotImplemented" in text

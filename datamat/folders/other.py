@@ -11,12 +11,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import functools
+import os
+import secrets
+import tempfile
+import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from datamat.errors import DatamatError, InputError, MissingDependencyError, OptionError, OutputError
-from datamat.folders.base import AbsentError, DeniedError, Folder, checked
+from datamat.folders.base import (
+    ASIDE,
+    AbsentError,
+    ChangedError,
+    DeniedError,
+    ExistsError,
+    Folder,
+    Mode,
+    ReplaceIf,
+    Stat,
+    checked,
+    not_written,
+)
 from datamat.folders.retries import (
     ATTEMPTS,
     chain_of,
@@ -27,6 +44,7 @@ from datamat.folders.retries import (
     wait_before,
 )
 from datamat.folders.urls import (
+    READ_ONLY,
     SENT_ANYWHERE,
     WEB_SCHEMES,
     halves,
@@ -388,7 +406,9 @@ class UrlPath:
         hides = redacted(said, self.url, self.options) != said
         status, code = status_of(error)
         explained: OutputError
-        if _is_absent(error):
+        if isinstance(error, FileExistsError):
+            explained = ExistsError(f"{self} {problem}: it is there already")
+        elif _is_absent(error):
             explained = AbsentError(
                 f"{self} {problem}: {reason}; check the address, the network and storage_options, and that the run "
                 "that writes there has finished"
@@ -401,7 +421,7 @@ class UrlPath:
         elif status in {401, 403} or {type(one).__name__ for one in chain_of(error)} & _NO_CREDENTIALS:
             explained = DeniedError(
                 f"{self} {problem}: {reason}; check the address, and give storage_options, or an environment, whose "
-                "credentials may read there"
+                f"credentials may {'read' if problem == _NOT_READ else 'read and write'} there"
             )
         else:
             explained = OutputError(f"{self} {problem}: {reason}; check the address, the network and storage_options")
@@ -425,9 +445,22 @@ def _is_absent(error: Exception) -> bool:
 # ---------------------------------------------------------------- folders
 
 
+_NOT_READ, _NOT_WRITTEN = "cannot be read", "cannot be written"
+_CREATE = frozenset({"create"})
+_KEEPS = {"gs": _CREATE, "gcs": _CREATE, "memory": frozenset({"create", "replace_if"})}
+_WHOLE_AT_ONCE = frozenset({"gs", "gcs", "hf", "memory"})
+_VERSIONS = ("generation", "blob_id", "ETag", "etag", "md5Hash")
+_SIGNS_OF_CHANGE = ("mtime", "LastModified", "last_modified", "modified", "created", "ino", "size")
+_in_memory = threading.RLock()  # held by whoever writes to `memory://`
+
+
 @final
 class FsspecFolder(Folder):
     """A folder behind a URL that fsspec knows.
+
+    Where a filesystem may show a file before it is complete, it is written under a hidden name, and moved. Few have
+    conditions: see `keeps`. Elsewhere a condition is checked before the write, which is not atomic; and a version is as
+    fine as the clock of the filesystem.
 
     Args:
         url: URL of the folder, `SCHEME://PLACE`.
@@ -436,6 +469,9 @@ class FsspecFolder(Folder):
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self._root = UrlPath(url, options)
+        self._scheme = scheme_of(url)
+        self.keeps = _KEEPS.get(self._scheme, frozenset())
+        self.is_private = self._scheme == "memory"
 
     def __str__(self) -> str:
         return str(self._root)
@@ -449,32 +485,110 @@ class FsspecFolder(Folder):
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         return self._file(name).read_range(start, stop)
 
-    def size(self, name: str) -> int:
+    def stat(self, name: str) -> Stat | None:
         file = self._file(name)
-        return file.tried(lambda: file.ask()[0], "cannot be read")
 
-    def names(self, below: str = "", *, deep: bool = False) -> list[str] | None:
+        def looked() -> Stat | None:
+            num_bytes, said = file.ask()
+            return None if said.get("type") == "directory" else Stat(num_bytes, _version_of(said))
+
+        try:
+            return file.tried(looked, _NOT_READ)
+        except AbsentError:
+            return None
+
+    def list(self, below: str = "", *, deep: bool = False) -> dict[str, Stat] | None:
         place = self._file(below) if below else self._root
         if place.is_web:
             return None
 
-        def listed() -> list[str]:
+        def listed() -> dict[str, Stat]:
             filesystem, path = place.filesystem()
             filesystem.invalidate_cache()
             try:
-                found = filesystem.find(path, maxdepth=None if deep else 1, detail=False)
+                found = filesystem.find(path, maxdepth=None if deep else 1, detail=True)
             except FileNotFoundError as error:
                 if status_of(error)[1] == "NoSuchBucket":
                     raise
-                return []
+                return {}
             top = len(path.rstrip("/")) + 1
-            return sorted(str(one)[top:] for one in found if len(str(one)) > top)
+            names = {str(one)[top:]: Stat(int(said["size"] or 0), _version_of(said)) for one, said in found.items()}
+            return {name: names[name] for name in sorted(names) if name and ASIDE not in name}
 
         return place.tried(listed, "cannot be listed")
+
+    def write(self, name: str, content: bytes, mode: Mode = "overwrite") -> str:
+        return self._written(name, mode, lambda files, path, more: files.pipe_file(path, bytes(content), **more))
+
+    def write_file(self, name: str, path: str | os.PathLike[str], mode: Mode = "overwrite") -> str:
+        source = os.fspath(path)
+        return self._written(name, mode, lambda files, path, more: files.put_file(source, path, **more))
+
+    def copy(self, name: str, target: str) -> None:
+        source, found = self._writable(name), self.stat(name)
+        if found is None:
+            raise AbsentError(f"{source} cannot be copied: there is no such file")
+        with contextlib.suppress(NotImplementedError):
+            self._written(target, "overwrite", lambda files, path, _: files.cp_file(source.filesystem()[1], path))
+            return
+        with tempfile.NamedTemporaryFile() as file:
+            for block in self.blocks(name, found.num_bytes):
+                file.write(block)
+            file.flush()
+            self.write_file(target, file.name)
+
+    def delete(self, name: str) -> None:
+        file = self._writable(name)
+
+        def delete() -> None:
+            filesystem, path = file.filesystem()
+            filesystem.rm_file(path)
+            filesystem.invalidate_cache()
+
+        with contextlib.suppress(AbsentError):
+            file.tried(delete, "cannot be deleted")
 
     def child(self, name: str) -> FsspecFolder:
         place = self._file(name)
         return FsspecFolder(place.url, place.options)
 
+    def _written(self, name: str, mode: Mode, send: Callable[[Any, str, dict[str, str]], object]) -> str:
+        """Write a file by a function that gets the filesystem, a path, and what says that there must be none."""
+        file = self._writable(name)
+        more = {"mode": "create"} if mode == "create" and "create" in self.keeps else {}
+        aside = file if self._scheme in _WHOLE_AT_ONCE else file.parent / f"{ASIDE}{secrets.token_hex(8)}"
+
+        def written() -> None:
+            filesystem, path = file.filesystem()
+            filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+            temporary = aside.filesystem()[1]
+            send(filesystem, temporary, more)
+            if temporary != path:
+                filesystem.mv(temporary, path)
+
+        with _in_memory if self.is_private else contextlib.nullcontext():
+            found = self.stat(name) if mode != "overwrite" and not more else None
+            if mode == "create" and found is not None:
+                raise ExistsError(f"{file} is to be created, and is there already")
+            if isinstance(mode, ReplaceIf) and (found is None or found.version != mode.version):
+                raise ChangedError(f"{file} is not what was to be replaced; it has changed meanwhile")
+            file.tried(written, _NOT_WRITTEN)
+            there = self.stat(name)
+        return "" if there is None else there.version
+
+    def _writable(self, name: str) -> UrlPath:
+        file = self._file(name)
+        if self._scheme in READ_ONLY:
+            raise not_written(str(self))
+        return file
+
     def _file(self, name: str) -> UrlPath:
         return self._root / checked(name)
+
+
+def _version_of(said: Mapping[str, Any]) -> str:
+    """Return what changes with the content; where there is no version of it, as far as clocks are fine enough."""
+    found = next((str(said[name]) for name in _VERSIONS if said.get(name)), "").strip('"')
+    signs = [said.get(name) for name in _SIGNS_OF_CHANGE]
+    texts = [str(one.timestamp() if isinstance(one, datetime.datetime) else one) for one in signs if one is not None]
+    return found or "-".join(texts)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from datamat.errors import OptionError
-from datamat.folders.base import Folder
+from datamat.folders.base import Folder, not_written
 from datamat.folders.local import LocalFolder, expand_home
 from datamat.folders.options import OBJECT_SCHEMES
-from datamat.folders.urls import halves, is_url, refuse_chain, scheme_of
+from datamat.folders.urls import READ_ONLY, halves, is_url, refuse_chain, scheme_of
 from datamat.options import check_mappings
 
-__all__ = ["open_file", "open_folder", "register_folder"]
+__all__ = ["open_file", "open_folder", "open_output", "register_folder"]
 
 _registered: dict[str, Callable[[str, Mapping[str, Any]], Folder]] = {}
 
@@ -84,3 +85,25 @@ def open_file(place: str | os.PathLike[str], storage_options: Mapping[str, Any] 
     head, query = halves(text)
     parent, _, name = head.rstrip("/").rpartition("/")
     return open_folder(f"{parent}{'?' if query else ''}{query}", storage_options), name
+
+
+def open_output(place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Folder:
+    """Return the folder that a user names to write to, as `open_folder` does.
+
+    Raises:
+        OptionError: it can only be read, or the URL holds a password or a signature, or names no folder.
+    """
+    folder, text = open_folder(place, storage_options), os.fspath(place)
+    if not is_url(text) or text.startswith("file://"):
+        return folder
+    scheme, _, path = text.partition("://")
+    if scheme_of(text) in READ_ONLY:
+        raise not_written(text)
+    if re.match(r"[^/]*:[^/]*@", path) or "?" in path:
+        raise OptionError(
+            f"a {scheme}:// URL holds a password or a signature, which would end in logs and manifests; "
+            "give them in storage_options={...}, or by the environment"
+        )
+    if not path.strip("/"):
+        raise OptionError(f"{text} names no folder; want a URL such as {scheme}://bucket/out")
+    return folder

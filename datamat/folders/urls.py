@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "READ_ONLY",
     "SENT_ANYWHERE",
     "WEB_SCHEMES",
     "halves",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 WEB_SCHEMES = ("http", "https")
+READ_ONLY = frozenset({*WEB_SCHEMES, "github", "zip", "tar", "data", "reference", "git"})
 _OF_TABLES = (*WEB_SCHEMES, "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "data")
 _URL = re.compile(r"[A-Za-z][\w+.-]+(://|::)|(?i:data):[\w/+.-]*[;,]")  # at least two letters: one is a Windows drive
 

@@ -355,8 +355,9 @@ class RemoteReader(ShardReader):
         except AbsentError:
             raise
         except OutputError:
-            if (size := self._folder.size(info.file)) < info.num_bytes:
-                info.refuse(info.differences(size, b"", b""), self._folder.place(info.file))
+            there = self._folder.stat(info.file)
+            if there is not None and there.num_bytes < info.num_bytes:
+                info.refuse(info.differences(there.num_bytes, b"", b""), self._folder.place(info.file))
             raise
         if not self._is_damaged:
             info.refuse(info.differences(info.num_bytes, head, rest[tail - start :]), self._folder.place(info.file))

@@ -47,7 +47,7 @@ from datamat.directory.manifest import (
 )
 from datamat.directory.stores import ObjectStore
 from datamat.errors import CorruptDataError, OutputError, count_of, join_problems
-from datamat.folders import AbsentError, LocalFolder, open_folder
+from datamat.folders import LocalFolder, open_folder
 from datamat.plan.changes import (
     NOT_MADE,
     PlannedShard,
@@ -332,7 +332,7 @@ class _StoredOutput:
     def __init__(self, root: Folder, url: str, options: Mapping[str, Any] | None) -> None:
         self._root = root
         self._work = root.child(WORK)
-        self._names = root.names(WORK, deep=True)
+        self._names = root.list(WORK, deep=True)
         # A web server has nothing but finished datasets, and lists nothing.
         self._store = None if self._names is None else ObjectStore(url.rstrip("/"), options or {})
 
@@ -429,23 +429,20 @@ class _StoredOutput:
         return {}
 
     def _last_run(self) -> tuple[tuple[LedgerEntry, ...], str]:
-        try:
-            size = self._work.size(LEDGER_FILE)
-            start = max(size - _TAIL_BYTES, 0)
-            content = self._work.read_range(LEDGER_FILE, start, size)
-        except AbsentError:
+        there = self._work.stat(LEDGER_FILE)
+        if there is None:
             return (), ""
+        start = max(there.num_bytes - _TAIL_BYTES, 0)
+        content = self._work.read_range(LEDGER_FILE, start, there.num_bytes)
         content = content.partition(b"\n")[2] if start else content  # from the beginning of a line on
         return _last_run(parse_ledger(io.BytesIO(content), self._work.place(LEDGER_FILE), without="part_committed"))
 
     def _others(self) -> str:
         """Return what else is there, if there is no dataset."""
-        names = self._root.names()
-        if names is None:
+        files = self._root.list()
+        if files is None:
             return f"{self._root} has no {MANIFEST_FILE}, and web servers list nothing else"
-        if not names:
-            names = [f"{name.partition('/')[0]}/" for name in self._root.names(deep=True) or ()]
-        names = list(dict.fromkeys(names))
+        names = [*files] or [*dict.fromkeys(f"{name.partition('/')[0]}/" for name in self._root.list(deep=True) or ())]
         return (
             f"it holds {join_problems(names)}"
             if names

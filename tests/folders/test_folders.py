@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import errno
 import multiprocessing
 import os
+import re
 import signal
+import threading
 import uuid
 
+import loopback_s3
 import psutil
 import pytest
 from dict_folder import DictFolder
 from web import serving
 
 from datamat import OptionError, OutputError, load, materialize, verify
-from datamat.folders import DeniedError, open_file, open_folder, register_folder
+from datamat.folders import (
+    AbsentError,
+    ChangedError,
+    DeniedError,
+    ReplaceIf,
+    UnsupportedError,
+    create_once,
+    local,
+    open_file,
+    open_folder,
+    open_output,
+    register_folder,
+)
 from datamat.testing import FolderConformance, InlineExecutor
 
 
@@ -24,7 +41,7 @@ def at_once(monkeypatch):
     monkeypatch.setattr("datamat.folders.retries._FIRST_WAIT_S", 0.001)
 
 
-KEYS = {"key": "AKIDEXAMPLE", "secret": "a-long-secret-key", "client_kwargs": {"region_name": "us-east-1"}}
+KEYS = {"key": loopback_s3.KEY, "secret": loopback_s3.SECRET, "client_kwargs": {"region_name": "us-east-1"}}
 
 
 def write(files, folder):
@@ -40,11 +57,80 @@ class TestLocal(FolderConformance):
     def make_folder(self, files, tmp_path):
         return open_folder(write(files, tmp_path / "set"))
 
+    def test_nothing_is_written_through_a_link(self, tmp_path):
+        """Neither through that of a folder, nor of a file: this one is replaced."""
+        folder = self.make_folder({"a": b"1"}, tmp_path)
+        elsewhere = write({"file": b"theirs"}, tmp_path / "elsewhere")
+        (tmp_path / "set/link").symlink_to(elsewhere)
+        (tmp_path / "set/file").symlink_to(elsewhere / "file")
+
+        for use in (lambda: folder.write("link/x", b""), lambda: folder.delete("link/file")):
+            with pytest.raises(OutputError, match="link"):
+                use()
+        folder.write("file", b"mine")
+        assert folder.read("file", 10) == b"mine"
+        assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == {"file": b"theirs"}
+
+    def test_killed_writer_leaves_nothing_to_see(self, tmp_path):
+        """Neither a name, nor a lock that others wait for."""
+        folder = self.make_folder({}, tmp_path)
+        version = folder.write("file", b"1")
+        for kill, mode in [("link", "create"), ("rename", "overwrite"), ("rename", ReplaceIf(version))]:
+            child = multiprocessing.get_context("fork").Process(target=killed_at, args=(kill, folder, mode))
+            child.start()
+            child.join()
+            assert child.exitcode == 9
+            assert {name: folder.read(name, 10) for name in folder.list()} == {"file": b"1"}
+        assert len(os.listdir(tmp_path / "set")) > 1
+
+        folder.write("file", b"2", ReplaceIf(version))
+        assert folder.read("file", 10) == b"2"
+
+    @pytest.mark.parametrize("mode", ["create", "overwrite"])
+    def test_full_disk_is_said(self, tmp_path, monkeypatch, mode):
+        folder = self.make_folder({"file": b"1"}, tmp_path)
+
+        def fsync(descriptor):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        with pytest.raises(OutputError, match=r"set/new cannot be written: No space left on device; make room"):
+            folder.write("new", b"2", mode)
+        assert os.listdir(tmp_path / "set") == ["file"]
+
+    def test_file_system_without_links_and_locks_will_do(self, tmp_path, monkeypatch):
+        def refuse(*_, **__):
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+        monkeypatch.setattr(os, "link", refuse)
+        monkeypatch.setattr("fcntl.flock", refuse)
+        self.test_file_is_created_once(tmp_path / "a")
+        self.test_file_is_copied(tmp_path / "b")
+        folder = self.make_folder({}, tmp_path / "c")
+        folder.write("file", b"2", ReplaceIf(folder.write("file", b"1")))
+        assert folder.read("file", 10) == b"2"
+
+    def test_file_that_goes_while_it_is_listed_hides_no_other(self, tmp_path, monkeypatch):
+        folder = self.make_folder({"a/goes": b"", "a/stays": b"", "b": b""}, tmp_path)
+        stat_of = local._listed
+
+        def listed(path):
+            if path.endswith("goes"):
+                os.unlink(path)
+            return stat_of(path)
+
+        monkeypatch.setattr(local, "_listed", listed)
+        assert [*folder.list(deep=True)] == ["a/stays", "b"]
+
+
+def killed_at(call, folder, mode):
+    """Write a file, and end where a function of the system would be called: for a forked process."""
+    setattr(os, call, lambda *_, **__: os._exit(9))
+    folder.write("new" if mode == "create" else "file", b"of the dead", mode)
+
 
 class TestMemory(FolderConformance):
     """A filesystem of fsspec."""
-
-    has_processes = False
 
     def make_folder(self, files, tmp_path):
         fsspec = pytest.importorskip("fsspec")
@@ -58,6 +144,7 @@ class TestWeb(FolderConformance):
     """A web server; with a signature in the URL, which goes along to each file."""
 
     secrets = ("sesame", "tok-en")
+    is_writable = False
     ranges = True
     test_odd_names_are_names = None  # a name is a part of the URL as it is written
 
@@ -83,40 +170,102 @@ class TestS3(FolderConformance):
     secrets = (KEYS["secret"],)
 
     @pytest.fixture(autouse=True)
-    def server(self, tmp_path):
-        (tmp_path / "served").mkdir()
-        with serving(tmp_path / "served") as self.web:
+    def server(self):
+        with loopback_s3.serving() as self.s3:
+            self.s3.page = 2
             yield
 
     def make_folder(self, files, tmp_path):
-        write(files, tmp_path / "served/bucket/sets/one")
-        return open_folder("s3://bucket/sets/one", {**KEYS, "endpoint_url": self.web.url})
+        folder = open_output("s3://bucket/sets/one", {**KEYS, "endpoint_url": self.s3.url})
+        for name, content in files.items():
+            self.s3.write(f"bucket/sets/one/{name}", content, loopback_s3.md5_of(content).hexdigest(), {})
+        return folder
+
+    def fail_once(self, fault, *operations):
+        """Have the server fail at the next request of a kind."""
+        faults = [fault]
+        self.s3.meet = lambda operation, path: faults.pop() if operation in operations and faults else None
+        return faults
 
     @pytest.mark.parametrize("fault", ["silence", 500, 503, "cut"])
     def test_failures_that_pass_are_survived(self, tmp_path, fault):
-        folder = self.make_folder({"name": bytes(3 << 20)}, tmp_path)
-        self.web.faults["name"] = [fault]
+        content = bytes(3 << 20)
+        folder = self.make_folder({"name": content}, tmp_path)
+        for use, operation, expected in [
+            (lambda: folder.read_range("name", 5, 2 << 20), "get_object", bytes((2 << 20) - 5)),
+            (lambda: b"".join(folder.blocks("name", 3 << 20)), "get_object", content),
+            (lambda: [*folder.list()], "list_objects_v2", ["name"]),
+            (lambda: folder.copy("name", "copy"), "copy_object", None),
+            (lambda: folder.delete("copy"), "delete_object", None),
+        ]:
+            left = self.fail_once(fault, operation)
+            assert use() == expected
+            assert not left
 
-        assert folder.read_range("name", 5, 2 << 20) == bytes((2 << 20) - 5)
-        self.web.faults["name"] = [fault]
-        assert b"".join(folder.blocks("name", 3 << 20)) == bytes(3 << 20)
-        assert self.web.faults == {"name": []}
+    @pytest.mark.parametrize("fault", ["silence", "lose", 500, 503])
+    @pytest.mark.parametrize("mode", ["create", "replace_if"])
+    def test_writes_on_a_condition_are_made_again(self, tmp_path, fault, mode):
+        """Where the answer was lost, the file that is met is the writer's own: content decides."""
+        folder = self.make_folder({"there": b"1"}, tmp_path)
+        left = self.fail_once(fault, "put_object")
 
-    def test_refusal_says_what_to_do(self, tmp_path):
+        if mode == "create":
+            assert create_once(folder, "name", b"2")
+        else:
+            version = folder.stat("there").version
+            with pytest.raises(ChangedError) if fault == "lose" else contextlib.nullcontext():
+                folder.write("there", b"2", ReplaceIf(version))
+
+        assert folder.read("there" if mode == "replace_if" else "name", 1) == b"2"
+        assert not left
+
+    def test_store_without_conditions_is_said(self, tmp_path):
+        """At once: callers write in another way then."""
+        folder = self.make_folder({"there": b"1"}, tmp_path)
+        self.s3.meet = lambda operation, path: 501 if operation == "put_object" else None
+
+        for mode in ("create", ReplaceIf(folder.stat("there").version)):
+            self.s3.seen.clear()
+            with pytest.raises(UnsupportedError, match="does not know a condition"):
+                folder.write("there", b"2", mode)
+            assert len(self.s3.seen) == 1
+
+    @pytest.mark.parametrize("operation", ["get_object", "put_object"])
+    def test_refusal_says_what_to_do(self, tmp_path, operation):
         folder = self.make_folder({"name": b"1"}, tmp_path)
-        self.web.faults["name"] = 403
+        self.s3.meet = lambda found, path: 403 if found == operation else None
 
-        with pytest.raises(DeniedError, match=r"s3://bucket/sets/one/name cannot be read: .* credentials may read"):
-            folder.read("name", 1)
+        done, way = ("read", "read there") if operation == "get_object" else ("written", "read and write there")
+        with pytest.raises(DeniedError, match=rf"s3://bucket/sets/one/name cannot be {done}: .* credentials may {way}"):
+            folder.read("name", 1) if operation == "get_object" else folder.write("name", b"2")
+
+    def test_bucket_that_is_missing_is_no_missing_file(self, tmp_path):
+        folder = self.make_folder({"name": b"1"}, tmp_path)
+        self.s3.buckets.clear()
+        for use in (
+            lambda: folder.read("name", 1),
+            lambda: folder.stat("name"),
+            folder.list,
+            lambda: folder.write("name", b"", "create"),
+            lambda: folder.copy("name", "other"),
+            lambda: folder.delete("name"),
+        ):
+            with pytest.raises(OutputError, match="there is no such bucket") as raised:
+                use()
+            assert not isinstance(raised.value, AbsentError)
 
     def test_interrupt_ends_a_request(self, tmp_path):
         """Within a moment, although the server says nothing for a minute."""
-        folder = self.make_folder({"name": b"1"}, tmp_path)
-        self.web.faults["name"] = "stall"
-        self.web.hears = lambda: os.kill(os.getpid(), signal.SIGINT)
+        folder, ends = self.make_folder({"name": b"1"}, tmp_path), threading.Event()
 
+        def meet(operation, path):
+            os.kill(os.getpid(), signal.SIGINT)
+            ends.wait()
+
+        self.s3.meet = meet
         with pytest.raises(KeyboardInterrupt):
             folder.read("name", 1)
+        ends.set()
 
     def test_helper_of_a_forked_process_that_is_killed_is_said(self, tmp_path):
         """The error has the remedy."""
@@ -139,6 +288,48 @@ def kill_helper(folder):
     except OutputError as error:
         return str(error)
     return ""
+
+
+class TestS3InParts(TestS3):
+    """Files that are sent as those over half a gigabyte are."""
+
+    large_bytes = 20 << 20
+
+    @pytest.fixture(autouse=True)
+    def in_parts(self, monkeypatch):
+        monkeypatch.setattr("datamat.folders.objects._AT_ONCE_BYTES", 15)
+
+    @pytest.mark.parametrize("fault", ["silence", "lose", 503])
+    def test_part_is_sent_again(self, tmp_path, fault):
+        folder = self.make_folder({}, tmp_path)
+        (tmp_path / "large").write_bytes(bytes(self.large_bytes))
+        left = self.fail_once(fault, "upload_part")
+
+        folder.write_file("large", tmp_path / "large", "create")
+
+        assert folder.read("large", self.large_bytes) == bytes(self.large_bytes)
+        assert not left
+        assert not self.s3.uploads
+
+    def test_upload_that_fails_is_given_up(self, tmp_path):
+        folder = self.make_folder({}, tmp_path)
+        (tmp_path / "large").write_bytes(bytes(self.large_bytes))
+        self.s3.meet = lambda operation, path: 403 if operation == "upload_part" else None
+
+        with pytest.raises(DeniedError):
+            folder.write_file("large", tmp_path / "large")
+
+        assert not self.s3.uploads
+        assert not self.s3.objects
+
+
+class TestUnknownFilesystem(FolderConformance):
+    """One of fsspec's, of which nothing is known: a file is written aside, and moved."""
+
+    def make_folder(self, files, tmp_path):
+        pytest.importorskip("fsspec")
+        write(files, tmp_path / "set")
+        return open_output(f"local://{tmp_path}/set")
 
 
 class TestOfAnotherPackage(FolderConformance):
@@ -180,6 +371,21 @@ def test_home_and_working_folder_are_found(tmp_path, monkeypatch):
 def test_what_names_no_folder_is_refused(place, options, message):
     with pytest.raises(OptionError, match=message):
         open_folder(place, options)
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("simplecache::s3://bucket/out", "chain of filesystems"),
+        ("https://host/out", "https:// can be read, not written; give a folder, or a URL such as s3://bucket/out"),
+        ("s3://key:word@bucket/out", "a s3:// URL holds a password"),
+        ("gs://bucket/out?sig=1", "or a signature"),
+        ("s3://", "names no folder"),
+    ],
+)
+def test_what_is_no_output_is_refused(place, message):
+    with pytest.raises(OptionError, match=re.escape(message)):
+        open_output(place)
 
 
 def test_folder_of_another_package_is_read_by_its_url(tmp_path):

@@ -96,7 +96,7 @@ def test_unknown_option_is_refused_by_its_name():
     folder = open_folder("s3://bucket/a", {"region": "r", "nonsense": "hidden"})
 
     with pytest.raises(OptionError, match=r"s3://bucket/a: .*nonsense") as raised:
-        folder.size("x")
+        folder.stat("x")
     assert "hidden" not in str(raised.value)
 
 
