@@ -31,7 +31,6 @@ import re
 import shutil
 import stat
 import tempfile
-import types
 import urllib.parse
 from typing import TYPE_CHECKING, Any, final
 
@@ -146,6 +145,11 @@ class SourceMirror:
         """What stands for the URL on this machine: the path of a folder or file, or a pattern."""
         return os.path.join(self._files, self._name).rstrip("/")
 
+    @property
+    def _is_several(self) -> bool:
+        """Whether the URL is that of a folder, or a pattern."""
+        return not self._name or glob.has_magic(self._name)
+
     # ------------------------------------------------------------ the listing
 
     def update(self) -> None:
@@ -200,7 +204,7 @@ class SourceMirror:
         return found
 
     def _found(self) -> dict[str, Stat]:
-        if self._name and not glob.has_magic(self._name):
+        if not self._is_several:
             return self._told([self._name])
         found = self._root.list(deep="/" in self._name or "**" in self._name or not self._name)
         if found is None and isinstance(self._root, FsspecFolder):
@@ -252,19 +256,18 @@ class SourceMirror:
         return ending in _READ_WITH_INDEX or is_kept or self._root.is_private
 
     def _fetch_kept(self, missing: Mapping[str, int]) -> None:
-        """Fetch files that stay; say so first where that is all of the source, which may be large."""
-        if "" in self._kept and missing:
+        """Fetch files that stay; say so first where that is all of a folder, which may be large."""
+        if "" in self._kept and missing and self._is_several:
             total, free = sum(missing.values()), shutil.disk_usage(self._folder).free
-            files = f"{count_of(len(missing), 'file')} of {self}, {total / 1e6:.1f} MB"
+            said = f"{count_of(len(missing), 'file')} of {self}, {total:,} bytes"
             if total > free:
                 raise SourceError(
-                    f"{files}, do not fit into {self._folder}, with {free / 1e6:.1f} MB free; declare file_fields in "
-                    "the writer, to fetch files as rows need them, or set scratch or TMPDIR to a larger disk"
+                    f"{said}, do not fit into {self._folder}, which has {free:,} bytes free: set scratch or TMPDIR to a "
+                    "larger disk, or declare file_fields in the writer, to fetch files as rows need them"
                 )
             _logger.warning(
-                "fetching %s, to %s: the writer declares no file_fields, by which files are fetched as rows need them",
-                files, self._files,
-            )  # fmt: skip
+                "fetching %s, to %s: the writer reads all of it, or does not declare its file_fields", said, self._files
+            )
         _each(self.fetch, [os.path.join(self._files, name) for name in missing])
 
     def _lay(self, name: str, found: Stat) -> bool:
@@ -466,6 +469,14 @@ _CONNECT_S, _SILENCE_S = 10, 30  # many hosts of an old table are gone, and each
 _PAGES = ("text/html", "application/xhtml+xml")
 
 
+class _OwnFolder:
+    """A folder of this process, which is removed with this object, or by others when the process is killed."""
+
+    def __init__(self, below: str) -> None:
+        os.makedirs(below, exist_ok=True)
+        self.path = temporary_folder(self, below)
+
+
 @final
 class UrlFiles:
     """The files behind the URLs that rows name, each fetched when its row is read. Thread-safe and picklable.
@@ -481,7 +492,7 @@ class UrlFiles:
 
     def __init__(self, folder: str, options: Mapping[str, Any], trusted: str = "") -> None:
         self.folder = folder
-        self._own: dict[int, types.SimpleNamespace] = {}  # by process: one that is forked has its own
+        self._own: dict[int, _OwnFolder] = {}  # by process: one that is forked has its own
         self._options = dict(options)
         self._trusted = trusted
         self._urls: dict[str, str] = {}
@@ -515,12 +526,8 @@ class UrlFiles:
 
     def _own_folder(self) -> str:
         if os.getpid() not in self._own:
-            below = os.path.dirname(self.folder)
-            os.makedirs(below, exist_ok=True)
-            owner = types.SimpleNamespace()
-            owner.folder = temporary_folder(owner, below)
-            self._own = {os.getpid(): owner}
-        return str(self._own[os.getpid()].folder)
+            self._own = {os.getpid(): _OwnFolder(os.path.dirname(self.folder))}
+        return self._own[os.getpid()].path
 
     def fetch(self, path: str) -> None:
         """Put the file at its path, unless it is there.
@@ -582,8 +589,8 @@ class UrlFiles:
     def ask(self, url: str) -> tuple[int, int]:
         """Return size and stamp of the file behind a URL, or two zeros where nothing answers for it."""
         with contextlib.suppress(Exception):
-            there = _told(url_of_table(url), self._options_of(url))
-            return there.num_bytes, _stamp(there.version or str(there.num_bytes))
+            if there := _told(url_of_table(url), self._options_of(url)):
+                return there.num_bytes, _stamp(there.version)
         return 0, 0
 
     def ask_all(self, urls: Iterable[str]) -> dict[str, tuple[int, int]]:
@@ -647,7 +654,7 @@ class UrlFiles:
 def _transfer(url: str, options: Mapping[str, Any], file: BinaryIO, **attempts: int) -> str:
     """Write what is behind a URL of a table to a file; return the type that a web server says it has, or ""."""
     if scheme_of(url) in WEB_SCHEMES:
-        _, said = UrlPath(url, options).download(file, _MOST_BYTES, **attempts)
+        said = UrlPath(url, options).download(file, _MOST_BYTES, **attempts)
         return str(said.get("content-type", "")).partition(";")[0].strip().lower()
     if is_inline(url):
         file.write(_inline(url))
@@ -661,17 +668,14 @@ def _transfer(url: str, options: Mapping[str, Any], file: BinaryIO, **attempts: 
     return ""
 
 
-def _told(url: str, options: Mapping[str, Any]) -> Stat:
-    """Return what a store or web server says of a file."""
+def _told(url: str, options: Mapping[str, Any]) -> Stat | None:
+    """Return what a store or web server says of a file; None where there is none."""
     if scheme_of(url) in WEB_SCHEMES:
         return UrlPath(url, options).stat()
     if is_inline(url):
         return Stat(len(url), "")
     folder, name = _in_bucket(url, options)
-    found = folder.stat(name)
-    if found is None:
-        raise AbsentError(f"{folder.place(name)} is not there")
-    return found
+    return folder.stat(name)
 
 
 def _in_bucket(url: str, options: Mapping[str, Any]) -> tuple[Folder, str]:

@@ -401,7 +401,9 @@ def bind_writer(writer: DatasetWriter, source: Any) -> None:
         OptionError: the writer declares no features.
     """
     writer.bind(source)
-    is_declared = inspect.getattr_static(writer, "features", None) is not None  # a property's own error passes unchanged
+    is_declared = (
+        inspect.getattr_static(writer, "features", None) is not None
+    )  # a property's own error passes unchanged
     if not is_declared or not isinstance(writer.features, Features):
         raise OptionError(
             f"{type(writer).__qualname__}.features is not a Features; declare the fields of a sample there"

@@ -309,11 +309,11 @@ def test_missing_field_of_urls_is_named(tmp_path):
 
 
 def fetched(url, folder):
-    """Fetch the file behind a URL; return its path."""
+    """Fetch the file behind a URL; return its content."""
     files = mirror.UrlFiles(str(folder), {})
     path = files.path_of(url, url.rpartition("/")[2])
     files.fetch(path)
-    return pathlib.Path(path)
+    return pathlib.Path(path).read_bytes()
 
 
 @pytest.mark.parametrize("scheme", ["file", "GIT", "generic", "simplecache::file"])
@@ -392,7 +392,7 @@ def test_file_that_is_called_a_page_is_taken(hosts, tmp_path):
 
     files |= {"/is.png": called_page, "/page.png": "\ufeff \n<!doctype html>"}
 
-    assert fetched(f"{url}/is.png", tmp_path).read_bytes() == png(1)
+    assert fetched(f"{url}/is.png", tmp_path) == png(1)
     with pytest.raises(InputError, match=r"page\.png answers with a page \(text/html\)"):
         fetched(f"{url}/page.png", tmp_path)
 
@@ -449,7 +449,7 @@ def test_large_files_behind_urls_do_not_fill_the_disk(hosts, tmp_path, monkeypat
 
     with mirror.FetchAhead([[path] for path in paths]) as ahead:
         for number, path in enumerate(paths):
-            ahead.reach(number, number + 1)
+            ahead.reach(number)
             assert pathlib.Path(path).stat().st_size == 10_000
             futures.wait(ahead._running.values())
             held.append(sum(file.stat().st_size for file in tmp_path.rglob("*.bin")))
@@ -596,22 +596,22 @@ def test_files_of_a_killed_process_are_removed(tmp_path, monkeypatch, is_nfs):
     if is_nfs:
         refuse_as_nfs_does(monkeypatch)
     code = (
-        "import os, sys; from datamat.directory.mirror import UrlFiles, _own; UrlFiles(sys.argv[1], {}).activate(); "
-        "_own(f'{sys.argv[1]}/{os.getpid()}'); print(os.getpid(), flush=True); sys.stdin.read()"
+        "import sys; from datamat.directory.mirror import UrlFiles; files = UrlFiles(sys.argv[1], {}); "
+        "print(files.path_of('data:,x', 'x'), flush=True); sys.stdin.read()"
     )
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", code, tmp_path / "urls"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         for _ in range(2)
     ]
-    killed, alive = [tmp_path / process.stdout.readline().strip() for process in started]
+    killed, alive = [pathlib.Path(process.stdout.readline().strip()).parent for process in started]
     for folder in (killed, alive):
         (folder / "file").write_text("x")
     started[0].kill()
     started[0].communicate()
 
-    mirror._own(str(tmp_path / "1"))
+    fetched("data:,x", tmp_path / "urls")
 
     assert not killed.exists()
     assert (alive / "file").exists()
