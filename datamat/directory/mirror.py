@@ -12,7 +12,7 @@ folders: by sizes and times, and where these differ, by content. A file whose ve
 A placeholder has a name and a size for whoever lists the source, and open(2) refuses it to Python and to C libraries
 alike. A link that leads nowhere would stop root as well, but `exists()` denies it: whoever asks before opening a file
 would make rows without it, and nobody would know. Root reads zeros, unless by `read_file`, which refuses what nobody
-may read; so a worker fails a part in which it saw a placeholder opened (`refuse_placeholders`).
+may read; so a worker fails its first part where it saw Python open a placeholder.
 
 Rows of a table may each name a URL of their own, of any host or store (`UrlFiles`). These have no placeholders: a
 process fetches those of its part ahead, under names of its own, and one that fails is a matter of its row.
@@ -82,7 +82,6 @@ __all__ = [
     "fill",
     "is_path_of_url",
     "mirrored",
-    "refuse_placeholders",
     "remedy",
     "url_folder",
     "url_path",
@@ -249,21 +248,18 @@ class SourceMirror:
 
     def _stays(self, name: str) -> bool:
         """Return whether a file is fetched with the listing, and stays."""
-        stem, ending = os.path.splitext(name.lower())
-        if ending in _PACKED:
-            ending = os.path.splitext(stem)[1]
         is_kept = "" in self._kept or any(f"{name}/".startswith(f"{one}/") for one in self._kept)
-        return ending in _READ_WITH_INDEX or is_kept or self._root.is_private
+        return is_kept or _is_table(name) or self._root.is_private
 
     def _fetch_kept(self, missing: Mapping[str, int]) -> None:
         """Fetch files that stay; say so first where that is all of a folder, which may be large."""
-        if "" in self._kept and missing and self._is_several:
+        if "" in self._kept and self._is_several and not all(map(_is_table, missing)):
             total, free = sum(missing.values()), shutil.disk_usage(self._folder).free
             said = f"{count_of(len(missing), 'file')} of {self}, {total:,} bytes"
             if total > free:
                 raise SourceError(
-                    f"{said}, do not fit into {self._folder}, which has {free:,} bytes free: set scratch or TMPDIR to a "
-                    "larger disk, or declare file_fields in the writer, to fetch files as rows need them"
+                    f"{said}, do not fit into {self._folder}, which has {free:,} bytes free: set scratch or TMPDIR to "
+                    "a larger disk, or declare file_fields in the writer, to fetch files as rows need them"
                 )
             _logger.warning(
                 "fetching %s, to %s: the writer reads all of it, or does not declare its file_fields", said, self._files
@@ -807,12 +803,6 @@ def remedy(text: str) -> str:
     )
 
 
-def refuse_placeholders(paths: Iterable[str]) -> None:
-    """Raise `SourceError` where one of some files that were opened is a placeholder, which root can read."""
-    if said := next(filter(None, map(remedy, paths)), ""):
-        raise SourceError(f"a file was opened that is not here: {said}")
-
-
 @contextlib.contextmanager
 def urls_in_errors() -> Iterator[None]:
     """Have errors name files of sources behind URLs as the user knows them, and say which have to be declared."""
@@ -905,6 +895,11 @@ class FetchAhead:
         self._held.clear()
 
 
+def _is_table(name: str) -> bool:
+    stem, ending = os.path.splitext(name.lower())
+    return (os.path.splitext(stem)[1] if ending in _PACKED else ending) in _READ_WITH_INDEX
+
+
 def _size(path: str) -> int:
     try:
         return os.lstat(path).st_size
@@ -990,10 +985,14 @@ def _folder_or_file(url: str, options: Mapping[str, Any]) -> tuple[Folder, str]:
         return folder, ""
     parent, name = open_file(url, options)
     try:
-        if scheme_of(url) not in WEB_SCHEMES:
-            return (folder, "") if folder.list() or parent.stat(name) is None else (parent, name)
-        with contextlib.closing(parent.blocks(name, _HEAD_BYTES)) as blocks:
-            is_folder = _is_page(next(blocks, b"")) and not _is_page_by_name(url)
-        return (folder, "") if is_folder else (parent, name)
-    except OutputError:
-        return folder, ""  # whose listing says what is wrong
+        if scheme_of(url) in WEB_SCHEMES:
+            with contextlib.closing(parent.blocks(name, _HEAD_BYTES)) as blocks:
+                is_file = not _is_page(next(blocks, b"")) or _is_page_by_name(url)
+        else:
+            there = parent.stat(name)
+            is_file = there is not None and (there.num_bytes > 0 or not folder.list())
+    except DeniedError:  # as S3 answers for what is not there, to whoever may not list
+        is_file = False
+    except OutputError as error:
+        raise SourceError(str(error)) from error
+    return (parent, name) if is_file else (folder, "")

@@ -29,7 +29,7 @@ import numpy as np
 
 from datamat.codecs.files import noting_files
 from datamat.directory.ledger import FailedRow, cut_text
-from datamat.directory.mirror import FetchAhead, fetches_files, fill, refuse_placeholders
+from datamat.directory.mirror import FetchAhead, fetches_files, fill, remedy
 from datamat.directory.rows import RowStore, nested_paths
 from datamat.errors import (
     FingerprintError,
@@ -416,13 +416,20 @@ class _SharedByParts:
         if opened is None:
             yield undeclared
             return
+        failure = None
         try:
             yield undeclared
+        except SampleError as error:
+            failure = error
         finally:
             opened.stop()
-            declared = self.store.input_paths(np.asarray(self.store.order[spec.start : spec.stop]))
-            undeclared += opened.undeclared(declared)
-            refuse_placeholders(undeclared)
+        undeclared += opened.undeclared(self.store.input_paths(np.asarray(self.store.order[spec.start : spec.stop])))
+        said = next(filter(None, map(remedy, undeclared)), "")  # root reads zeros there, and the row may not even fail
+        if failure is not None:
+            known = not said or said in failure.reason
+            raise failure if known else SampleError(failure.key, f"{failure.reason}; {said}") from failure.__cause__
+        if said:
+            raise SourceError(f"a file was opened that is not here: {said}")
 
 
 def _trace(receipt: Receipt, began_at: float, elapsed_s: float, slowest: Sequence[tuple[float, str]]) -> PartTrace:

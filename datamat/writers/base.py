@@ -86,7 +86,8 @@ class DatasetWriter(abc.ABC):
         features: schema of a sample; may be a property, or set by `bind`. A feature `key` is added by datamat.
         file_fields: names of the index fields that hold paths of input files. Those files are checked when the source
             is indexed, become part of the fingerprint, and reach `read` as absolute paths. None lets datamat find the
-            fields by their values.
+            fields by their values. Behind a URL, nothing but declared files can be read; where a class declares none
+            here, in `url_fields` or in `files`, the whole source is fetched before it is bound.
         url_fields: names of the index fields that hold URLs of input files, or lists and dicts of URLs, of any hosts
             and stores, with or without a signature in the query. Each is fetched shortly before `read`, which gets the
             path of a local copy; one that cannot be fetched fails its row. A path counts as in `file_fields`.
