@@ -23,15 +23,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, overload
 import numpy as np
 import xxhash
 
+from datamat.directory.fetching import fetched
 from datamat.directory.files import commit_json, read_json
 from datamat.directory.keys import SPLIT_NAME, KeyLookup, bad_key, mix64, safe_keys
-from datamat.directory.mirror import LIKELY_BYTES, fetched, url_path
+from datamat.directory.url_files import LIKELY_BYTES, url_path
 from datamat.errors import READ_FLAGS, OutputError, SourceError, count_of, join_problems
 from datamat.folders.urls import is_url, lasting
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from datamat.directory.mirror import UrlFiles
+    from datamat.directory.url_files import UrlFiles
 
 
 __all__ = [

@@ -16,8 +16,8 @@ import xxhash
 
 from datamat.directory.files import SPOOL, commit
 from datamat.directory.keys import mix64
-from datamat.directory.mirror import is_path_of_url
 from datamat.directory.rows import INPUT, FileState, digest_files
+from datamat.directory.url_files import is_path_of_url
 from datamat.values import frozen
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import numpy as np
 import xxhash
 
+from datamat.directory.fetching import fill, remedy, with_urls
 from datamat.directory.keys import RecordKey, RecordNames, safe_key
-from datamat.directory.mirror import fill, remedy, with_urls
 from datamat.directory.rows import nested_paths, stored_rows
 from datamat.errors import DatamatError, OptionError, OutputError, SampleError, SchemaError, Skip, count_of, described
 from datamat.features.base import as_array, dtype_of, holds_numbers, num_bytes_of

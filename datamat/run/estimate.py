@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datamat.directory.display import render_html
-from datamat.directory.mirror import fetches_files
+from datamat.directory.fetching import fetches_files
 from datamat.directory.rows import RowStore
 from datamat.errors import OptionError, SampleError, count_of
 from datamat.parallel.worker import peak_rss_bytes

@@ -41,8 +41,9 @@ from datamat.options import (
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from datamat.directory.mirror import SourceMirror, UrlFiles
+    from datamat.directory.mirror import SourceMirror
     from datamat.directory.stores import ObjectStore
+    from datamat.directory.url_files import UrlFiles
     from datamat.plan.job import Job
     from datamat.run.dispatch import Tasks
     from datamat.run.receipts import Sealed
@@ -127,7 +128,8 @@ class Materializer:
         storage_options: Mapping[str, Any] | None = None,
         source_options: Mapping[str, Any] | None = None,
     ) -> None:
-        from datamat.directory.mirror import mirrored, urls_in_errors
+        from datamat.directory.fetching import urls_in_errors
+        from datamat.directory.mirror import mirrored
         from datamat.directory.rows import links_followed
         from datamat.plan.job import Job, checked_version, resolve_formats
         from datamat.plan.pipeline import Pipeline
@@ -556,7 +558,8 @@ class Materializer:
 
     def _made(self, how: RunOptions) -> Job:
         """Return the job, as it is made in one call."""
-        from datamat.directory.mirror import mirrored, urls_in_errors
+        from datamat.directory.fetching import urls_in_errors
+        from datamat.directory.mirror import mirrored
         from datamat.directory.rows import links_followed
         from datamat.plan.pipeline import Pipeline
         from datamat.writers.base import always_needed
@@ -613,7 +616,7 @@ class _Given:
 
     def urls(self, scratch: str | os.PathLike[str] | None, mirror: SourceMirror | None) -> UrlFiles:
         """Return what brings the files behind URLs that rows name."""
-        from datamat.directory.mirror import UrlFiles, url_folder
+        from datamat.directory.url_files import UrlFiles, url_folder
 
         root = "" if mirror is None else str(mirror.root)
         return UrlFiles(url_folder(self.output, scratch), self.source_options or {}, root)

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from datamat.codecs.files import noting_files
+from datamat.directory.fetching import FetchAhead, fetches_files, fill, remedy
 from datamat.directory.ledger import FailedRow, cut_text
-from datamat.directory.mirror import FetchAhead, fetches_files, fill, remedy
 from datamat.directory.rows import RowStore, nested_paths
 from datamat.errors import (
     FingerprintError,
@@ -632,7 +632,8 @@ class _PartTask:
             named[position - self._spec.start] = []
         for number in np.flatnonzero(reused.count) if reused is not None else ():
             named[number] = []
-        with FetchAhead(named) as self._ahead:
+        with FetchAhead(named) as ahead:
+            self._ahead = ahead if ahead.has_files else None
             yield
         self._ahead = None
 
