@@ -542,6 +542,43 @@ def test_name_that_is_no_file_name_is_refused(tmp_path):
         mirrored(f"memory://{tmp_path.name}", None, tmp_path)
 
 
+def test_marker_of_a_folder_is_no_file(tmp_path):
+    """Consoles of stores make an empty object where a folder is made."""
+    memory = fsspec.filesystem("memory")
+    memory.pipe({f"/{tmp_path.name}/a/b": b"1"})
+    memory.pipe(f"/{tmp_path.name}/c", b"")
+    memory.store[f"/{tmp_path.name}/a"] = memory.store[f"/{tmp_path.name}/c"]
+
+    assert sorted(os.listdir(mirrored(f"memory://{tmp_path.name}", None, tmp_path).path)) == ["a", "c"]
+
+
+def test_file_of_a_web_server_is_told_from_a_page_that_lists_a_folder(web, tmp_path):
+    """By how it begins: other XML is a file, and so is a page that is called one."""
+    folder, url, _ = web
+    for name, content in {"a.xml": '<?xml version="1.0"?><rows/>', "b.html": "<html></html>"}.items():
+        (folder / name).write_text(content)
+
+        assert pathlib.Path(mirrored(f"{url}/{name}", None, tmp_path).path).name == name
+
+
+def test_row_that_ends_its_worker_is_quarantined_with_its_files(captioned, tmp_path):
+    """Although another process has fetched them, and has dropped them."""
+    _, url, _ = captioned
+
+    class Deadly(Declared):
+        def read(self, row):
+            if row.key == "3":
+                os._exit(1)
+            return super().read(row)
+
+    one = WorkerOptions(num_workers=1, start_method="fork", max_retries=0)
+
+    Prepared(Deadly, url, tmp_path / "out", workers=one, errors="quarantine").run(progress=False)
+
+    kept = {path.name for path in (tmp_path / "out/.datamat/quarantine/train/3").iterdir()}
+    assert {"image-3.png", "caption-3.cap"} <= kept
+
+
 def test_errors_name_files_by_their_urls(web, tmp_path):
     """When the source is opened, when it is indexed, and when a row is read; the folder of the mirror is nobody's."""
     folder, url, _ = web
