@@ -1470,7 +1470,9 @@ class FolderConformance:
         folder = self.make_folder({"file": contents[0]}, tmp_path)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             writing = pool.submit(lambda: [folder.write("file", contents[number % 2]) for number in range(20)])
-            while not writing.done():
+            is_done = False
+            while not is_done:
+                is_done = writing.done()
                 found = folder.read("file", 1 << 20)
                 assert found in contents, f"found {len(found)} bytes of a file while it is replaced, expected all"
             writing.result()
@@ -1530,9 +1532,9 @@ class FolderConformance:
             _compare(folder.stat(f"to/{name}"), Stat(size, version), f"{name}: size and version")
             _compare(folder.read(f"to/{name}", size), content, f"{name}: content")
             with _raises(ExistsError, name, f"a second creation of the {name} file"):
-                folder.write_file(f"to/{name}", tmp_path / "small", "create")
+                folder.write_file(f"to/{name}", tmp_path / name, "create")
             with _raises(ChangedError, name, f"a replacement of another version of the {name} file"):
-                folder.write_file(f"to/{name}", tmp_path / "small", ReplaceIf("nonsense"))
+                folder.write_file(f"to/{name}", tmp_path / name, ReplaceIf("nonsense"))
             folder.write_file(f"to/{name}", tmp_path / name, ReplaceIf(version))
         folder.write_file("to/small", tmp_path / "large")
         _compare(folder.read("to/small", self.large_bytes), content, "content of a replaced file")

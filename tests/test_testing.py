@@ -402,8 +402,9 @@ class FolderTests(testing.FolderConformance):
 
 
 class CountsOneMore(DictFolder):
-    def size(self, name):
-        return super().size(name) + 1
+    def stat(self, name):
+        found = super().stat(name)
+        return found and found._replace(num_bytes=found.num_bytes + 1)
 
 
 class CutsLongFiles(DictFolder):
@@ -425,8 +426,8 @@ class CallsAbsentBroken(DictFolder):
 
 
 class ListsAllBelow(DictFolder):
-    def names(self, below="", *, deep=False):
-        return super().names(below, deep=True)
+    def list(self, below="", *, deep=False):
+        return super().list(below, deep=True)
 
 
 class IsItsOwnChild(DictFolder):
@@ -462,6 +463,41 @@ class KeepsItsProcess(DictFolder):
     def content(self, name):
         assert os.getpid() == self.pid
         return super().content(name)
+
+
+class KeepsItsVersion(DictFolder):
+    numbers = itertools.repeat(1)
+
+
+class WritesHalfOfIt(DictFolder):
+    def write(self, name, content, mode="overwrite"):
+        return super().write(name, content[: len(content) // 2], mode)
+
+
+class NeverRefuses(DictFolder):
+    def write(self, name, content, mode="overwrite"):
+        return super().write(name, content)
+
+
+class CutsLongFilesOfTheDisk(DictFolder):
+    def write_file(self, name, path, mode="overwrite"):
+        return self.write(name, pathlib.Path(path).read_bytes()[: 1 << 20], mode)
+
+
+class MovesInPlaceOfCopying(DictFolder):
+    def copy(self, name, target):
+        super().copy(name, target)
+        self.delete(name)
+
+
+class DeletesFolders(DictFolder):
+    def delete(self, name):
+        for one in [one for one in self.files if one.startswith(name.rpartition("/")[0])]:
+            del self.files[one]
+
+
+class ClaimsToBeShared(DictFolder):
+    is_private = False
 
 
 # ---------------------------------------------------------------- run hooks
@@ -768,6 +804,14 @@ DEFECTS = {
         "test_local_path_leads_to_the_file": (HasFilesAlone, "not of both"),
         "test_copy_reads_and_shows_no_secret": (ShowsSecrets, "sesame"),
         "test_forked_process_reads": (KeepsItsProcess, "exit code 1"),
+        "test_written_file_is_there": (KeepsItsVersion, "distinct versions"),
+        "test_file_is_whole_whenever_it_is_read": (WritesHalfOfIt, "bytes of a file while it is replaced"),
+        "test_file_is_created_once": (NeverRefuses, "a second creation: found no error"),
+        "test_version_is_replaced_once": (NeverRefuses, "a replacement of the version .*: found no error"),
+        "test_file_of_the_disk_is_written": (CutsLongFilesOfTheDisk, "large: size"),
+        "test_file_is_copied": (MovesInPlaceOfCopying, "cannot be copied"),
+        "test_file_is_deleted": (DeletesFolders, "names after one was deleted"),
+        "test_forked_process_writes": (ClaimsToBeShared, "of a child is not there"),
     },
 }
 

@@ -1,9 +1,8 @@
-"""A web server on this machine for the tests of URLs: it records requests, fails on demand, and lists as S3 does."""
+"""A web server on this machine for the tests of URLs: it records requests, and fails on demand."""
 
 from __future__ import annotations
 
 import contextlib
-import html
 import http.server
 import re
 import threading
@@ -21,8 +20,6 @@ class Web:
             of the connection, "stall" for no answer until the server ends; a list has one for each of the next
             requests.
         ranges: whether parts of files are given.
-        hears: is called when a request is to be answered with "stall".
-        hears: is called when a request is to be answered with "stall".
     """
 
     def __init__(self, folder, *, ranges):
@@ -32,8 +29,6 @@ class Web:
         self.headers = []
         self.faults = {}
         self.url = ""
-        self.hears = lambda: None
-        self.hears = lambda: None
         self.ends = threading.Event()
         self.lock = threading.Lock()
 
@@ -68,27 +63,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Nothing to standard error."""
 
     def _content(self):
-        place, _, query = self.path.partition("?")
-        wanted = dict(urllib.parse.parse_qsl(query))
-        path = self.web.folder / urllib.parse.unquote(place).lstrip("/")
-        if "list-type" not in wanted:
-            return path.read_bytes()
-        return self._listing(path, wanted.get("prefix", ""), wanted.get("delimiter"))
-
-    def _listing(self, bucket, prefix, delimiter):
-        """Answer as S3 does."""
-        if not bucket.is_dir():
-            raise FileNotFoundError(bucket)
-        names = [path.relative_to(bucket).as_posix() for path in bucket.rglob("*") if path.is_file()]
-        names = [name for name in names if name.startswith(prefix)]
-        if delimiter:
-            names = [name for name in names if delimiter not in name[len(prefix) :]]
-        files = "".join(
-            f"<Contents><Key>{html.escape(name)}</Key><Size>0</Size><ETag>0</ETag>"
-            "<LastModified>1970-01-01T00:00:00.000Z</LastModified></Contents>"
-            for name in names
-        )
-        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{files}</ListBucketResult>".encode()
+        return (self.web.folder / urllib.parse.unquote(self.path.partition("?")[0]).lstrip("/")).read_bytes()
 
     def _answer(self, *, with_content):
         fault = self.web.fault_of(self.path)
@@ -97,8 +72,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         except OSError:
             fault = fault or 404
         if fault == "stall":
-            self.web.hears()
-            self.web.hears()
             self.web.ends.wait()
         if fault in ("silence", "stall"):
             self.close_connection = True

@@ -117,7 +117,7 @@ class BatchOptions:
             batch_size: its first argument.
             given: the others.
         """
-        refuse_others(called, given, BatchKeywords.__annotations__, _where_option_is)
+        refuse_others(called, given, {"batch_size", *BatchKeywords.__annotations__}, _where_option_is)
         return cls(batch_size=batch_size, **given)
 
     def cut(self, rank: int, world_size: int) -> Cut:

@@ -85,6 +85,8 @@ def function_writer(
             f"materialize: fn is a {type(fn).__name__}, {reprlib.repr(fn)}; want a function of one item that returns a "
             "dict. A source that holds whole samples needs none: Materializer(samples, None, output)"
         )
+    if not name:
+        raise OptionError('materialize: name is ""; want what the names of the shards begin with, as in name="data"')
     kind = FunctionWriter if with_rng(fn) is None else _DrawingFunctionWriter
     if block is not None:
         if kind is _DrawingFunctionWriter:

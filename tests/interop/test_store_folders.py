@@ -39,6 +39,7 @@ class TestS3(StoreFolders):
 
 class TestGoogle(StoreFolders):
     secrets = (SECRETS["gs"],)
+    large_bytes = 1_000_000  # of more, aiohttp warns its user, gcsfs
 
     @pytest.fixture
     def kind(self):

@@ -121,6 +121,8 @@ def test_methods_of_other_libraries_are_said_in_words_of_this_one(pairs):
         assert not hasattr(data, name)
     with pytest.raises(AttributeError, match=r"has no attribute 'colums'$"):
         data.colums  # noqa: B018
+    with pytest.raises(TypeError, match=r"argument 'batchsize'; did you mean 'batch_size'\?"):
+        data.to_numpy(batchsize=2)
     for again in (copy.copy(data), copy.deepcopy(data), pickle.loads(pickle.dumps(data))):
         assert again.keys() == data.keys()
 

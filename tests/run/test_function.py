@@ -348,6 +348,8 @@ def test_error_of_the_last_item_is_given_where_none_works(tmp_path):
         _made(lambda item: {"x": object()}, range(3), tmp_path / "out")
     with pytest.raises(OptionError, match=r"fn is a dict, .*; want a function of one item.*Materializer"):
         _made({"x": 1}, range(3), tmp_path / "out")
+    with pytest.raises(OptionError, match='name is ""; want what the names of the shards begin with'):
+        _made(_fail, range(3), tmp_path / "out", name="")
 
 
 def _end_all_but_one(item):
