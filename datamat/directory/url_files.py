@@ -197,10 +197,9 @@ class UrlFiles(Fetcher):
         return text
 
     def forget(self) -> None:
-        """Forget the files of a part, and remove the folder of this process: it may end without a word."""
         for known in (self._urls, self._failed, self._refused):
             known.clear()
-        self._own.pop(os.getpid(), None)
+        self._own.pop(os.getpid(), None)  # a worker may end without a word
 
 
 def url_path(folder: str, url: str, place: str, problem: str = "") -> str:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from datamat.codecs.files import noting_files
-from datamat.directory.fetching import FetchAhead, fetches_files, fill, remedy
+from datamat.directory.fetching import FetchAhead, fetches_files, remedy
 from datamat.directory.ledger import FailedRow, cut_text
 from datamat.directory.rows import RowStore, nested_paths
 from datamat.errors import (
@@ -416,6 +416,7 @@ class _SharedByParts:
         if opened is None:
             yield undeclared
             return
+        declared = self.store.input_paths(np.asarray(self.store.order[spec.start : spec.stop]))
         failure = None
         try:
             yield undeclared
@@ -423,7 +424,7 @@ class _SharedByParts:
             failure = error
         finally:
             opened.stop()
-        undeclared += opened.undeclared(self.store.input_paths(np.asarray(self.store.order[spec.start : spec.stop])))
+        undeclared += opened.undeclared(declared)
         said = next(filter(None, map(remedy, undeclared)), "")  # root reads zeros there, and the row may not even fail
         if failure is not None:
             known = not said or said in failure.reason
@@ -898,8 +899,6 @@ class _PartTask:
         path = next((path for path in paths if path in failed.message), paths[0] if paths else "")
         failed = dataclasses.replace(failed, row=int(number[0]), path=path)
         if failed.action == "quarantine":
-            with contextlib.suppress(InputError):  # of a row that took its worker along, nothing is here yet
-                fill(path for field in files for path in field)
             quarantine(self._shared.work, row, failed, text)
         self._outcome.failed.append(failed)
 
