@@ -8,6 +8,7 @@ read once. Every refusal is an `InputError` that names the path.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from typing import TYPE_CHECKING, TypeAlias
@@ -29,6 +30,8 @@ Notes: TypeAlias = "dict[str, tuple[int, int, bytes]]"
 """Size, modification time and XXH3-128 digest of each file that was read, by path."""
 
 _noting: list[Notes] = []  # of this process, which works on one row at a time; only the last dict is filled
+
+_READABLE = 0o444
 
 PACKAGES = ()  # reading a file changes none of its bytes
 
@@ -95,6 +98,8 @@ def _read_open(descriptor: int, place: str, max_bytes: int) -> tuple[bytes, os.s
     if not stat.S_ISREG(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a file")
         raise InputError(f"{place}: is {kind}; want a regular file; take the path out of the index")
+    if not status.st_mode & _READABLE:  # root would read it all the same
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     if status.st_size > max_bytes:
         raise InputError(
             f"{place}: holds {status.st_size} bytes; want at most {max_bytes}; shrink it or raise the limit"

@@ -133,18 +133,20 @@ def empty_folder(folder: pathlib.Path) -> None:
     folder.mkdir()
 
 
-def temporary_folder(owner: object) -> str:
-    """Make a folder below `TMPDIR` that is removed with its owner, by this process alone, and return its path.
+def temporary_folder(owner: object, below: str | None = None) -> str:
+    """Make a folder that is removed with its owner, by this process alone, and return its path.
 
     Those that killed processes have left there are removed. What is in use shows by a lock, not by a process number:
     containers share folders, and each counts its processes from 1.
 
     Args:
         owner: object that uses the folder; workers that inherit it by fork leave the folder where it is.
+        below: folder that it is made in; None for `TMPDIR`.
     """
-    _remove_abandoned()
+    below = tempfile.gettempdir() if below is None else below
+    _remove_abandoned(below)
     while True:
-        folder = tempfile.mkdtemp(prefix=SPOOL)
+        folder = tempfile.mkdtemp(prefix=SPOOL, dir=below)
         descriptor = _hold(folder)
         if os.path.isdir(folder):  # else another process took it for abandoned before it was held
             weakref.finalize(owner, _remove_own, folder, os.getpid(), descriptor)
@@ -213,13 +215,12 @@ def _hold(folder: str) -> int | None:
     return None
 
 
-def _remove_abandoned() -> None:
+def _remove_abandoned(root: str) -> None:
     """Remove the temporary folders of this user whose processes have ended without doing so."""
     try:
         import fcntl
     except ImportError:  # Windows
         return
-    root = tempfile.gettempdir()
     for name in os.listdir(root):
         folder = os.path.join(root, name)
         if not name.startswith(SPOOL):

@@ -23,15 +23,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, overload
 import numpy as np
 import xxhash
 
+from datamat.directory.fetching import fetched
 from datamat.directory.files import commit_json, read_json
 from datamat.directory.keys import SPLIT_NAME, KeyLookup, bad_key, mix64, safe_keys
-from datamat.directory.mirror import LIKELY_BYTES, url_path
+from datamat.directory.url_files import LIKELY_BYTES, url_path
 from datamat.errors import READ_FLAGS, OutputError, SourceError, count_of, join_problems
 from datamat.folders.urls import is_url, lasting
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from datamat.directory.mirror import UrlFiles
+    from datamat.directory.url_files import UrlFiles
 
 
 __all__ = [
@@ -57,7 +58,6 @@ __all__ = [
     "files_in",
     "files_of_text",
     "follows_links",
-    "input_of_urls",
     "links_followed",
     "listed",
     "looks_like_path",
@@ -378,7 +378,8 @@ def digest_files(
             return None
         if state.size > largest:
             return _stand_in(paths, state)
-        digest = _hash_all(paths, is_single=is_single)
+        with fetched(paths):
+            digest = _hash_all(paths, is_single=is_single)
         return digest if file_state(paths, several=not is_single)[:2] == state[:2] else None
     except (OSError, ValueError):
         return _stand_in(paths, state)
@@ -1095,11 +1096,6 @@ class RowStore:
     def input_paths(self, positions: np.ndarray) -> list[list[list[str]]]:
         """Return the paths, as they can be opened, of the files of rows by number: row, file field, files."""
         columns = [self._paths(field, positions) for field in self._file_fields]
-        return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in positions]
-
-    def input_names(self, positions: np.ndarray) -> list[list[str]]:
-        """Return what the index calls the files of rows by number, as it is stored: row, file field."""
-        columns = [self._text(field.stem, positions) for field in self._file_fields]
         return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in positions]
 
     def set_digests(self, positions: np.ndarray, digests: np.ndarray) -> None:
@@ -1972,7 +1968,7 @@ class _InputFinder:
                 names_found[number] = state.names
             elif names:
                 states = [asked.get(name) if is_url(name) else self._local_state(None, name) for name in names]
-                found[number] = input_of_urls(text, [one[:2] for one in states if one is not None])
+                found[number] = _input_of_urls(text, [one[:2] for one in states if one is not None])
         return found, names_found
 
     def _local_state(self, field: RowField | None, text: str) -> FileState | None:
@@ -2008,7 +2004,7 @@ def _names_in(field: RowField, text: str) -> list[str]:
     return [text] if text and text != _NO_TEXT else []
 
 
-def input_of_urls(text: str, states: Sequence[tuple[int, int]]) -> tuple[int, int, int, bytes]:
+def _input_of_urls(text: str, states: Sequence[tuple[int, int]]) -> tuple[int, int, int, bytes]:
     """Return an `INPUT` of URLs: what they are called decides, and what their stores say of them, where that is asked.
 
     Args:

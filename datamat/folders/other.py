@@ -48,7 +48,6 @@ from datamat.folders.urls import (
     SENT_ANYWHERE,
     WEB_SCHEMES,
     halves,
-    is_inline,
     redacted,
     scheme_of,
     without_secrets,
@@ -56,7 +55,7 @@ from datamat.folders.urls import (
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from typing import BinaryIO
 
 
@@ -241,8 +240,8 @@ class UrlPath:
                 raise self._explained(failed, "cannot be read")
             wait_before(attempt, failed)
 
-    def download(self, file: BinaryIO, max_bytes: int, *, attempts: int = ATTEMPTS) -> tuple[int, Mapping[str, Any]]:
-        """Write the whole file to another; return its size, and what the store says of it: headers, or fsspec's `info`.
+    def download(self, file: BinaryIO, max_bytes: int, *, attempts: int = ATTEMPTS) -> Mapping[str, str]:
+        """Write a whole file of a web server to another; return the headers that came with it, in lower case.
 
         Args:
             file: file that is open for writing, and empty.
@@ -250,30 +249,29 @@ class UrlPath:
             attempts: most attempts.
 
         Raises:
-            InputError: the file is larger; or a web server sends it too slowly, or without end.
+            InputError: the file is larger, or comes too slowly, or without end.
             Exception: whatever the filesystem raises, when the attempts are used up.
         """
 
-        def attempt() -> tuple[int, Mapping[str, Any]]:
+        def attempt() -> Mapping[str, str]:
             file.seek(0)
             file.truncate()
-            said: dict[str, Any] = {}
-            if self.is_web:
-                blocks = self._streamed(0, max_bytes, heard=said)
-            else:
-                said = self._info()
-                blocks = self._blocks_from(0, max_bytes if said["size"] is None else int(said["size"]))
+            said: dict[str, str] = {}
             began = time.monotonic()
-            with contextlib.closing(blocks):
+            with contextlib.closing(self._streamed(0, max_bytes, heard=said)) as blocks:
                 for block in blocks:
                     file.write(block)
                     if file.tell() > max_bytes:
                         raise InputError(f"has over {max_bytes} bytes, the most that are fetched; remove the row")
-                    if self.is_web:
-                        _check_pace(file.tell(), time.monotonic() - began, has_end="content-length" in said)
-            return file.tell(), said
+                    _check_pace(file.tell(), time.monotonic() - began, has_end="content-length" in said)
+            return said
 
         return retried(attempt, attempts)
+
+    def stat(self) -> Stat | None:
+        """Return size and version of the file, 0 bytes where no server says how many; None for a folder."""
+        num_bytes, said = self.ask()
+        return None if said.get("type") == "directory" else Stat(num_bytes, _version_of(said))
 
     def ask(self) -> tuple[int, Mapping[str, Any]]:
         """Return the size of the file and what the store says of it, and read at most a byte; raises as `download`.
@@ -295,8 +293,6 @@ class UrlPath:
 
     def _info(self) -> dict[str, Any]:
         filesystem, path = self.filesystem()
-        if is_inline(self.url):  # of these, fsspec has no `info`
-            return {"size": len(filesystem.cat_file(path))}
         filesystem.invalidate_cache(path)
         return dict(filesystem.info(path))
 
@@ -446,7 +442,7 @@ def _is_absent(error: Exception) -> bool:
 _NOT_READ, _NOT_WRITTEN = "cannot be read", "cannot be written"
 _WHOLE_AT_ONCE = frozenset({"hf", "memory"})
 _VERSIONS = ("generation", "blob_id", "ETag", "etag", "md5Hash")
-_SIGNS_OF_CHANGE = ("mtime", "LastModified", "last_modified", "modified", "created", "ino", "size")
+_SIGNS_OF_CHANGE = ("mtime", "LastModified", "last_modified", "last-modified", "modified", "created", "ino", "size")
 _in_memory = threading.RLock()  # held by whoever writes to `memory://`
 
 
@@ -483,13 +479,8 @@ class FsspecFolder(Folder):
 
     def stat(self, name: str) -> Stat | None:
         file = self._file(name)
-
-        def looked() -> Stat | None:
-            num_bytes, said = file.ask()
-            return None if said.get("type") == "directory" else Stat(num_bytes, _version_of(said))
-
         try:
-            return file.tried(looked, _NOT_READ)
+            return file.tried(file.stat, _NOT_READ)
         except AbsentError:
             return None
 
@@ -512,6 +503,21 @@ class FsspecFolder(Folder):
             return {name: names[name] for name in sorted(names) if name and ASIDE not in name}
 
         return place.tried(listed, "cannot be listed")
+
+    def linked(self) -> Sequence[str]:
+        """Return the sorted names of the files that a web server's pages of its folders link to, at any depth.
+
+        Raises:
+            OutputError: there are no such pages, or they cannot be read.
+        """
+
+        def found() -> Sequence[str]:
+            filesystem, path = self._root.filesystem()
+            filesystem.invalidate_cache()
+            top = f"{path.rstrip('/')}/"
+            return sorted(one.removeprefix(top) for one in filesystem.find(path) if one.startswith(top) and one != top)
+
+        return self._root.tried(found, "cannot be listed")
 
     def write(self, name: str, content: bytes, mode: Mode = "overwrite") -> str:
         return self._written(name, mode, lambda files, path, more: files.pipe_file(path, bytes(content), **more))

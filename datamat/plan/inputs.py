@@ -16,8 +16,8 @@ import xxhash
 
 from datamat.directory.files import SPOOL, commit
 from datamat.directory.keys import mix64
-from datamat.directory.mirror import is_path_of_url, stamp_of_url
-from datamat.directory.rows import INPUT, FileState, digest_files, input_of_urls
+from datamat.directory.rows import INPUT, FileState, digest_files
+from datamat.directory.url_files import is_path_of_url
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -252,7 +252,6 @@ class PartInputs:
             [one if of_url else (*one[:3], b"") for one, of_url in zip(row, of_urls, strict=True)]
             for row, of_urls in zip(self._known, self._are_urls, strict=True)
         ]
-        self._names = store.input_names(positions) if store.identity == "content" else []
         self._is_single = [field.kind != "json" for field in store.file_fields]
         self._remembered = remembered
         self.is_as_indexed = True
@@ -266,10 +265,7 @@ class PartInputs:
         """
         is_settled = True
         for place, paths in enumerate(self._paths[number]):
-            if self._are_urls[number][place]:
-                self._settle_url(number, place, paths)
-                continue
-            if not paths or not self._is_single[place]:
+            if not paths or self._are_urls[number][place] or not self._is_single[place]:
                 continue
             path, size, stamp, _ = self._found[number][place]
             now = notes.get(paths[0]) or _now(paths[0])
@@ -280,13 +276,6 @@ class PartInputs:
                 is_settled = is_settled and bool(now[2])
             self._found[number][place] = (path, *now)
         return is_settled
-
-    def _settle_url(self, number: int, place: int, paths: Sequence[str]) -> None:
-        """Keep what the stores said of URLs when they were fetched, where that counts."""
-        states = [stamp_of_url(path) or _now(path) for path in paths]
-        if self._names and all(states):
-            known = [state[:2] for state in states if state]
-            self._found[number][place] = input_of_urls(self._names[number][place], known)
 
     def keep(self, number: int) -> None:
         """Keep the recorded state of a row whose records are reused."""

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
+from datamat.directory.fetching import urls_in_errors
 from datamat.directory.files import WORK
 from datamat.directory.groups import Groups, groups_in_words
 from datamat.directory.keys import safe_key
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
-from datamat.directory.mirror import urls_in_errors
 from datamat.directory.rows import (
     FileState,
     digest_files,
@@ -48,9 +48,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from datamat.directory.manifest import IndexInfo, ShardFiles
-    from datamat.directory.mirror import SourceMirror, UrlFiles
+    from datamat.directory.mirror import SourceMirror
     from datamat.directory.rows import IndexRow, RowStore
     from datamat.directory.sidecars import Sidecar
+    from datamat.directory.url_files import UrlFiles
     from datamat.features import Features
     from datamat.fingerprint.code import Home
     from datamat.folders import Folder
@@ -504,7 +505,7 @@ class Job:
     def write_rows(self, folder: pathlib.Path) -> RowStore:
         """Index the source, check its rows, and write them to a folder; raises `SourceError`."""
         if self.mirror is not None:
-            self.mirror.renew()
+            self.mirror.renew(self._named_files().values())
         if self.urls is not None:
             self.urls.activate()
         outside = output_excluded(self._likely_outputs())

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import numpy as np
 import xxhash
 
+from datamat.directory.fetching import fill, remedy, with_urls
 from datamat.directory.keys import RecordKey, RecordNames, safe_key
-from datamat.directory.mirror import fill, with_urls
 from datamat.directory.rows import nested_paths, stored_rows
 from datamat.errors import DatamatError, OptionError, OutputError, SampleError, SchemaError, Skip, count_of, described
 from datamat.features.base import as_array, dtype_of, holds_numbers, num_bytes_of
@@ -588,7 +588,7 @@ class Pipeline:
 
     def _called(self, row: IndexRow) -> Any:
         """Return what `read` returns, with all generators seeded for this row; a list of what it yields, or raises."""
-        fill(nested_paths(row.fields))
+        fill(self._files_of(row))
         # Seeding takes as long as all else that a small row costs, and few plug-ins draw. So the generators rest until
         # a row has drawn: that row is read again, and from then on they are seeded for each.
         is_seeded = global_draws.are_expected
@@ -609,6 +609,12 @@ class Pipeline:
             return self._called(row)
         # A library that `read` itself imported was not seeded when `read` drew from it.
         return sample if loaded_libraries() == seeded else self._called(row)
+
+    def _files_of(self, row: IndexRow) -> Iterator[str]:
+        """Yield the paths, among other texts, that a row declares."""
+        names = self.writer.file_fields
+        declared = row.fields if names is None else {*names, *self.writer.url_fields} & row.fields.keys()
+        return nested_paths([*(row.fields[name] for name in declared), *row.files])
 
     def _read(self, row: IndexRow) -> list[Sample | Skip]:
         found = self._called(row)
@@ -909,7 +915,8 @@ def _reason(row: IndexRow, error: BaseException, writer: DatasetWriter) -> str:
     if isinstance(error, DatamatError):
         text = _READ.sub(lambda found: found[0].replace("read", _name_of_read(writer)), text)
     where = f" ({files[0]})" if files else ""
-    return without_urls(f"{text}{where}", files)
+    said = remedy(text)
+    return without_urls(f"{text}{'; ' if said else ''}{said}{where}", files)
 
 
 def without_urls(text: str, paths: Iterable[str]) -> str:

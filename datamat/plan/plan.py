@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import xxhash
 
+from datamat.directory.fetching import AT_ONCE
 from datamat.directory.keys import DATASET_NAME, ShardName, mix64, ordered_by, pieces
-from datamat.directory.mirror import AT_ONCE
 from datamat.errors import OptionError, count_of
 from datamat.options import option
 from datamat.values import frozen

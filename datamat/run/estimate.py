@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datamat.directory.display import render_html
+from datamat.directory.fetching import fetches_files
 from datamat.directory.rows import RowStore
 from datamat.errors import OptionError, SampleError, count_of
 from datamat.parallel.worker import peak_rss_bytes
@@ -135,7 +136,7 @@ class _Trial:
         augmenter: Any = _Timed(pipeline.augmenter, self._clock, {"stream": "augment"})
         timed: Any = writer
         self._pipeline = Pipeline(timed, augmenter, pipeline.seed)
-        self._in_blocks = pipeline.makes_blocks
+        self._in_blocks = pipeline.makes_blocks and not (fetches_files() and store.file_fields)
         self._columns = pipeline.writer.features.columns
         self._store = store
         self._formats = formats

@@ -41,7 +41,8 @@ from datamat.options import (
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from datamat.directory.mirror import SourceMirror, UrlFiles
+    from datamat.directory.mirror import SourceMirror
+    from datamat.directory.url_files import UrlFiles
     from datamat.folders import Folder
     from datamat.plan.job import Job
     from datamat.run.dispatch import Tasks
@@ -127,13 +128,14 @@ class Materializer:
         storage_options: Mapping[str, Any] | None = None,
         source_options: Mapping[str, Any] | None = None,
     ) -> None:
-        from datamat.directory.mirror import mirrored, urls_in_errors
+        from datamat.directory.fetching import urls_in_errors
+        from datamat.directory.mirror import mirrored
         from datamat.directory.rows import links_followed
         from datamat.folders.urls import scheme_of
         from datamat.plan.job import Job, checked_version, resolve_formats
         from datamat.plan.pipeline import Pipeline
         from datamat.transforms.augmenter import field_names
-        from datamat.writers.base import resolve_writer, writer_and_source
+        from datamat.writers.base import always_needed, bind_writer, resolve_writer, writer_and_source
 
         writer, source = writer_and_source(writer, source)
         check_flags(follow_links=follow_links)
@@ -149,11 +151,12 @@ class Materializer:
         if source_options is None and (store is None or scheme_of(str(source)) == scheme_of(str(store))):
             source_options = storage_options
         self._given = _Given(source, output, storage_options, source_options)
-        mirror = mirrored(source, source_options, None)
+        writer = resolve_writer(writer)
+        mirror = mirrored(source, source_options, None, always_needed(writer))
         source = source.removeprefix("file://") if isinstance(source, str) else source
         source = source if mirror is None else mirror.path
         with links_followed(follow_links), urls_in_errors():  # a writer may look into its source when it is bound to it
-            writer = resolve_writer(writer, source)
+            bind_writer(writer, source)
         self._job = Job(
             records=Pipeline.of(writer, transform, seed, field_names(untouched or ())),
             source=source,
@@ -555,16 +558,18 @@ class Materializer:
 
     def _made(self, how: RunOptions) -> Job:
         """Return the job, as it is made in one call."""
-        from datamat.directory.mirror import mirrored, urls_in_errors
+        from datamat.directory.fetching import urls_in_errors
+        from datamat.directory.mirror import mirrored
         from datamat.directory.rows import links_followed
         from datamat.plan.pipeline import Pipeline
+        from datamat.writers.base import always_needed
 
         job = dataclasses.replace(self._job, how=how)
         if how.scratch is None:
             return job
         given, writer = self._given, self.writer
         store, folder = output_place(given.output, given.storage_options, how.scratch)
-        mirror = mirrored(given.source, given.source_options, how.scratch)
+        mirror = mirrored(given.source, given.source_options, how.scratch, always_needed(writer))
         if store is None and mirror is None and not writer.url_fields:
             raise OptionError(
                 f"scratch is given, but output {os.fspath(given.output)!r} is no URL, and neither is the source: "
@@ -611,7 +616,7 @@ class _Given:
 
     def urls(self, scratch: str | os.PathLike[str] | None, mirror: SourceMirror | None) -> UrlFiles:
         """Return what brings the files behind URLs that rows name."""
-        from datamat.directory.mirror import UrlFiles, url_folder
+        from datamat.directory.url_files import UrlFiles, url_folder
 
         root = "" if mirror is None else str(mirror.root)
         return UrlFiles(url_folder(self.output, scratch), self.source_options or {}, root)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from datamat.codecs.files import noting_files
+from datamat.directory.fetching import FetchAhead, fetches_files, remedy
 from datamat.directory.ledger import FailedRow, cut_text
 from datamat.directory.rows import RowStore, nested_paths
 from datamat.errors import (
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
     from typing import IO
 
     from datamat.codecs.files import Notes
-    from datamat.directory.mirror import FetchAhead
     from datamat.directory.rows import IndexRow
     from datamat.errors import WorkerDied
     from datamat.features import Features
@@ -416,11 +416,21 @@ class _SharedByParts:
         if opened is None:
             yield undeclared
             return
+        declared = self.store.input_paths(np.asarray(self.store.order[spec.start : spec.stop]))
+        failure = None
         try:
             yield undeclared
+        except SampleError as error:
+            failure = error
         finally:
             opened.stop()
-        undeclared += opened.undeclared(self.store.input_paths(np.asarray(self.store.order[spec.start : spec.stop])))
+        undeclared += opened.undeclared(declared)
+        said = next(filter(None, map(remedy, undeclared)), "")  # root reads zeros there, and the row may not even fail
+        if failure is not None:
+            known = not said or said in failure.reason
+            raise failure if known else SampleError(failure.key, f"{failure.reason}; {said}") from failure.__cause__
+        if said:
+            raise SourceError(f"a file was opened that is not here: {said}")
 
 
 def _trace(receipt: Receipt, began_at: float, elapsed_s: float, slowest: Sequence[tuple[float, str]]) -> PartTrace:
@@ -614,8 +624,6 @@ class _PartTask:
     @contextlib.contextmanager
     def _fetching(self, lost: Sequence[FailedRow], reused: ReusedRows | None) -> Iterator[None]:
         """Fetch the files of the rows that are to be read ahead, where they are behind a URL; they go at the end."""
-        from datamat.directory.mirror import FetchAhead, fetches_files
-
         if not fetches_files() or not self._shared.store.file_fields:
             yield
             return
@@ -625,14 +633,10 @@ class _PartTask:
             named[position - self._spec.start] = []
         for number in np.flatnonzero(reused.count) if reused is not None else ():
             named[number] = []
-        with FetchAhead(named) as self._ahead:
+        with FetchAhead(named) as ahead:
+            self._ahead = ahead if ahead.has_files else None
             yield
         self._ahead = None
-
-    def _reach(self, position: int, num_rows: int = 1) -> None:
-        if self._ahead is not None:
-            first = position - self._spec.start
-            self._ahead.reach(first, first + num_rows)
 
     def _note_inputs(self) -> None:
         if self._inputs is not None:
@@ -651,7 +655,8 @@ class _PartTask:
         return () if self._known is None else self._known.to_lines()
 
     def _write(self, lost: Sequence[FailedRow] | None) -> None:
-        if lost is not None or self._pipeline is None or not self._pipeline.makes_blocks:
+        # Files that are fetched stay for one row: a block of them could fill the disk.
+        if lost is not None or self._ahead is not None or self._pipeline is None or not self._pipeline.makes_blocks:
             self._write_rows(self._spec.start, self._positions, lost)
             return
         step = self._pipeline.rows_per_block
@@ -691,7 +696,8 @@ class _PartTask:
                 if position in left_out:
                     self._leave_out(row, left_out[position], left_out[position].message)
                 else:
-                    self._reach(position)
+                    if self._ahead is not None:
+                        self._ahead.reach(position - self._spec.start)
                     self._write_row(position, row)
                 done += 1
 
@@ -900,7 +906,6 @@ class _PartTask:
         """Write rows all at once; return False where the plug-in needs them one at a time."""
         store = self._shared.store
         names = store.keys(positions)
-        self._reach(start, len(names))
         self._watch.at(start, len(names))
         fields = dict(store.columns(positions))
         block = pipeline.block(names, fields)

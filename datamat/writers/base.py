@@ -33,6 +33,8 @@ __all__ = [
     "DataSource",
     "DatasetWriter",
     "Sample",
+    "always_needed",
+    "bind_writer",
     "resolve_writer",
     "writer_and_source",
     "writer_names",
@@ -84,7 +86,8 @@ class DatasetWriter(abc.ABC):
         features: schema of a sample; may be a property, or set by `bind`. A feature `key` is added by datamat.
         file_fields: names of the index fields that hold paths of input files. Those files are checked when the source
             is indexed, become part of the fingerprint, and reach `read` as absolute paths. None lets datamat find the
-            fields by their values.
+            fields by their values. Behind a URL, nothing but declared files can be read; where a class declares none
+            here, in `url_fields` or in `files`, the whole source is fetched before it is bound.
         url_fields: names of the index fields that hold URLs of input files, or lists and dicts of URLs, of any hosts
             and stores, with or without a signature in the query. Each is fetched shortly before `read`, which gets the
             path of a local copy; one that cannot be fetched fails its row. A path counts as in `file_fields`.
@@ -360,13 +363,12 @@ def _is_place(name: str) -> bool:
     return os.path.lexists(expand_home(name)) or glob.has_magic(name)
 
 
-def resolve_writer(writer: DatasetWriter | type[DatasetWriter] | str, source: Any) -> DatasetWriter:
-    """Return the writer that an argument stands for, bound to its source.
+def resolve_writer(writer: DatasetWriter | type[DatasetWriter] | str) -> DatasetWriter:
+    """Return the writer that an argument stands for.
 
     Args:
         writer: an instance, a subclass, a registered name ("camvid"), a kind of source ("parquet"), or
             "package.module:Class".
-        source: raw data that the writer is bound to, as the user gave it.
 
     Raises:
         OptionError: no writer has that name, or what was found is not a `DatasetWriter`.
@@ -386,13 +388,38 @@ def resolve_writer(writer: DatasetWriter | type[DatasetWriter] | str, source: An
         raise OptionError(
             f"writer is {writer!r}; want a DatasetWriter, a subclass, a registered name or 'module:Class'"
         )
-    found.bind(source)
-    is_declared = inspect.getattr_static(found, "features", None) is not None  # a property's own error passes unchanged
-    if not is_declared or not isinstance(found.features, Features):
-        raise OptionError(
-            f"{type(found).__qualname__}.features is not a Features; declare the fields of a sample there"
-        )
     return found
+
+
+def bind_writer(writer: DatasetWriter, source: Any) -> None:
+    """Bind a writer to its source.
+
+    Args:
+        writer: the writer.
+        source: raw data, as the user gave it, or where it is on this machine.
+
+    Raises:
+        OptionError: the writer declares no features.
+    """
+    writer.bind(source)
+    is_declared = (
+        inspect.getattr_static(writer, "features", None) is not None
+    )  # a property's own error passes unchanged
+    if not is_declared or not isinstance(writer.features, Features):
+        raise OptionError(
+            f"{type(writer).__qualname__}.features is not a Features; declare the fields of a sample there"
+        )
+
+
+def always_needed(writer: DatasetWriter) -> tuple[str, ...]:
+    """Return names of files and folders below the source that are needed whichever row is read; "" stands for all.
+
+    Those are its `files`, as far as they are known before it is bound; all, where it declares no files whatsoever.
+    """
+    files = inspect.getattr_static(writer, "files", ())  # not a property's, which may need what `bind` sets
+    listed = [*files.values()] if isinstance(files, Mapping) else files
+    named = tuple(map(os.fspath, listed)) if isinstance(listed, (list, tuple)) else ()
+    return named if named or writer.file_fields or writer.url_fields else ("",)
 
 
 def _load(name: str) -> Any:

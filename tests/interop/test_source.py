@@ -29,6 +29,8 @@ class Drawn(DatasetWriter):
 
     name = "drawn"
     features = Features({"image": Picture()})
+    file_fields = ("image",)
+    files = ("list",)
 
     def index(self, source):
         """Return a row for each line of a list."""

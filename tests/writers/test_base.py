@@ -22,7 +22,7 @@ from datamat import (
     load,
 )
 from datamat.testing import InlineExecutor
-from datamat.writers.base import resolve_writer, writer_names
+from datamat.writers.base import bind_writer, resolve_writer, writer_names
 from datamat.writers.camvid import CamVidWriter
 
 
@@ -69,7 +69,7 @@ class Learning(Squares):
 )
 def test_writers_are_found_however_they_are_named(writer):
     """A class is instantiated; an instance is used as it is."""
-    found = resolve_writer(writer, 3)
+    found = resolve_writer(writer)
 
     assert isinstance(found, Squares)
     assert found.read(IndexRow("a", fields={"n": 3})) == {"square": 9}
@@ -83,7 +83,7 @@ def test_registered_writers_are_found_by_name(tmp_path):
     assert {"camvid", "coco", "image_folder", "pedestrian", "table"} <= set(names)
     assert names == sorted(names)
     (tmp_path / "train.txt").write_text("")
-    assert isinstance(resolve_writer("camvid", tmp_path), CamVidWriter)
+    assert isinstance(resolve_writer("camvid"), CamVidWriter)
 
 
 def test_names_of_writers_are_listed_without_importing_them():
@@ -116,7 +116,7 @@ def test_names_of_writers_are_listed_without_importing_them():
 def test_what_is_no_writer_is_refused(writer, error, word):
     """The error lists the registered writers, or says what is wanted."""
     with pytest.raises(error, match=word):
-        resolve_writer(writer, 3)
+        resolve_writer(writer)
 
 
 def test_arguments_of_a_writer_are_shown():
@@ -132,8 +132,8 @@ def test_writer_that_needs_arguments_is_passed_as_an_instance():
             self.exponent = exponent
 
     with pytest.raises(OptionError, match=r"exponent.*pass an instance"):
-        resolve_writer(Powers, 3)
-    assert resolve_writer(Powers(3), 3).exponent == 3
+        resolve_writer(Powers)
+    assert resolve_writer(Powers(3)).exponent == 3
 
 
 @pytest.mark.parametrize("features", [None, {"square": Scalar("int64")}, Features])
@@ -142,13 +142,15 @@ def test_writer_without_features_is_refused(features):
     wrong = type("Wrong", (Squares,), {"features": features})
 
     with pytest.raises(OptionError, match=r"Wrong\.features"):
-        resolve_writer(wrong, 3)
+        bind_writer(wrong(), 3)
 
 
 def test_source_is_bound_before_features_are_asked_for():
     """They may depend on it: class names, columns."""
-    assert list(resolve_writer(Learning, 5).features) == ["key", "square", "of_5"]
-    assert list(resolve_writer(Learning(), "x").features) == ["key", "square", "of_x"]
+    for source in (5, "x"):
+        writer = Learning()
+        bind_writer(writer, source)
+        assert list(writer.features) == ["key", "square", f"of_{source}"]
 
 
 def test_bind_is_called_once_and_before_the_index(tmp_path):

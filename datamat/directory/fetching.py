@@ -1,0 +1,301 @@
+"""Files behind URLs that are fetched to paths of this machine before whoever needs them opens these.
+
+    fetchers of this process: a source (`mirror`), the URLs in rows (`url_files`)
+                     │
+    rows of a part   ├── `FetchAhead`: many at a time, in their order; dropped when the part is done
+    one row          ├── `fill`
+    a digest         └── `fetched`
+
+Nothing is fetched because it is opened: what is not declared is not here.
+"""
+
+from __future__ import annotations
+
+import abc
+import concurrent.futures
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any, final
+
+import xxhash
+
+from datamat.directory.files import default_scratch
+from datamat.errors import DatamatError, InputError, SourceError, described
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+
+__all__ = [
+    "AT_ONCE",
+    "MOST_BYTES",
+    "FetchAhead",
+    "Fetcher",
+    "behind",
+    "each",
+    "fetched",
+    "fetchers",
+    "fetches_files",
+    "fill",
+    "remedy",
+    "scratch_folder",
+    "sent",
+    "stamp_of",
+    "urls_in_errors",
+    "with_urls",
+]
+
+AT_ONCE = 32
+"""Requests that a process makes at once."""
+MOST_BYTES = 1 << 34
+"""Largest file that is fetched where nobody has said its size: no disk holds what a server may send without end."""
+_AHEAD_FILES, _AHEAD_BYTES = 128, 64 << 20  # that are fetched before their rows are read
+_KEPT_BYTES = 1 << 30  # of files that rows of a part are done with: others of the part may share them
+_FIRST_NS, _SPAN_NS = 946_684_800 * 10**9, 10**18  # from 2000 on, for some thirty years: any file system has such times
+
+_active: dict[str, Fetcher] = {}  # of this process, by folder
+
+
+class Fetcher(abc.ABC):
+    """Fetches files to paths below a folder of this machine. Thread-safe and picklable.
+
+    Attributes:
+        folder: the folder; it tells a fetcher from others.
+    """
+
+    folder: str
+
+    def activate(self) -> None:
+        """Have this process fetch the files from now on."""
+        _active[self.folder] = self
+
+    @abc.abstractmethod
+    def files_in(self, path: str) -> list[str]:
+        """Return the paths of the files that a path of a row stands for, as far as they are fetched by this."""
+
+    @abc.abstractmethod
+    def is_absent(self, path: str) -> bool:
+        """Return whether a file has to be fetched."""
+
+    def stays(self, path: str) -> bool:
+        """Return whether a file is here, and never dropped."""
+        return False
+
+    def lacks(self, path: str) -> int:
+        """Return the bytes that a file takes, or will take once it is here, as far as that is known."""
+        try:
+            return os.lstat(path).st_size
+        except OSError:
+            return 0
+
+    @abc.abstractmethod
+    def fetch(self, path: str) -> None:
+        """Fetch a file, unless it is here; whatever else the path is, nothing happens.
+
+        Raises:
+            InputError: it cannot be had, which is a matter of its row.
+            OutputError: its place cannot be read.
+        """
+
+    def ahead(self, path: str) -> None:
+        """Fetch a file before its row is read; raises as `fetch`."""
+        self.fetch(path)
+
+    @abc.abstractmethod
+    def drop(self, path: str) -> bool:
+        """Remove the content of a file, unless a process has it `held`, or it stays; return whether it is gone."""
+
+    def held(self, path: str) -> int | None:
+        """Return a descriptor of a file that nobody drops until that is closed, or None where nobody else could.
+
+        Raises as `fetch`.
+        """
+        self.fetch(path)
+        return None
+
+    @abc.abstractmethod
+    def shown(self, text: str) -> str:
+        """Return a text with URLs in place of paths."""
+
+    def placeholder_in(self, text: str) -> str:
+        """Return the path of the first file that a text names, and that nothing fetches; "" for none."""
+        return ""
+
+    def forget(self) -> None:  # noqa: B027 -- there may be nothing to do
+        """End a part."""
+
+
+def sent(kind: type[Any], *args: Any) -> Any:
+    """Return a fetcher that was sent to this process, at work."""
+    found = kind(*args)
+    found.activate()
+    return found
+
+
+def fetches_files() -> bool:
+    """Return whether this process fetches files of a source behind a URL, or of URLs in rows."""
+    return bool(_active)
+
+
+def fetchers() -> dict[str, Fetcher]:
+    """Return the fetchers of this process, by folder."""
+    return dict(_active)
+
+
+def behind(path: str) -> Iterator[tuple[Fetcher, str]]:
+    """Yield the files that a path stands for and that this process fetches, each with what fetches it."""
+    for mirror in fetchers().values():
+        yield from ((mirror, file) for file in mirror.files_in(path))
+
+
+def fill(paths: Iterable[str]) -> None:
+    """Fetch files of sources that this process mirrors; other paths do not matter."""
+    for path in paths if _active else ():
+        for mirror, file in behind(path):
+            mirror.fetch(file)
+
+
+@contextlib.contextmanager
+def fetched(paths: Iterable[str]) -> Iterator[None]:
+    """Have files of sources here within the block; those that are fetched for it go."""
+    new = [(mirror, file) for path in paths for mirror, file in behind(path) if mirror.is_absent(file)]
+    try:
+        for mirror, file in new:
+            mirror.fetch(file)
+        yield
+    finally:
+        for mirror, file in new:
+            mirror.drop(file)
+
+
+def with_urls(text: str) -> str:
+    """Return a text with the URLs of sources that this process mirrors, in place of the paths of their folders."""
+    for mirror in fetchers().values():
+        text = mirror.shown(text)
+    return text
+
+
+def remedy(text: str) -> str:
+    """Return what to do where a text names a file that nothing has fetched, as it is not declared; "" for others."""
+    path = next(filter(None, (mirror.placeholder_in(text) for mirror in fetchers().values())), "")
+    return path and (
+        f"{with_urls(path)} was not fetched, because no row declares it: name its field in file_fields, or the file in "
+        "IndexRow(files=...), or in the writer's files if every sample depends on it"
+    )
+
+
+@contextlib.contextmanager
+def urls_in_errors() -> Iterator[None]:
+    """Have errors name files of sources behind URLs as the user knows them, and say which have to be declared."""
+    try:
+        yield
+    except Exception as error:
+        said = remedy(str(error))
+        if said:
+            raise SourceError(f"{with_urls(described(error))}; {said}") from error
+        if isinstance(error, DatamatError) and _active:
+            error.args = tuple(with_urls(arg) if isinstance(arg, str) else arg for arg in error.args)
+            for name, value in vars(error).items():
+                if isinstance(value, str):
+                    setattr(error, name, with_urls(value))
+        raise
+
+
+@final
+class FetchAhead:
+    """Fetches the files of the rows of a part in their order, ahead of their use. For one thread.
+
+    Args:
+        rows: paths of the files of each row, and of folders; those that no source of this process fetches do not
+            matter.
+    """
+
+    def __init__(self, rows: Sequence[Iterable[str]]) -> None:
+        self._rows = [[one for path in row for one in behind(path) if not one[0].stays(one[1])] for row in rows]
+        self._pool = concurrent.futures.ThreadPoolExecutor(AT_ONCE, "datamat-fetch")
+        self._running: dict[str, concurrent.futures.Future[None]] = {}
+        self._first = self._next = 0  # the row at work, and the first that nothing was fetched of
+        self._done: dict[str, int] = {}  # size of each file that rows are done with, oldest first
+        self._done_bytes = 0
+        self._held: list[int] = []
+
+    def __enter__(self) -> FetchAhead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._let_go()
+        self._pool.shutdown(cancel_futures=True)
+        for mirror, path in (one for row in self._rows[: self._next] for one in row):
+            mirror.drop(path)
+        for mirror in {mirror for row in self._rows for mirror, _ in row}:
+            mirror.forget()
+
+    @property
+    def has_files(self) -> bool:
+        """Whether rows have files that come and go."""
+        return any(self._rows)
+
+    def reach(self, number: int) -> None:
+        """Wait for the files of a row, which stay until the next is reached; those of rows before may go.
+
+        Raises:
+            OutputError: a file cannot be read. One that is gone or has changed is left to the row that opens it.
+        """
+        self._let_go()
+        self._begin(number)
+        for mirror, path in self._rows[number]:
+            running = self._running.pop(path, None)
+            with contextlib.suppress(InputError):
+                if running is not None:
+                    running.result()
+                if (held := mirror.held(path)) is not None:
+                    self._held.append(held)
+
+    def _begin(self, number: int) -> None:
+        """Begin to fetch what comes next, and drop the oldest where much is here."""
+        most_files = _AHEAD_FILES if self._next else AT_ONCE  # until one has arrived, which may be large
+        done, self._first = self._rows[self._first : number], number
+        ahead = [one for row in self._rows[number : self._next] for one in row]
+        num_files, num_bytes = len(ahead), sum(mirror.lacks(path) for mirror, path in ahead)
+        while self._next < len(self._rows) and (
+            self._next <= number or (num_files < most_files and num_bytes < _AHEAD_BYTES)
+        ):
+            for mirror, path in self._rows[self._next]:
+                if mirror.is_absent(path) and path not in self._running:
+                    self._running[path] = self._pool.submit(mirror.ahead, path)
+                num_files += 1
+                num_bytes += mirror.lacks(path)
+                self._done_bytes -= self._done.pop(path, 0)
+            self._next += 1
+        needed = {path for row in self._rows[number : self._next] for _, path in row}
+        for mirror, path in (one for row in done for one in row if one[1] not in needed):
+            self._done_bytes += mirror.lacks(path) - self._done.pop(path, 0)
+            self._done[path] = mirror.lacks(path)
+        while self._done_bytes > _KEPT_BYTES:
+            path = next(iter(self._done))
+            self._done_bytes -= self._done.pop(path)
+            for mirror, file in behind(path):
+                mirror.drop(file)
+
+    def _let_go(self) -> None:
+        for descriptor in self._held:
+            os.close(descriptor)
+        self._held.clear()
+
+
+def stamp_of(version: str) -> int:
+    """Return the time, in nanoseconds, that stands for a version of a file."""
+    return _FIRST_NS + xxhash.xxh3_64_intdigest(version.strip('"').encode()) % (_SPAN_NS // 1000) * 1000
+
+
+def each(call: Callable[[str], Any], names: Sequence[str]) -> Iterator[Any]:
+    """Return what a function returns for each name, many at once; raise what the first that fails raises."""
+    if not names:
+        return iter(())
+    with concurrent.futures.ThreadPoolExecutor(min(AT_ONCE, len(names))) as pool:
+        return iter(list(pool.map(call, names)))
+
+
+def scratch_folder(scratch: str | os.PathLike[str] | None) -> str:
+    """Return the folder for scratch files that a user names; None for one below `TMPDIR`."""
+    return os.path.abspath(os.path.expanduser(default_scratch() if scratch is None else scratch))
