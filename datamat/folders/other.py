@@ -66,22 +66,15 @@ _T = TypeVar("_T")
 _READ_BYTES = 1 << 20
 _REQUEST_BYTES = 16 << 20  # of one request, and so of memory, where files are read by ranges
 _WAIT_S = 60
-_S3 = ("s3", "s3a")
 _PACKAGES = {
-    "s3": "datamat[s3]",
-    "s3a": "datamat[s3]",
     "http": "aiohttp",
     "https": "aiohttp",
-    "az": "datamat[az]",
-    "abfs": "datamat[az]",
-    "abfss": "datamat[az]",
     "hf": "huggingface_hub",
 }
 # Filesystems of this process. In a forked process fsspec drops the parent's; that would close their connections and so
 # remove them from the epoll set that the two share: the parent would wait for answers in vain.
 _KEPT: dict[int, Any] = {}
 _PROGRESS_BYTES = 1 << 20  # a connection that was cut after so much begins to count again
-_CONNECTIONS = 64  # eight shards and their offsets, the files of a row, thirty-two ahead of the rows, uploads, ...
 
 
 def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -101,8 +94,6 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     try:
         if scheme in WEB_SCHEMES:
             options = _with_timeout(options)
-        elif scheme in _S3:
-            options = _with_config(options)
         filesystem, path = url_to_fs(url, **options)
     except ImportError as error:
         package = _PACKAGES.get(scheme, f"fsspec[{scheme}]")
@@ -117,15 +108,6 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         ) from None
     _KEPT[hash(filesystem)] = filesystem
     return filesystem, path
-
-
-def _with_config(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options for S3 that have each request made once, and more of them at a time than ten.
-
-    Where we repeat a request, too, both would wait for minutes.
-    """
-    config = {"retries": {"total_max_attempts": 1}, "max_pool_connections": _CONNECTIONS}
-    return {**options, "config_kwargs": {**config, **(options.get("config_kwargs") or {})}}
 
 
 def _with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,8 +94,6 @@ def status_of(error: BaseException) -> tuple[int | None, str]:
 def _own_status(error: BaseException) -> tuple[int | None, str]:
     if type(error).__module__ == "aiohttp.http_exceptions":  # a connection that was cut, which it gives status 400
         return None, ""
-    if type(error) is OSError and str(error).startswith("Forbidden: "):  # gcsfs's
-        return 403, ""
     response, code = getattr(error, "response", None), ""
     if isinstance(response, dict):  # botocore's
         found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -107,7 +105,6 @@ def _own_status(error: BaseException) -> tuple[int | None, str]:
         # One after the other: aiohttp warns of those that it has no more.
         found = next((getattr(error, name) for name in ("status", "status_code", "code") if hasattr(error, name)), None)
         found = getattr(response, "status_code", None) if found is None else found
-        found = int(found) if isinstance(found, str) and found.isdigit() else found  # gcsfs has it as text
     return (found if type(found) is int and 100 <= found < 600 else None), code
 
 

@@ -243,7 +243,7 @@ def test_death_of_a_worker_in_an_upload(place):
     dead = []
 
     def meet(_, handler):
-        if not dead and handler.command == "PUT" and "partNumber=2" in handler.path:
+        if not dead and handler.command == "PUT" and ".tfrecord" in handler.path:
             port = handler.client_address[1]
             for child in psutil.Process(job.pid).children(recursive=True):
                 if any(connection.laddr and connection.laddr.port == port for connection in child.net_connections()):
