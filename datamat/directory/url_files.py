@@ -298,7 +298,7 @@ def _is_of_disk(error: BaseException) -> bool:
 
 def _problem(error: BaseException, url: str, options: Mapping[str, Any]) -> str:
     """Return what is wrong with a URL, and what to do, without its secrets and those of where it leads."""
-    status, _ = status_of(error)
+    status = status_of(error)
     if isinstance(error, InputError):
         return redacted(str(error), url, options)
     if isinstance(error, (FileNotFoundError, AbsentError)) or status in {404, 410}:
