@@ -215,7 +215,8 @@ class FetchAhead:
         self._pool = concurrent.futures.ThreadPoolExecutor(AT_ONCE, "datamat-fetch")
         self._running: dict[str, concurrent.futures.Future[None]] = {}
         self._first = self._next = 0  # the row at work, and the first that nothing was fetched of
-        self._done: dict[str, int] = {}  # size of each file that rows are done with, oldest first
+        self._sizes: dict[str, int] = {}  # of the files that were fetched; before they have arrived, a guess
+        self._done: dict[str, int] = {}  # those that rows are done with, oldest first
         self._done_bytes = 0
         self._held: list[int] = []
 
@@ -255,27 +256,32 @@ class FetchAhead:
         """Begin to fetch what comes next, and drop the oldest where much is here."""
         most_files = _AHEAD_FILES if self._next else AT_ONCE  # until one has arrived, which may be large
         done, self._first = self._rows[self._first : number], number
-        ahead = [one for row in self._rows[number : self._next] for one in row]
-        num_files, num_bytes = len(ahead), sum(mirror.lacks(path) for mirror, path in ahead)
+        ahead = [path for row in self._rows[number : self._next] for _, path in row]
+        num_files, num_bytes = len(ahead), sum(map(self._sizes.__getitem__, ahead))
         while self._next < len(self._rows) and (
             self._next <= number or (num_files < most_files and num_bytes < _AHEAD_BYTES)
         ):
             for mirror, path in self._rows[self._next]:
-                if mirror.is_absent(path) and path not in self._running:
-                    self._running[path] = self._pool.submit(mirror.ahead, path)
+                self._sizes[path] = mirror.lacks(path)
+                if path not in self._running and mirror.is_absent(path):
+                    self._running[path] = self._pool.submit(self._fetch, mirror, path)
                 num_files += 1
-                num_bytes += mirror.lacks(path)
+                num_bytes += self._sizes[path]
                 self._done_bytes -= self._done.pop(path, 0)
             self._next += 1
-        needed = {path for row in self._rows[number : self._next] for _, path in row}
-        for mirror, path in (one for row in done for one in row if one[1] not in needed):
-            self._done_bytes += mirror.lacks(path) - self._done.pop(path, 0)
-            self._done[path] = mirror.lacks(path)
+        needed = {path for row in self._rows[number : self._next] for _, path in row} if done else ()
+        for path in (path for row in done for _, path in row if path not in needed):
+            self._done_bytes += self._sizes[path] - self._done.pop(path, 0)
+            self._done[path] = self._sizes[path]
         while self._done_bytes > _KEPT_BYTES:
             path = next(iter(self._done))
             self._done_bytes -= self._done.pop(path)
             for mirror, file in behind(path):
                 mirror.drop(file)
+
+    def _fetch(self, mirror: Fetcher, path: str) -> None:
+        mirror.ahead(path)
+        self._sizes[path] = mirror.lacks(path)
 
     def _let_go(self) -> None:
         for descriptor in self._held:

@@ -226,17 +226,17 @@ class SourceMirror(Fetcher):
     def _leave(self, path: str, size: int, stamp: int, part: str = "") -> None:
         """Put a file in place: its content where that is here, or else a placeholder."""
         mode = _WITH_CONTENT if part else 0
-        part = part or self._part()
-        with open(part, "r+b") as file:
-            file.truncate(size)
-            os.utime(file.fileno(), ns=(stamp, stamp))
-            os.fchmod(file.fileno(), mode)
+        descriptor, part = (os.open(part, os.O_WRONLY | os.O_CLOEXEC), part) if part else self._part()
+        try:
+            os.ftruncate(descriptor, size)
+            os.utime(descriptor, ns=(stamp, stamp))
+            os.fchmod(descriptor, mode)
+        finally:
+            os.close(descriptor)
         _put(part, path)
 
-    def _part(self) -> str:
-        descriptor, part = tempfile.mkstemp(dir=self._parts)
-        os.close(descriptor)
-        return part
+    def _part(self) -> tuple[int, str]:
+        return tempfile.mkstemp(dir=self._parts)
 
     # ------------------------------------------------------------ content
 
@@ -267,14 +267,16 @@ class SourceMirror(Fetcher):
                     there = os.stat(path)
                     is_same = (there.st_size, there.st_mtime_ns) == (wanted.st_size, wanted.st_mtime_ns)
                     if is_same and not _is_empty(there):
-                        return shutil.copyfile(path, self._part())
+                        descriptor, part = self._part()
+                        os.close(descriptor)
+                        return shutil.copyfile(path, part)
         return ""
 
     def _download(self, name: str, max_bytes: int, problem: str) -> tuple[str, str]:
         """Return the path of a part with the content of a file, and its MD5; raise `problem` where it is longer."""
-        part, digest = self._part(), hashlib.md5(usedforsecurity=False)
+        (descriptor, part), digest = self._part(), hashlib.md5(usedforsecurity=False)
         try:
-            with open(part, "wb") as file, contextlib.closing(self._root.blocks(name, max_bytes)) as blocks:
+            with open(descriptor, "wb") as file, contextlib.closing(self._root.blocks(name, max_bytes)) as blocks:
                 for block in blocks:
                     file.write(block)
                     digest.update(block)

@@ -24,13 +24,19 @@ def clock(monkeypatch):
     return now
 
 
+class Store(DictFolder):
+    """A place without files of this machine, which keeps conditions."""
+
+    keeps = frozenset({"create"})
+
+
 @pytest.fixture(params=["disk", "elsewhere"])
 def output(request, tmp_path):
     """Return a folder of the output, a new one for each task."""
     files, versions = {}, {}
     if request.param == "disk":
         return lambda: LocalFolder(tmp_path / "out")
-    return lambda: DictFolder(files, versions=versions)
+    return lambda: Store(files, versions=versions)
 
 
 @pytest.fixture
