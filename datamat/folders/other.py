@@ -241,23 +241,19 @@ class UrlPath:
     def stat(self) -> Stat | None:
         """Return size and version of the file, 0 bytes where no server says how many; None for a folder.
 
-        It raises as `download`. Web servers are asked by GET for the first byte: a URL that is signed for GET is good
-        for nothing else.
+        It asks once, and raises what the filesystem does. Web servers are asked by GET for the first byte: a URL that
+        is signed for GET is good for nothing else.
         """
-
-        def attempt() -> Stat | None:
-            said: dict[str, Any] = {}
-            if self.is_web:
-                with contextlib.closing(self._streamed(0, 1, is_range=True, heard=said)) as blocks:
-                    next(blocks, b"")
-                total = str(said.get("content-range", "")).rpartition("/")[2]
-                return Stat(int(total if total.isdigit() else said.get("content-length", 0)), _version_of(said))
-            filesystem, path = self.filesystem()
-            filesystem.invalidate_cache(path)
-            said = filesystem.info(path)
-            return None if said.get("type") == "directory" else Stat(int(said["size"] or 0), _version_of(said))
-
-        return retried(attempt)
+        said: dict[str, Any] = {}
+        if self.is_web:
+            with contextlib.closing(self._streamed(0, 1, is_range=True, heard=said)) as blocks:
+                next(blocks, b"")
+            total = str(said.get("content-range", "")).rpartition("/")[2]
+            return Stat(int(total if total.isdigit() else said.get("content-length", 0)), _version_of(said))
+        filesystem, path = self.filesystem()
+        filesystem.invalidate_cache(path)
+        said = filesystem.info(path)
+        return None if said.get("type") == "directory" else Stat(int(said["size"] or 0), _version_of(said))
 
     def read_range(self, start: int, stop: int) -> bytes:
         """Return some bytes of the file, in one request if the server answers it; raises as `blocks` does.
@@ -357,9 +353,7 @@ class UrlPath:
         said = " ".join(f"{one} {one!r} {one.__context__!r}" for one in chain_of(error))
         hides = redacted(said, self.url, self.options) != said
         explained: OutputError
-        if isinstance(error, FileExistsError):
-            explained = ExistsError(f"{self} {problem}: it is there already")
-        elif _is_absent(error):
+        if _is_absent(error):
             explained = AbsentError(
                 f"{self} {problem}: {reason}; check the address, the network and storage_options, and that the run "
                 "that writes there has finished"
@@ -466,18 +460,18 @@ class FsspecFolder(Folder):
         return self._root.tried(found, "cannot be listed")
 
     def write(self, name: str, content: bytes, mode: Mode = "overwrite") -> str:
-        return self._written(name, mode, lambda files, path, more: files.pipe_file(path, bytes(content), **more))
+        return self._written(name, mode, lambda files, path: files.pipe_file(path, bytes(content)))
 
     def write_file(self, name: str, path: str | os.PathLike[str], mode: Mode = "overwrite") -> str:
         source = os.fspath(path)
-        return self._written(name, mode, lambda files, path, more: files.put_file(source, path, **more))
+        return self._written(name, mode, lambda files, path: files.put_file(source, path))
 
     def copy(self, name: str, target: str) -> None:
         source, found = self._writable(name), self.stat(name)
         if found is None:
             raise AbsentError(f"{source} cannot be copied: there is no such file")
         try:
-            self._written(target, "overwrite", lambda files, path, _: files.cp_file(source.filesystem()[1], path))
+            self._written(target, "overwrite", lambda files, path: files.cp_file(source.filesystem()[1], path))
             return
         except OutputError as error:
             if not isinstance(error.__cause__, NotImplementedError):
@@ -503,22 +497,21 @@ class FsspecFolder(Folder):
         place = self._file(name)
         return FsspecFolder(place.url, place.options)
 
-    def _written(self, name: str, mode: Mode, send: Callable[[Any, str, dict[str, str]], object]) -> str:
-        """Write a file by a function that gets the filesystem, a path, and what says that there must be none."""
+    def _written(self, name: str, mode: Mode, send: Callable[[Any, str], object]) -> str:
+        """Write a file by a function that gets the filesystem and a path."""
         file = self._writable(name)
-        more = {"mode": "create"} if mode == "create" and "create" in self.keeps else {}
         aside = file if self._scheme in _WHOLE_AT_ONCE else file.parent / f"{ASIDE}{secrets.token_hex(8)}"
 
         def written() -> None:
             filesystem, path = file.filesystem()
             filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
             temporary = aside.filesystem()[1]
-            send(filesystem, temporary, more)
+            send(filesystem, temporary)
             if temporary != path:
                 filesystem.mv(temporary, path)
 
         with _in_memory if self.is_private else contextlib.nullcontext():
-            found = self.stat(name) if mode != "overwrite" and not more else None
+            found = self.stat(name) if mode != "overwrite" else None
             if mode == "create" and found is not None:
                 raise ExistsError(f"{file} is to be created, and is there already")
             if isinstance(mode, ReplaceIf) and (found is None or found.version != mode.version):
