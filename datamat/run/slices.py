@@ -619,10 +619,8 @@ class TaskSession:
             names = self._output.list(_SLICES, deep=True) or {}
             # After the listing: what is of a session that begins now is not in it, or spared.
             spared = {os.path.basename(_PLAN), (self._read() or {}).get("session")}
-            each(
-                self._output.delete,
-                [f"{_SLICES}/{name}" for name in names if name.partition("/")[0] not in spared],
-            )
+            stale = [f"{_SLICES}/{name}" for name in names if name.partition("/")[0] not in spared]
+            each(self._output.delete, stale)
 
 
 def _own_id(work: pathlib.Path) -> str:
