@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 
-__all__ = ["FsspecFolder", "UrlPath", "open_filesystem"]
+__all__ = ["FsspecFolder", "UrlPath"]
 
 _T = TypeVar("_T")
 
@@ -71,39 +71,6 @@ _PACKAGES = {"http": "aiohttp", "https": "aiohttp", "hf": "huggingface_hub"}
 # remove them from the epoll set that the two share: the parent would wait for answers in vain.
 _KEPT: dict[int, Any] = {}
 _PROGRESS_BYTES = 1 << 20  # a connection that was cut after so much begins to count again
-
-
-def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the filesystem of fsspec that a URL is on, and its path there.
-
-    Args:
-        url: URL, `SCHEME://PLACE`.
-        options: options for fsspec, often credentials.
-
-    Raises:
-        MissingDependencyError: the package that reads such URLs is not installed.
-        OptionError: fsspec knows no such URLs, or not these options.
-    """
-    from fsspec.core import url_to_fs
-
-    scheme = scheme_of(url)
-    try:
-        if scheme in WEB_SCHEMES:
-            options = _with_timeout(options)
-        filesystem, path = url_to_fs(url, **options)
-    except ImportError as error:
-        package = _PACKAGES.get(scheme, f"fsspec[{scheme}]")
-        raise MissingDependencyError(
-            f"{without_secrets(url)} needs a package that is not installed ({error}); install it with: "
-            f"pip install '{package}'"
-        ) from error
-    except ValueError as error:
-        reason = redacted(str(error), url, options)
-        raise OptionError(
-            f"{without_secrets(url)}: {reason}; want a URL and storage_options that fsspec takes"
-        ) from None
-    _KEPT[hash(filesystem)] = filesystem
-    return filesystem, path
 
 
 def _with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,12 +141,6 @@ class UrlPath:
     def __truediv__(self, name: str) -> UrlPath:
         head, query = halves(self.url)
         return UrlPath(f"{head.rstrip('/')}/{name}{'?' if query else ''}{query}", self.options)
-
-    @property
-    def parent(self) -> UrlPath:
-        """The folder that it is in."""
-        head, query = halves(self.url)
-        return UrlPath(f"{head.rstrip('/').rpartition('/')[0]}{'?' if query else ''}{query}", self.options)
 
     def __str__(self) -> str:
         return without_secrets(self.url)
@@ -339,8 +300,28 @@ class UrlPath:
                     before = 0
 
     def filesystem(self) -> tuple[Any, str]:
-        """Return the filesystem of fsspec that it is on, and its path there."""
-        return open_filesystem(self.url, self.options)
+        """Return the filesystem of fsspec that it is on, and its path there.
+
+        Raises:
+            MissingDependencyError: the package that reads such URLs is not installed.
+            OptionError: fsspec knows no such URLs, or not these options.
+        """
+        from fsspec.core import url_to_fs
+
+        try:
+            options = _with_timeout(self.options) if self.is_web else self.options
+            filesystem, path = url_to_fs(self.url, **options)
+        except ImportError as error:
+            scheme = scheme_of(self.url)
+            package = _PACKAGES.get(scheme, f"fsspec[{scheme}]")
+            raise MissingDependencyError(
+                f"{self} needs a package that is not installed ({error}); install it with: pip install '{package}'"
+            ) from error
+        except ValueError as error:
+            reason = redacted(str(error), self.url, self.options)
+            raise OptionError(f"{self}: {reason}; want a URL and storage_options that fsspec takes") from None
+        _KEPT[hash(filesystem)] = filesystem
+        return filesystem, path
 
     def _explained(self, error: Exception, problem: str) -> DatamatError:
         """Return an error of the filesystem as one of ours, with itself as the cause: a copy where it holds a secret.
@@ -500,7 +481,8 @@ class FsspecFolder(Folder):
     def _written(self, name: str, mode: Mode, send: Callable[[Any, str], object]) -> str:
         """Write a file by a function that gets the filesystem and a path."""
         file = self._writable(name)
-        aside = file if self._scheme in _WHOLE_AT_ONCE else file.parent / f"{ASIDE}{secrets.token_hex(8)}"
+        hidden = f"{name.rpartition('/')[0]}/{ASIDE}{secrets.token_hex(8)}".lstrip("/")
+        aside = file if self._scheme in _WHOLE_AT_ONCE else self._root / hidden
 
         def written() -> None:
             filesystem, path = file.filesystem()
