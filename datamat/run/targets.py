@@ -11,7 +11,6 @@ what a killed run leaves under a final name, without manifest or entry, is never
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from datamat.directory.files import WORK, commit_json, render_json
+from datamat.directory.files import WORK, commit_json, read_json, render_json
 from datamat.directory.manifest import (
     INDEX_FOLDER,
     MANIFEST_FILE,
@@ -34,7 +33,6 @@ from datamat.directory.manifest import (
     salvaged_shards,
 )
 from datamat.errors import OutputError, count_of, join_problems
-from datamat.folders import LocalFolder
 
 if TYPE_CHECKING:
     import pathlib
@@ -146,10 +144,14 @@ def _names_in(output: pathlib.Path) -> list[str]:
 
 
 def _read_record(work: pathlib.Path, store: Folder | None) -> set[str]:
-    folder = LocalFolder(work) if store is None else store.child(WORK)
-    with contextlib.suppress(ValueError):
-        return set(map(str, json.loads(folder.read_if_there(_RECORD, MOST_MANIFEST_BYTES) or b"[]")))
-    return set()
+    try:
+        if store is None:
+            found = read_json(work / _RECORD)
+        else:
+            found = json.loads(store.read_if_there(f"{WORK}/{_RECORD}", MOST_MANIFEST_BYTES) or b"[]")
+    except (FileNotFoundError, ValueError):
+        return set()
+    return set(map(str, found))
 
 
 def _write_record(work: pathlib.Path, store: Folder | None, series: Collection[str]) -> None:
