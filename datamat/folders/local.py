@@ -356,8 +356,10 @@ class _Listing(Mapping[str, Stat]):
 def _names_in(top: str, below: str, *, deep: bool) -> Iterator[str]:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(top + below) as entries:
         for entry in entries:
-            name = below + entry.name
-            if entry.is_dir():
+            name, is_folder = below + entry.name, False
+            with contextlib.suppress(OSError):  # a link to itself
+                is_folder = entry.is_dir()
+            if is_folder:
                 if deep and not entry.is_symlink():
                     yield from _names_in(top, f"{name}/", deep=True)
             elif not entry.name.startswith(ASIDE):

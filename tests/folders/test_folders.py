@@ -71,6 +71,12 @@ class TestLocal(FolderConformance):
         assert folder.read("file", 10) == b"mine"
         assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == {"file": b"theirs"}
 
+    def test_link_to_itself_is_listed(self, tmp_path):
+        """As a file that is there, and cannot be read: whoever repairs moves it away."""
+        folder = self.make_folder({"a": b"1"}, tmp_path)
+        (tmp_path / "set/loop").symlink_to("loop")
+        assert [*folder.list(deep=True)] == ["a", "loop"]
+
     def test_killed_writer_leaves_nothing_to_see(self, tmp_path):
         """Neither a name, nor a lock that others wait for."""
         folder = self.make_folder({}, tmp_path)
