@@ -294,12 +294,12 @@ def stamp_of(version: str) -> int:
     return _FIRST_NS + xxhash.xxh3_64_intdigest(version.strip('"').encode()) % (_SPAN_NS // 1000) * 1000
 
 
-def each(call: Callable[[str], Any], names: Sequence[str]) -> Iterator[Any]:
-    """Return what a function returns for each name, many at once; raise what the first that fails raises."""
-    if not names:
-        return iter(())
-    with concurrent.futures.ThreadPoolExecutor(min(AT_ONCE, len(names))) as pool:
-        return iter(list(pool.map(call, names)))
+def each(call: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
+    """Return what a function returns for each value, many at once; raise what the first that fails raises."""
+    if not (listed := list(values)):
+        return []
+    with concurrent.futures.ThreadPoolExecutor(min(AT_ONCE, len(listed))) as pool:
+        return list(pool.map(call, listed))
 
 
 def scratch_folder(scratch: str | os.PathLike[str] | None) -> str:

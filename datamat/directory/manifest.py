@@ -73,6 +73,7 @@ __all__ = [
     "put_aside",
     "read_entries",
     "read_entry",
+    "salvaged",
     "salvaged_shards",
     "shard_pattern",
     "shards_of",
@@ -973,16 +974,20 @@ def read_entries(entries: pathlib.Path) -> dict[str, ShardFiles]:
 
 
 def salvaged_shards(folder: pathlib.Path) -> list[ShardInfo]:
+    """Return what `salvaged` does of the manifest of a directory; nothing where it cannot be read."""
+    try:
+        return salvaged(manifest_bytes(folder))
+    except (OSError, ValueError):
+        return []
+
+
+def salvaged(content: bytes) -> list[ShardInfo]:
     """Return the entries of files that are still readable in a damaged manifest: the innermost objects of its text.
 
     Trust one only if the file has the checksum of its entry.
     """
-    try:
-        text = manifest_bytes(folder).decode(errors="replace")
-    except (OSError, ValueError):
-        return []
     found = []
-    for entry in re.findall(r"\{[^{}]*\}", text):
+    for entry in re.findall(r"\{[^{}]*\}", content.decode(errors="replace")):
         with contextlib.suppress(ValueError):  # of JSON, and CorruptDataError, which is one
             value = json.loads(entry)
             found += [ShardInfo.from_json(value)] if "key_digest" in value else []

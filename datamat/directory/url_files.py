@@ -21,7 +21,7 @@ from datamat.directory.files import temporary_folder
 from datamat.errors import InputError, MissingDependencyError, OptionError
 from datamat.folders import AbsentError, DeniedError, Folder, Stat, checked, open_folder
 from datamat.folders.other import UrlPath
-from datamat.folders.retries import is_unreachable, reason_of, status_of
+from datamat.folders.retries import is_unreachable, reason_of, retried, status_of
 from datamat.folders.urls import (
     WEB_SCHEMES,
     is_inline,
@@ -253,7 +253,7 @@ def _transfer(url: str, options: Mapping[str, Any], file: BinaryIO, **attempts: 
 def _told(url: str, options: Mapping[str, Any]) -> Stat | None:
     """Return what a store or web server says of a file; None where there is none."""
     if scheme_of(url) in WEB_SCHEMES:
-        return UrlPath(url, options).stat()
+        return retried(UrlPath(url, options).stat)
     if is_inline(url):
         return Stat(len(url), "")
     folder, name = _in_bucket(url, options)
@@ -298,7 +298,7 @@ def _is_of_disk(error: BaseException) -> bool:
 
 def _problem(error: BaseException, url: str, options: Mapping[str, Any]) -> str:
     """Return what is wrong with a URL, and what to do, without its secrets and those of where it leads."""
-    status, _ = status_of(error)
+    status = status_of(error)
     if isinstance(error, InputError):
         return redacted(str(error), url, options)
     if isinstance(error, (FileNotFoundError, AbsentError)) or status in {404, 410}:

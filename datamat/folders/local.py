@@ -171,11 +171,14 @@ class LocalFolder(Folder):
         return str(self._path / name)
 
     def blocks(self, name: str, max_bytes: int) -> Generator[bytes]:
-        with self._opened(name) as file:
-            left = max_bytes + 1  # one byte more than there should be shows that there are more
-            while left > 0 and (block := self._read(file, min(left, _BLOCK_BYTES), name)):
-                left -= len(block)
-                yield block
+        try:
+            with open_regular(self._regular(name)) as file:
+                left = max_bytes + 1  # one byte more than there should be shows that there are more
+                while left > 0 and (block := file.read(min(left, _BLOCK_BYTES))):
+                    left -= len(block)
+                    yield block
+        except OSError as error:
+            raise self._explained(name, error) from error
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         try:
@@ -251,12 +254,6 @@ class LocalFolder(Folder):
                 look_anew(folder)
             return regular_path(self._path, name)
 
-    def _read(self, file: BufferedReader, num_bytes: int, name: str) -> bytes:
-        try:
-            return file.read(num_bytes)
-        except OSError as error:
-            raise self._explained(name, error) from error
-
     def _written(self, name: str, mode: Mode, fill: Callable[[BinaryIO], object]) -> str:
         with self._aside(name) as (place, last, aside):
             with open(os.open(aside, _NEW, 0o666, dir_fd=place), "wb") as file:
@@ -307,8 +304,10 @@ class LocalFolder(Folder):
             with contextlib.ExitStack() as opened:
                 place = opened.enter_context(_closed(os.open(self._path, _FOLDER)))
                 for part in parts:
-                    if make and _made(part, place):
-                        os.fsync(place)
+                    if make:
+                        with contextlib.suppress(FileExistsError):
+                            os.mkdir(part, dir_fd=place)
+                            os.fsync(place)
                     place = opened.enter_context(_closed(os.open(part, _FOLDER | _NO_LINK, dir_fd=place)))
                 yield place, last
                 os.fsync(place)
@@ -357,21 +356,14 @@ class _Listing(Mapping[str, Stat]):
 def _names_in(top: str, below: str, *, deep: bool) -> Iterator[str]:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(top + below) as entries:
         for entry in entries:
-            name = below + entry.name
-            if entry.is_dir():
+            name, is_folder = below + entry.name, False
+            with contextlib.suppress(OSError):  # a link to itself
+                is_folder = entry.is_dir()
+            if is_folder:
                 if deep and not entry.is_symlink():
                     yield from _names_in(top, f"{name}/", deep=True)
             elif not entry.name.startswith(ASIDE):
                 yield name
-
-
-def _made(folder: str, inside: int) -> bool:
-    """Make a folder in an open one; return False where it was there."""
-    try:
-        os.mkdir(folder, dir_fd=inside)
-    except FileExistsError:
-        return False
-    return True
 
 
 def _name_first(place: int, aside: str, last: str) -> None:

@@ -126,7 +126,7 @@ class ObjectFolder(Folder):
         return asked(_list, self._place, checked(below) if below else "", deep)
 
     def write(self, name: str, content: bytes, mode: Mode = "overwrite") -> str:
-        return self._asked(_write, name, content, mode)
+        return self._asked(_put, name, content, mode)
 
     def write_file(self, name: str, path: str | os.PathLike[str], mode: Mode = "overwrite") -> str:
         """Write a file from one on this machine's disk as all folders do.
@@ -201,10 +201,6 @@ def _version_of(found: Mapping[str, Any], place: _Place) -> str:
     Azure puts an ETag into quotation marks in an answer, and not in a listing.
     """
     return str(found["version" if place.is_google else "e_tag"] or "").strip('"')
-
-
-def _write(place: _Place, name: str, content: bytes, mode: Mode) -> str:
-    return _put(place, name, content, mode)
 
 
 def _write_file(place: _Place, name: str, path: str, mode: Mode) -> str:

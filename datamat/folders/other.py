@@ -59,55 +59,18 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 
-__all__ = ["FsspecFolder", "UrlPath", "open_filesystem"]
+__all__ = ["FsspecFolder", "UrlPath"]
 
 _T = TypeVar("_T")
 
 _READ_BYTES = 1 << 20
 _REQUEST_BYTES = 16 << 20  # of one request, and so of memory, where files are read by ranges
 _WAIT_S = 60
-_PACKAGES = {
-    "http": "aiohttp",
-    "https": "aiohttp",
-    "hf": "huggingface_hub",
-}
+_PACKAGES = {"http": "aiohttp", "https": "aiohttp", "hf": "huggingface_hub"}
 # Filesystems of this process. In a forked process fsspec drops the parent's; that would close their connections and so
 # remove them from the epoll set that the two share: the parent would wait for answers in vain.
 _KEPT: dict[int, Any] = {}
 _PROGRESS_BYTES = 1 << 20  # a connection that was cut after so much begins to count again
-
-
-def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the filesystem of fsspec that a URL is on, and its path there.
-
-    Args:
-        url: URL, `SCHEME://PLACE`.
-        options: options for fsspec, often credentials.
-
-    Raises:
-        MissingDependencyError: the package that reads such URLs is not installed.
-        OptionError: fsspec knows no such URLs, or not these options.
-    """
-    from fsspec.core import url_to_fs
-
-    scheme = scheme_of(url)
-    try:
-        if scheme in WEB_SCHEMES:
-            options = _with_timeout(options)
-        filesystem, path = url_to_fs(url, **options)
-    except ImportError as error:
-        package = _PACKAGES.get(scheme, f"fsspec[{scheme}]")
-        raise MissingDependencyError(
-            f"{without_secrets(url)} needs a package that is not installed ({error}); install it with: "
-            f"pip install '{package}'"
-        ) from error
-    except ValueError as error:
-        reason = redacted(str(error), url, options)
-        raise OptionError(
-            f"{without_secrets(url)}: {reason}; want a URL and storage_options that fsspec takes"
-        ) from None
-    _KEPT[hash(filesystem)] = filesystem
-    return filesystem, path
 
 
 def _with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,22 +142,8 @@ class UrlPath:
         head, query = halves(self.url)
         return UrlPath(f"{head.rstrip('/')}/{name}{'?' if query else ''}{query}", self.options)
 
-    @property
-    def name(self) -> str:
-        """The last name of the URL."""
-        return halves(self.url)[0].rstrip("/").rpartition("/")[2]
-
-    @property
-    def parent(self) -> UrlPath:
-        """The folder that it is in."""
-        head, query = halves(self.url)
-        return UrlPath(f"{head.rstrip('/').rpartition('/')[0]}{'?' if query else ''}{query}", self.options)
-
     def __str__(self) -> str:
         return without_secrets(self.url)
-
-    def __repr__(self) -> str:
-        return f"UrlPath({str(self)!r})"
 
     def blocks(self, num_bytes: int) -> Generator[bytes, None, None]:
         """Yield the content of the file, a few megabytes at a time; of one that is too long, a byte more or some.
@@ -251,32 +200,21 @@ class UrlPath:
         return retried(attempt, attempts)
 
     def stat(self) -> Stat | None:
-        """Return size and version of the file, 0 bytes where no server says how many; None for a folder."""
-        num_bytes, said = self.ask()
-        return None if said.get("type") == "directory" else Stat(num_bytes, _version_of(said))
+        """Return size and version of the file, 0 bytes where no server says how many; None for a folder.
 
-    def ask(self) -> tuple[int, Mapping[str, Any]]:
-        """Return the size of the file and what the store says of it, and read at most a byte; raises as `download`.
-
-        Web servers are asked by GET for the first byte: a URL that is signed for GET is good for nothing else.
+        It asks once, and raises what the filesystem does. Web servers are asked by GET for the first byte: a URL that
+        is signed for GET is good for nothing else.
         """
-
-        def attempt() -> tuple[int, Mapping[str, Any]]:
-            if not self.is_web:
-                found = self._info()
-                return int(found["size"] or 0), found
-            said: dict[str, Any] = {}
+        said: dict[str, Any] = {}
+        if self.is_web:
             with contextlib.closing(self._streamed(0, 1, is_range=True, heard=said)) as blocks:
                 next(blocks, b"")
             total = str(said.get("content-range", "")).rpartition("/")[2]
-            return int(total if total.isdigit() else said.get("content-length", 0)), said
-
-        return retried(attempt)
-
-    def _info(self) -> dict[str, Any]:
+            return Stat(int(total if total.isdigit() else said.get("content-length", 0)), _version_of(said))
         filesystem, path = self.filesystem()
         filesystem.invalidate_cache(path)
-        return dict(filesystem.info(path))
+        said = filesystem.info(path)
+        return None if said.get("type") == "directory" else Stat(int(said["size"] or 0), _version_of(said))
 
     def read_range(self, start: int, stop: int) -> bytes:
         """Return some bytes of the file, in one request if the server answers it; raises as `blocks` does.
@@ -289,7 +227,11 @@ class UrlPath:
             return b""
 
         def read() -> bytes:
-            found = b"".join(self._streamed(start, stop, is_range=True)) if self.is_web else self._part(start, stop)
+            if self.is_web:
+                found = b"".join(self._streamed(start, stop, is_range=True))
+            else:
+                filesystem, path = self.filesystem()
+                found = filesystem.cat_file(path, start=start, end=stop)
             if len(found) < stop - start:
                 raise ConnectionError(f"the answer ended after {len(found)} of {stop - start} bytes")
             return found[: stop - start]
@@ -305,13 +247,9 @@ class UrlPath:
         raise self._explained(failed, problem)
 
     @property
-    def _scheme(self) -> str:
-        return scheme_of(self.url)
-
-    @property
     def is_web(self) -> bool:
         """Whether a web server has it."""
-        return self._scheme in WEB_SCHEMES
+        return scheme_of(self.url) in WEB_SCHEMES
 
     def _blocks_from(self, start: int, stop: int) -> Generator[bytes, None, None]:
         """Yield the bytes of the file from `start` on, up to `stop` and perhaps some more."""
@@ -324,9 +262,9 @@ class UrlPath:
             # One byte more than there should be shows that there are more.
             behind = start + _REQUEST_BYTES if stop - start > _REQUEST_BYTES else stop + 1
             try:
-                block = filesystem.cat_file(path, start=start, end=behind)  # by name: s3fs has others between
+                block = filesystem.cat_file(path, start=start, end=behind)
             except Exception as error:  # each filesystem raises what the client below it does
-                if status_of(error)[0] != 416:
+                if status_of(error) != 416:
                     raise
                 return  # no byte from there on: some say so of an empty file, too
             if block:
@@ -334,11 +272,6 @@ class UrlPath:
             if len(block) < behind - start:
                 return
             start += len(block)
-
-    def _part(self, start: int, stop: int) -> bytes:
-        filesystem, path = self.filesystem()
-        found: bytes = filesystem.cat_file(path, start=start, end=stop)
-        return found
 
     def _streamed(
         self, start: int, stop: int, *, is_range: bool = False, heard: dict[str, Any] | None = None
@@ -367,8 +300,28 @@ class UrlPath:
                     before = 0
 
     def filesystem(self) -> tuple[Any, str]:
-        """Return the filesystem of fsspec that it is on, and its path there."""
-        return open_filesystem(self.url, self.options)
+        """Return the filesystem of fsspec that it is on, and its path there.
+
+        Raises:
+            MissingDependencyError: the package that reads such URLs is not installed.
+            OptionError: fsspec knows no such URLs, or not these options.
+        """
+        from fsspec.core import url_to_fs
+
+        try:
+            options = _with_timeout(self.options) if self.is_web else self.options
+            filesystem, path = url_to_fs(self.url, **options)
+        except ImportError as error:
+            scheme = scheme_of(self.url)
+            package = _PACKAGES.get(scheme, f"fsspec[{scheme}]")
+            raise MissingDependencyError(
+                f"{self} needs a package that is not installed ({error}); install it with: pip install '{package}'"
+            ) from error
+        except ValueError as error:
+            reason = redacted(str(error), self.url, self.options)
+            raise OptionError(f"{self}: {reason}; want a URL and storage_options that fsspec takes") from None
+        _KEPT[hash(filesystem)] = filesystem
+        return filesystem, path
 
     def _explained(self, error: Exception, problem: str) -> DatamatError:
         """Return an error of the filesystem as one of ours, with itself as the cause: a copy where it holds a secret.
@@ -380,21 +333,13 @@ class UrlPath:
         reason = redacted(reason_of(error), self.url, self.options)
         said = " ".join(f"{one} {one!r} {one.__context__!r}" for one in chain_of(error))
         hides = redacted(said, self.url, self.options) != said
-        status, code = status_of(error)
         explained: OutputError
-        if isinstance(error, FileExistsError):
-            explained = ExistsError(f"{self} {problem}: it is there already")
-        elif _is_absent(error):
+        if _is_absent(error):
             explained = AbsentError(
                 f"{self} {problem}: {reason}; check the address, the network and storage_options, and that the run "
                 "that writes there has finished"
             )
-        elif code == "NoSuchBucket":
-            explained = OutputError(
-                f"{self} {problem}: {reason}; there is no such bucket: correct the URL, or storage_options if another "
-                "store has it"
-            )
-        elif status in {401, 403} or {type(one).__name__ for one in chain_of(error)} & _NO_CREDENTIALS:
+        elif status_of(error) in {401, 403} or any(isinstance(one, PermissionError) for one in chain_of(error)):
             explained = DeniedError(
                 f"{self} {problem}: {reason}; check the address, and give storage_options, or an environment, whose "
                 f"credentials may {'read' if problem == _NOT_READ else 'read and write'} there"
@@ -405,14 +350,10 @@ class UrlPath:
         return explained
 
 
-_NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "PermissionError"})
-
-
 def _is_absent(error: Exception) -> bool:
-    """Return whether an error says that there is no such file; of a bucket, or a server that is down, it does not."""
-    status, code = status_of(error)
-    if status is not None:
-        return status in {404, 410} and code != "NoSuchBucket"
+    """Return whether an error says that there is no such file; of a server that is down, it does not."""
+    if (status := status_of(error)) is not None:
+        return status in {404, 410}
     return isinstance(error, FileNotFoundError) and all(
         isinstance(one, (FileNotFoundError, KeyError)) for one in chain_of(error)
     )
@@ -423,7 +364,7 @@ def _is_absent(error: Exception) -> bool:
 
 _NOT_READ, _NOT_WRITTEN = "cannot be read", "cannot be written"
 _WHOLE_AT_ONCE = frozenset({"hf", "memory"})
-_VERSIONS = ("generation", "blob_id", "ETag", "etag", "md5Hash")
+_VERSIONS = ("blob_id", "ETag", "etag")
 _SIGNS_OF_CHANGE = ("mtime", "LastModified", "last_modified", "last-modified", "modified", "created", "ino", "size")
 _in_memory = threading.RLock()  # held by whoever writes to `memory://`
 
@@ -476,9 +417,7 @@ class FsspecFolder(Folder):
             filesystem.invalidate_cache()
             try:
                 found = filesystem.find(path, maxdepth=None if deep else 1, detail=True)
-            except FileNotFoundError as error:
-                if status_of(error)[1] == "NoSuchBucket":
-                    raise
+            except FileNotFoundError:
                 return {}
             top = len(path.rstrip("/")) + 1
             names = {str(one)[top:]: Stat(int(said["size"] or 0), _version_of(said)) for one, said in found.items()}
@@ -502,19 +441,22 @@ class FsspecFolder(Folder):
         return self._root.tried(found, "cannot be listed")
 
     def write(self, name: str, content: bytes, mode: Mode = "overwrite") -> str:
-        return self._written(name, mode, lambda files, path, more: files.pipe_file(path, bytes(content), **more))
+        return self._written(name, mode, lambda files, path: files.pipe_file(path, bytes(content)))
 
     def write_file(self, name: str, path: str | os.PathLike[str], mode: Mode = "overwrite") -> str:
         source = os.fspath(path)
-        return self._written(name, mode, lambda files, path, more: files.put_file(source, path, **more))
+        return self._written(name, mode, lambda files, path: files.put_file(source, path))
 
     def copy(self, name: str, target: str) -> None:
         source, found = self._writable(name), self.stat(name)
         if found is None:
             raise AbsentError(f"{source} cannot be copied: there is no such file")
-        with contextlib.suppress(NotImplementedError):
-            self._written(target, "overwrite", lambda files, path, _: files.cp_file(source.filesystem()[1], path))
+        try:
+            self._written(target, "overwrite", lambda files, path: files.cp_file(source.filesystem()[1], path))
             return
+        except OutputError as error:
+            if not isinstance(error.__cause__, NotImplementedError):
+                raise
         with tempfile.NamedTemporaryFile() as file:
             for block in self.blocks(name, found.num_bytes):
                 file.write(block)
@@ -536,22 +478,22 @@ class FsspecFolder(Folder):
         place = self._file(name)
         return FsspecFolder(place.url, place.options)
 
-    def _written(self, name: str, mode: Mode, send: Callable[[Any, str, dict[str, str]], object]) -> str:
-        """Write a file by a function that gets the filesystem, a path, and what says that there must be none."""
+    def _written(self, name: str, mode: Mode, send: Callable[[Any, str], object]) -> str:
+        """Write a file by a function that gets the filesystem and a path."""
         file = self._writable(name)
-        more = {"mode": "create"} if mode == "create" and "create" in self.keeps else {}
-        aside = file if self._scheme in _WHOLE_AT_ONCE else file.parent / f"{ASIDE}{secrets.token_hex(8)}"
+        hidden = f"{name.rpartition('/')[0]}/{ASIDE}{secrets.token_hex(8)}".lstrip("/")
+        aside = file if self._scheme in _WHOLE_AT_ONCE else self._root / hidden
 
         def written() -> None:
             filesystem, path = file.filesystem()
             filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
             temporary = aside.filesystem()[1]
-            send(filesystem, temporary, more)
+            send(filesystem, temporary)
             if temporary != path:
                 filesystem.mv(temporary, path)
 
         with _in_memory if self.is_private else contextlib.nullcontext():
-            found = self.stat(name) if mode != "overwrite" and not more else None
+            found = self.stat(name) if mode != "overwrite" else None
             if mode == "create" and found is not None:
                 raise ExistsError(f"{file} is to be created, and is there already")
             if isinstance(mode, ReplaceIf) and (found is None or found.version != mode.version):

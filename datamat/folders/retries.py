@@ -1,8 +1,7 @@
 """What a server may soon do right is tried again, after waits that grow.
 
 That is so for errors of the server (5xx), its request to slow down (429, 503), silence, and connections that it cut.
-Errors say in many ways that a server is busy: each filesystem of fsspec raises what the client below it does, and some
-of them an error of their own from that one.
+Each filesystem of fsspec raises what the client below it does, and some of them an error of their own from that one.
 """
 
 from __future__ import annotations
@@ -39,16 +38,10 @@ _FINAL = (
 )
 _FINAL_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOSYS, errno.EPERM, errno.EINVAL})
 _FINAL_NAMES = frozenset(
-    {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "TooManyRedirects",
-     "InvalidUrlClientError", "InvalidUrlRedirectClientError", "NonHttpUrlRedirectClientError",
+    {"TooManyRedirects", "InvalidUrlClientError", "InvalidUrlRedirectClientError", "NonHttpUrlRedirectClientError",
      "ClientConnectorCertificateError"}
 )  # fmt: skip
-_TRANSIENT_CODES = frozenset(
-    {"BadDigest", "IncompleteBody", "InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable",
-     "SlowDown", "XAmzContentSHA256Mismatch", "ConditionalRequestConflict", "Md5Mismatch"}
-)  # fmt: skip
-"""What S3 and Azure call errors that pass: some come with a status that does not."""
-_NETWORK = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "http", "httpx", "httpcore", "google", "azure")
+_NETWORK = ("aiohttp", "urllib3", "requests", "http", "httpx", "httpcore")
 # Waits are drawn anew in each process, and from no generator that anyone seeds: many readers must not come together.
 _jitter = random.SystemRandom()
 
@@ -56,10 +49,7 @@ _jitter = random.SystemRandom()
 def is_transient(error: BaseException) -> bool:
     """Return whether what failed may succeed when it is tried again: not where something is missing or forbidden."""
     chain = list(chain_of(error))
-    status, code = status_of(error)
-    if code in _TRANSIENT_CODES:
-        return True
-    if status is not None:
+    if (status := status_of(error)) is not None:
         return status in _SOON or (status >= 500 and status not in _NEVER)
     last = chain[-1]
     if isinstance(last, _FINAL) or isinstance(error, DatamatError):
@@ -81,31 +71,18 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
         found = found.__cause__
 
 
-def status_of(error: BaseException) -> tuple[int | None, str]:
-    """Return the HTTP status of an error or of what caused it, and the store's code of it: None and "" for none."""
-    found: tuple[int | None, str] = None, ""
-    for one in chain_of(error):
-        status, code = _own_status(one)
-        if status is not None or code:
-            found = status, code
-    return found
+def status_of(error: BaseException) -> int | None:
+    """Return the HTTP status of an error or of what caused it; None for none."""
+    return next((status for one in reversed([*chain_of(error)]) if (status := _own_status(one)) is not None), None)
 
 
-def _own_status(error: BaseException) -> tuple[int | None, str]:
+def _own_status(error: BaseException) -> int | None:
     if type(error).__module__ == "aiohttp.http_exceptions":  # a connection that was cut, which it gives status 400
-        return None, ""
-    response, code = getattr(error, "response", None), ""
-    if isinstance(response, dict):  # botocore's
-        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        code = str(response.get("Error", {}).get("Code", ""))
-    else:
-        if type(error).__module__.startswith("azure."):
-            said = getattr(error, "error_code", "")
-            code = str(getattr(said, "value", said) or "")
-        # One after the other: aiohttp warns of those that it has no more.
-        found = next((getattr(error, name) for name in ("status", "status_code", "code") if hasattr(error, name)), None)
-        found = getattr(response, "status_code", None) if found is None else found
-    return (found if type(found) is int and 100 <= found < 600 else None), code
+        return None
+    # One after the other: aiohttp warns of those that it has no more.
+    found = next((getattr(error, name) for name in ("status", "status_code", "code") if hasattr(error, name)), None)
+    found = getattr(getattr(error, "response", None), "status_code", None) if found is None else found
+    return found if type(found) is int and 100 <= found < 600 else None
 
 
 def wait_before(attempt: int, error: BaseException) -> None:

@@ -22,15 +22,13 @@ import contextlib
 import dataclasses
 import itertools
 import os
-import pathlib
-import tempfile
 from array import array
 from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
-from datamat.directory.files import SPOOL, WORK, commit, commit_json, fsync_folder, publish, read_json
+from datamat.directory.files import WORK, commit, commit_json, fsync_folder, publish, read_json
 from datamat.directory.keys import KeyDigest, row_runs, stored_key
 from datamat.directory.manifest import (
     MANIFEST_FILE,
@@ -41,6 +39,7 @@ from datamat.directory.manifest import (
     index_file,
     keys_file,
     put_aside,
+    salvaged,
     salvaged_shards,
 )
 from datamat.directory.sidecars.exporting import export, known_sidecars, sidecar_names
@@ -55,6 +54,7 @@ from datamat.run.upload import RemoteOutput, forget_objects, note_uploaded
 from datamat.values import frozen
 
 if TYPE_CHECKING:
+    import pathlib
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import BinaryIO
 
@@ -152,7 +152,9 @@ def prepare_stored_repair(job: Job, store: Folder, report: VerifyReport) -> Dama
     """
     damaged = set(report.files)
     if MANIFEST_FILE in damaged:
-        _note_salvaged(store)
+        # What they say is compared with the store by the run, and byte for byte when this is verified again.
+        content = store.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES) or b""
+        note_uploaded(store, by_shard(salvaged(content)).values())
         return _set_objects_aside(store, {MANIFEST_FILE})
     remote = RemoteOutput(store, job.output, job.how.logger)
     remote.begin()
@@ -188,17 +190,6 @@ def _set_objects_aside(store: Folder, names: set[str]) -> DamagedObjects:
     for name in there:
         store.delete(name)
     return DamagedObjects(store, there)
-
-
-def _note_salvaged(store: Folder) -> None:
-    """Write the entries of shards that are still readable in a damaged manifest: a run takes over those that it plans.
-
-    What they say is compared with the store by then, and byte for byte when this is verified again.
-    """
-    with tempfile.TemporaryDirectory(prefix=SPOOL) as folder:
-        path = pathlib.Path(folder)
-        (path / MANIFEST_FILE).write_bytes(store.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES) or b"")
-        note_uploaded(store, by_shard(salvaged_shards(path)).values())
 
 
 def _keep_intact_parts(planned: PlannedJob, shard: ShardSpec, files: ShardFiles) -> None:

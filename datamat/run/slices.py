@@ -26,7 +26,6 @@ at worst a shard was made twice. All of this is the same in every `Folder`. The 
 from __future__ import annotations
 
 import collections
-import concurrent.futures
 import contextlib
 import json
 import os
@@ -39,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from datamat.directory.fetching import each
 from datamat.directory.files import WORK, fsync_folder, lock_holder, parse_json, render_json
 from datamat.directory.ledger import LEDGER_FILE
 from datamat.directory.manifest import HELD, MANIFEST_FILE, growing_path, write_entry
@@ -80,7 +80,6 @@ _BEATS_PER_LEASE = 6
 _POLLS_PER_LEASE = 30
 _MOST_PAUSE_S = 1.0
 _MOST_PAUSE_AWAY_S = 5.0  # each look costs some requests
-_AT_ONCE = 16
 _SLICES = f"{WORK}/slices"
 _PLAN = f"{_SLICES}/plan.json"
 _PROBE = f"{_SLICES}/conditions"
@@ -495,11 +494,8 @@ class TaskSession:
     def _contents(self, folder: str) -> dict[str, bytes]:
         """Return the contents of the files in a folder of the session, by their names."""
         names = list(self.names(folder))
-        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-            contents = pool.map(
-                lambda name: self._output.read_if_there(self._of(f"{folder}/{name}"), _MOST_BYTES), names
-            )
-            return {name: content for name, content in zip(names, contents, strict=True) if content is not None}
+        contents = each(lambda name: self._output.read_if_there(self._of(f"{folder}/{name}"), _MOST_BYTES), names)
+        return {name: content for name, content in zip(names, contents, strict=True) if content is not None}
 
     # ------------------------------------------------------------ who is at work
 
@@ -624,8 +620,7 @@ class TaskSession:
             # After the listing: what is of a session that begins now is not in it, or spared.
             spared = {os.path.basename(_PLAN), (self._read() or {}).get("session")}
             stale = [f"{_SLICES}/{name}" for name in names if name.partition("/")[0] not in spared]
-            with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-                list(pool.map(self._output.delete, stale))
+            each(self._output.delete, stale)
 
 
 def _own_id(work: pathlib.Path) -> str:

@@ -17,7 +17,6 @@ that is still at work shows only of tasks that share the output, whose signs of 
 from __future__ import annotations
 
 import collections
-import concurrent.futures
 import contextlib
 import dataclasses
 import io
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from datamat.directory.counts import Counts
 from datamat.directory.display import Table, render_html
 from datamat.directory.failures import Failure, failures_in
+from datamat.directory.fetching import each
 from datamat.directory.files import WORK, lock_holder, parse_json, printable, read_json
 from datamat.directory.keys import ShardName
 from datamat.directory.ledger import LEDGER_FILE, LedgerEntry, ledger_in, parse_ledger, read_ledger
@@ -75,7 +75,6 @@ State = Literal["empty", "running", "unfinished", "complete", "damaged"]
 _LAST_EVENTS = 3
 _MOST_BYTES = 1 << 28  # of a small object
 _TAIL_BYTES = 4 << 20  # of a ledger
-_AT_ONCE = 16
 _ENDS = {"run_finished", "run_failed", "interrupted", "deadline_reached", "disk_reached"}
 
 
@@ -254,9 +253,9 @@ def folder_status(
     else:
         held = {**held_shards(work, planned), **shared}
         there = [
-            each
+            made
             for shard in planned
-            for each in ([held[shard.name]] if shard.name in held else _made(output, work, shard, known))
+            for made in ([held[shard.name]] if shard.name in held else _made(output, work, shard, known))
         ]
     of_tasks = sorted(slices_folder(work).glob(f"task-*/{WORK}/{LEDGER_FILE}"))
     folders = [work, *(path.parent for path in of_tasks)]
@@ -403,8 +402,7 @@ class _StoredOutput:
                 return None if found is None else parse_json(found, self._work.place(name))
             return None
 
-        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-            return list(pool.map(content, names))
+        return each(content, names)
 
     def _entries(self, folder: str) -> dict[str, ShardFiles]:
         found: dict[str, ShardFiles] = {}

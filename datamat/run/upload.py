@@ -23,7 +23,6 @@ the scratch folder, on another machine, a run takes what the store has.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import json
@@ -33,10 +32,11 @@ import platform
 import shutil
 import tempfile
 import uuid
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from datamat.directory.fetching import each
 from datamat.directory.files import (
     MADE,
     SPOOL,
@@ -72,7 +72,7 @@ from datamat.values import frozen
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from datamat.directory.manifest import ShardFiles
     from datamat.plan.job import Job
@@ -103,7 +103,6 @@ _HELD = f"{WORK}/{HELD}"
 _SLICES = f"{WORK}/slices/"
 _UPLOADED = "uploaded"  # folder below `.datamat` of the scratch folder: what the store said of the objects of a shard
 _SMALL = (LEDGER_FILE, "sidecars.json", "inputs")
-_AT_ONCE = 16
 _MOST_BYTES = 1 << 32
 _TAR = "tar"
 
@@ -343,13 +342,6 @@ def opened_output(job: Job, *, is_shared: bool = False) -> Iterator[RemoteOutput
     remote.end()
 
 
-class _Uploads(NamedTuple):
-    """What the scratch folder notes of an uploaded shard; see `StoredShard`."""
-
-    folder: str
-    objects: Mapping[str, StoredObject]
-
-
 @contextlib.contextmanager
 def laid_out(job: Job) -> Iterator[tuple[Job, RemoteOutput]]:
     """Yield a job whose scratch folder is a temporary one, in line with the store, and its output; nothing is written.
@@ -520,14 +512,14 @@ class RemoteOutput:
                 with commit(path) as file:
                     file.write(content)
 
-        _each(fetch, names)
+        each(fetch, names)
 
     def _stand_in(self, stored: StoredShard, *, is_held: bool) -> None:
         """Note a shard that is in the store as one that was uploaded from here."""
         for info in stored.files:
             leave_stand_in(self._place(info.file, is_held=is_held), info.num_bytes)
             leave_stand_in(self._place(info.index_file, is_held=is_held), 0)
-        self._remember(stored.files[0].name, _Uploads(stored.folder, stored.objects), is_held=is_held)
+        self._remember(stored.files[0].name, stored.folder, stored.objects, is_held=is_held)
 
     def _place(self, name: str, *, is_held: bool) -> pathlib.Path:
         return growing_path(self._work / "shards", name) if is_held else self._folder / name
@@ -535,18 +527,17 @@ class RemoteOutput:
     def _record(self, shard: str, *, is_held: bool) -> pathlib.Path:
         return self._work / _UPLOADED / (HELD if is_held else "") / f"{shard}.json"
 
-    def _remember(self, shard: str, uploads: _Uploads, *, is_held: bool) -> None:
+    def _remember(self, shard: str, folder: str, objects: Mapping[str, StoredObject], *, is_held: bool) -> None:
         path = self._record(shard, is_held=is_held)
         path.parent.mkdir(parents=True, exist_ok=True)
-        commit_json(path, {"folder": uploads.folder, "objects": _rendered(uploads.objects)})
+        commit_json(path, {"folder": folder, "objects": _rendered(objects)})
 
-    def _known(self, shard: str, *, is_held: bool = False) -> _Uploads:
+    def _known(self, shard: str, *, is_held: bool = False) -> StoredShard:
+        """Return what the scratch folder notes of an uploaded shard, which is all but its files."""
         path = self._record(shard, is_held=is_held)
         with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
-            found = parse_json(_content(path) or b"", str(path))
-            objects = {name: StoredObject(*one) for name, one in found["objects"].items()}
-            return _Uploads(str(found["folder"]), objects)
-        return _Uploads("", {})
+            return StoredShard.from_json({"files": (), **parse_json(_content(path) or b"", str(path))})
+        return StoredShard((), "", {})
 
     def _compare(self) -> None:
         """Remove each stand-in whose shard the store does not have whole."""
@@ -566,13 +557,14 @@ class RemoteOutput:
             shard = name.partition(".")[0]
             if self._is_shared and not is_held and shard in settling:
                 return
-            folder, objects = self._known(shard, is_held=is_held)
+            known = self._known(shard, is_held=is_held)
+            folder, objects = known.folder, known.objects
             beside = [one for one in objects if one.startswith(f"{name}.") or one == f"{shard}.idx"]
             wanted = [name, *beside]
             if name not in objects or not all(self._is_whole(f"{folder}{one}", objects[one]) for one in wanted):
                 path.unlink()
 
-        _each(check, paths)
+        each(check, paths)
 
     def _settle_held(self, shard: str, files: ShardFiles) -> None:
         """Name a shard in the store that has its names here, or forget one that is no longer wanted, or not noted yet.
@@ -597,8 +589,8 @@ class RemoteOutput:
             are_held: whether it waits for shards that it replaces.
         """
         if made:
-            _each(self._forget_made, [shard.name for shard in plan.shards])
-        _each(
+            each(self._forget_made, [shard.name for shard in plan.shards])
+        each(
             lambda shard: self._adopt_made(made[shard.name], shard.fingerprint, is_held=are_held),
             [shard for shard in plan.shards if shard.name in made],
         )
@@ -610,16 +602,19 @@ class RemoteOutput:
             if self._has_whole(made[shard.name], shard.fingerprint):
                 self._enter(made[shard.name], is_held=True)
 
-        _each(note, [shard for shard in plan.shards if shard.name in made])
+        each(note, [shard for shard in plan.shards if shard.name in made])
 
     def adopt(self, plan: Plan) -> None:
         """Take over the shards of a plan that are whole in the store, and that the scratch folder does not know of."""
         entries = self._work / "shards"
-        manifest = _content(self._folder / MANIFEST_FILE)
-        known = {(info.name, info.fingerprint) for info in (() if manifest is None else self._parsed(manifest))}
-        for found in (read_entries(entries), read_entries(entries / HELD)):
-            known |= {(info.name, info.fingerprint) for files in found.values() for info in files}
-        _each(self._adopt_named, [shard for shard in plan.shards if (shard.name, shard.fingerprint) not in known])
+        infos = [
+            info for folder in (entries, entries / HELD) for files in read_entries(folder).values() for info in files
+        ]
+        with contextlib.suppress(CorruptDataError):
+            if (manifest := _content(path := self._folder / MANIFEST_FILE)) is not None:
+                infos += Manifest.parse(manifest, str(path), strict=False).all_files
+        known = {(info.name, info.fingerprint) for info in infos}
+        each(self._adopt_named, [shard for shard in plan.shards if (shard.name, shard.fingerprint) not in known])
 
     def adopt_one(self, shard: ShardSpec) -> None:
         """Take over one shard as `adopt` does, whatever the manifest lists."""
@@ -629,22 +624,16 @@ class RemoteOutput:
 
     def _adopt_named(self, shard: ShardSpec) -> None:
         for is_held, folder in ((False, _ENTRIES), (True, _HELD)):
-            content = self._content(f"{folder}/{shard.name}.json")
-            if content is not None and self._adopt(content, shard.fingerprint, is_held=is_held):
+            stored = self._noted(f"{folder}/{shard.name}.json")
+            if stored is not None and self._has_whole(stored, shard.fingerprint):
+                self._enter(stored, is_held=is_held)
                 return
 
-    def _parsed(self, content: bytes) -> Sequence[ShardInfo]:
-        with contextlib.suppress(CorruptDataError):
-            return Manifest.parse(content, str(self._folder / MANIFEST_FILE), strict=False).all_files
-        return ()
-
-    def _adopt(self, content: bytes, fingerprint: str, *, is_held: bool) -> bool:
+    def _noted(self, name: str) -> StoredShard | None:
+        """Return the shard that a note in the store describes; None where there is none, or it is damaged."""
         with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, CorruptDataError):
-            stored = StoredShard.from_json(parse_json(content, str(self._store)))
-            if self._has_whole(stored, fingerprint):
-                self._enter(stored, is_held=is_held)
-                return True
-        return False
+            return StoredShard.from_json(parse_json(self._content(name) or b"", name))
+        return None
 
     def _has_whole(self, stored: StoredShard, fingerprint: str) -> bool:
         """Return whether the store has what a note says, and that is of this fingerprint."""
@@ -673,7 +662,7 @@ class RemoteOutput:
             self._store.write(f"{_HELD if is_held else _ENTRIES}/{shard}.json", render_json(stored.to_json()))
             self._enter(stored, is_held=is_held)
             if not is_held:
-                _each(self._store.delete, [f"{made.folder}{name}" for name in made.objects])
+                each(self._store.delete, [f"{made.folder}{name}" for name in made.objects])
 
     def _forget_made(self, shard: str) -> None:
         """Forget a shard that this task has uploaded to its folder: another task may have been the first."""
@@ -714,7 +703,7 @@ class RemoteOutput:
 
     def stored(self, files: ShardFiles, *, is_held: bool) -> StoredShard:
         """Return where an uploaded shard is."""
-        return StoredShard(files, *self._known(files[0].name, is_held=is_held))
+        return dataclasses.replace(self._known(files[0].name, is_held=is_held), files=files)
 
     def has(self, files: ShardFiles) -> bool:
         """Return whether a shard, with its names or waiting, has been uploaded."""
@@ -723,7 +712,7 @@ class RemoteOutput:
     def settle(self, task: UploadTask, uploaded: Uploaded) -> None:
         """Free the files of an uploaded shard."""
         self._is_changed = True
-        self._remember(task.shard, _Uploads(task.folder, uploaded.objects), is_held=task.is_held)
+        self._remember(task.shard, task.folder, uploaded.objects, is_held=task.is_held)
         for path, _, info in task.files:
             leave_stand_in(path, info.num_bytes)
 
@@ -735,7 +724,7 @@ class RemoteOutput:
             _check_mark(self._store, self._run)
             self._store.delete(MANIFEST_FILE)
             self._manifest, self._seen = None, ""
-        _each(self._store.delete, names)
+        each(self._store.delete, names)
 
     def replace(self, gone: Iterable[str], held: Iterable[ShardFiles]) -> None:
         """Delete the shards that go, and then give those that wait their names.
@@ -763,27 +752,26 @@ class RemoteOutput:
                 )
             self._name(shard, known)
 
-        _each(delete, list(gone))
-        _each(give_name, [files[0].name for files in held])
+        each(delete, list(gone))
+        each(give_name, [files[0].name for files in held])
 
     def _name(self, shard: str, known: Mapping[str, StoredObject]) -> None:
         """Note that the objects of a shard that waited have their names, and delete those that had others."""
         held = self._known(shard, is_held=True)
-        self._remember(shard, _Uploads("", known), is_held=False)
-        if (content := self._content(f"{_HELD}/{shard}.json")) is not None:
+        self._remember(shard, "", known, is_held=False)
+        if (noted := self._noted(f"{_HELD}/{shard}.json")) is not None:
             # By which another machine finds it, if this one is killed before it has written the manifest.
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                entry = {**parse_json(content, str(self._store)), "folder": "", "objects": _rendered(known)}
-                self._store.write(f"{_ENTRIES}/{shard}.json", render_json(entry))
-        _each(self._store.delete, [f"{_HELD}/{shard}.json", *(f"{held.folder}{name}" for name in held.objects)])
+            noted = dataclasses.replace(noted, folder="", objects=known)
+            self._store.write(f"{_ENTRIES}/{shard}.json", render_json(noted.to_json()))
+        each(self._store.delete, [f"{_HELD}/{shard}.json", *(f"{held.folder}{name}" for name in held.objects)])
         self._record(shard, is_held=True).unlink(missing_ok=True)
 
-    def _copied(self, uploads: _Uploads | StoredShard) -> dict[str, StoredObject]:
+    def _copied(self, stored: StoredShard) -> dict[str, StoredObject]:
         """Copy objects to where readers look for them, as far as they are whole; return those that are there then."""
         known = {}
-        for name, wanted in uploads.objects.items():
-            if self._is_whole(f"{uploads.folder}{name}", wanted):
-                self._store.copy(f"{uploads.folder}{name}", name)
+        for name, wanted in stored.objects.items():
+            if self._is_whole(f"{stored.folder}{name}", wanted):
+                self._store.copy(f"{stored.folder}{name}", name)
                 if (found := self._store.stat(name)) is not None and found.num_bytes == wanted.num_bytes:
                     known[name] = dataclasses.replace(wanted, identity=found.version)
         return known
@@ -819,10 +807,10 @@ class RemoteOutput:
             self._sent(path, MANIFEST_FILE, digest_file(path), replaces=self._seen)
             _check_mark(self._store, self._run)
         stale = [name for name in self._before if name not in objects]
-        _each(self._store.delete, [*stale, *(name for names in left.values() for name in names)])
+        each(self._store.delete, [*stale, *(name for names in left.values() for name in names)])
         # After the objects that they name: what a kill leaves of those is found by them.
         stale = [*{_ASIDE, *(f"{_ENTRIES}/{shard}.json" for shard in shards), *left}]
-        _each(self._store.delete, stale)
+        each(self._store.delete, stale)
         # After what is stale is gone: a run that finds other objects here than it knows of has that to do again.
         self._store.write(_OBJECTS, render_json(_rendered(objects)))
 
@@ -858,14 +846,13 @@ class RemoteOutput:
 
             def follow(name: str) -> None:
                 shard = pathlib.PurePosixPath(name).stem
-                with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, CorruptDataError):
-                    stored = StoredShard.from_json(parse_json(self._content(name) or b"", name))
-                    if not stored.folder:
-                        named = [one for one in stored.objects if one.partition(".")[0] == shard]
-                        left[name] = [one for one in named if one not in objects]
+                stored = self._noted(name)
+                if stored is not None and not stored.folder:
+                    named = [one for one in stored.objects if one.partition(".")[0] == shard]
+                    left[name] = [one for one in named if one not in objects]
 
             others = [name for name in left if name.endswith(".json") and name.startswith(f"{_ENTRIES}/")]
-            _each(follow, [name for name in others if pathlib.PurePosixPath(name).stem not in shards])
+            each(follow, [name for name in others if pathlib.PurePosixPath(name).stem not in shards])
         return left
 
     def _small(self) -> Iterator[tuple[str, pathlib.Path]]:
@@ -907,16 +894,6 @@ def note_uploaded(store: Folder, shards: Iterable[ShardFiles]) -> None:
         objects = {name: found for name, found in known.items() if name.partition(".")[0] == files[0].name}
         objects |= {info.file: found for info in files if (found := _found(store, info))}
         store.write(f"{_ENTRIES}/{files[0].name}.json", render_json(StoredShard(files, "", objects).to_json()))
-
-
-def _each(call: Callable[[Any], Any], values: Iterable[Any]) -> None:
-    """Call a function with each of many values, several at once; raise what the first that fails raises."""
-    listed = list(values)
-    if not listed:
-        return
-    with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, len(listed))) as pool:
-        for _ in pool.map(call, listed):
-            pass
 
 
 def _rendered(objects: Mapping[str, StoredObject]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import multiprocessing
 import os
+import pathlib
 import re
 import signal
 import threading
@@ -69,6 +70,12 @@ class TestLocal(FolderConformance):
         folder.write("file", b"mine")
         assert folder.read("file", 10) == b"mine"
         assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == {"file": b"theirs"}
+
+    def test_link_to_itself_is_listed(self, tmp_path):
+        """As a file that is there, and cannot be read: whoever repairs moves it away."""
+        folder = self.make_folder({"a": b"1"}, tmp_path)
+        (tmp_path / "set/loop").symlink_to("loop")
+        assert [*folder.list(deep=True)] == ["a", "loop"]
 
     def test_killed_writer_leaves_nothing_to_see(self, tmp_path):
         """Neither a name, nor a lock that others wait for."""
@@ -346,6 +353,20 @@ class TestUnknownFilesystem(FolderConformance):
         write(files, tmp_path / "set")
         return open_output(f"local://{tmp_path}/set")
 
+    def test_one_that_cannot_copy_is_read_and_written(self, tmp_path, monkeypatch):
+        """As those of FTP and SFTP are."""
+
+        def refuse(*_, **__):
+            raise NotImplementedError
+
+        def put(files, source, path):
+            files.pipe_file(path, pathlib.Path(source).read_bytes())
+
+        filesystem = "fsspec.implementations.local.LocalFileSystem"
+        monkeypatch.setattr(f"{filesystem}.cp_file", refuse)
+        monkeypatch.setattr(f"{filesystem}.put_file", put)
+        self.test_file_is_copied(tmp_path)
+
 
 class TestOfAnotherPackage(FolderConformance):
     def make_folder(self, files, tmp_path):
@@ -399,8 +420,12 @@ def test_what_names_no_folder_is_refused(place, options, message):
     ],
 )
 def test_what_is_no_output_is_refused(place, message):
-    with pytest.raises(OptionError, match=re.escape(message)):
+    """The message never repeats what may be a secret."""
+    with pytest.raises(OptionError, match=re.escape(message)) as refused:
         open_output(place)
+
+    assert "word@" not in str(refused.value)
+    assert "sig=" not in str(refused.value)
 
 
 def test_folder_of_another_package_is_read_by_its_url(tmp_path):

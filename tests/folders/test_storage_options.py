@@ -15,6 +15,7 @@ from datamat import MissingDependencyError, OptionError
 from datamat.folders import open_folder
 from datamat.folders.objects import bucket_region
 from datamat.folders.options import translated
+from datamat.folders.urls import redacted
 
 
 @pytest.mark.parametrize(
@@ -277,3 +278,17 @@ def test_region_of_a_bucket_is_asked_for():
         server.shutdown()
 
     assert found == ["ap-south-1", "us-east-1"]
+
+
+def test_secrets_stay_out_of_texts(monkeypatch):
+    """Those of the options and of the environment."""
+    secret = "wJalrXUtnFEMI"
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "fromEnvironment")
+    options = {"key": "AKIAone", "client_kwargs": {"aws_session_token": secret}, "endpoint_url": "http://host"}
+
+    text = redacted(f"AKIAone {secret} fromEnvironment http://host", "s3://bucket/out", options)
+
+    assert text == "... ... ... http://host"
+    string = f"DefaultEndpointsProtocol=https;AccountName=mine;AccountKey={secret}==;EndpointSuffix=host"
+    azure = redacted(f"https mine {secret}== host", "az://box/out", {"connection_string": string})
+    assert azure == "https mine ... host"

@@ -163,7 +163,6 @@ DAMAGES = {
 
 
 @pytest.mark.sample(3)
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", ["tfrecord", "webdataset"])
 def test_verify_finds_the_same_as_on_a_disk(made, tmp_path, temporary, name, damage):
