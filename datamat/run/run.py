@@ -41,7 +41,7 @@ from datamat.directory.manifest import (
     salvaged_shards,
     withdraw_manifest,
 )
-from datamat.directory.sidecars.exporting import known_sidecars, withdraw_sidecars, write_sidecars
+from datamat.directory.sidecars.exporting import known_sidecars, sidecar_names, withdraw_sidecars, write_sidecars
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError, count_of, join_problems
 from datamat.events import PartDamaged, PlanMade, RunEnded, SampleRecovered, ShardFinished
 from datamat.folders.local import look_anew
@@ -1012,6 +1012,8 @@ class Run:
         is_complete = self._is_complete(finished)
         if is_complete:
             manifest = Manifest.read(self._output) if self._is_current else self._described(finished)
+            if self._remote is not None:
+                self._remote.fetch_edited(sidecar_names(manifest), {info.name for info in manifest.all_files})
             write_sidecars(self._output, manifest, self._logger, sidecars=self._job.sidecars)
             if not self._is_current:
                 self._inputs.remember(map(self._inputs_of, self._plan.shards))

@@ -273,6 +273,24 @@ def test_small_objects_are_put_back(s3, make):
     assert there(s3)[0] == expected
 
 
+@pytest.mark.parametrize("machine", ["one", "other"])
+@pytest.mark.parametrize("name", ["README.md", "croissant.json"])
+def test_document_of_somebody_else_stays(s3, make, machine, name):
+    """One that was there before the first run is never replaced, nor is one of datamat's that somebody has changed."""
+    own = b'{"mine": true}'
+    s3.put(f"{ROOT}{name}", own)
+    make(20, "one", format="parquet")
+    assert there(s3)[0][name] == own
+
+    del s3.objects[f"{ROOT}{name}"]
+    make(20, "one", format="parquet")
+    assert there(s3)[0][name] != own
+    s3.put(f"{ROOT}{name}", own)
+    for num_rows in (20, 30):
+        make(num_rows, machine, format="parquet")
+        assert there(s3)[0][name] == own
+
+
 @pytest.mark.parametrize("machine", ["one", "new"])
 def test_index_of_another_dataset_is_replaced(s3, make, machine):
     """Whoever runs next."""
