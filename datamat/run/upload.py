@@ -796,7 +796,7 @@ class RemoteOutput:
             elif known is None or there.version != known.identity:
                 self._fetch({name: self._folder / name})
 
-        _each(fetch, [name for name in names if name.partition(".")[0] not in shards])
+        each(fetch, [name for name in names if name.partition(".")[0] not in shards])
 
     def finish(self, manifest: Manifest) -> None:
         """Upload the small files, and the manifest last.
