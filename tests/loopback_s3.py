@@ -161,15 +161,15 @@ class Store:
         for key in keys:
             head, mark, _ = key[len(prefix) :].partition(query.get("delimiter") or "\0")
             names[prefix + head + mark] = bool(mark)
-        names = [name for name in names if name > after]
-        shown = "".join(self._listed(f"{bucket}/{name}", name) for name in names[: self.page])
+        are_folders, names = names, [name for name in names if name > after]
+        shown = "".join(self._listed(f"{bucket}/{name}", name, are_folders[name]) for name in names[: self.page])
         for last in names[self.page - 1 : -1][:1]:
             shown += f"<NextContinuationToken>{html.escape(last)}</NextContinuationToken>"
         cut = str(len(names) > self.page).lower()
         return {}, f"<ListBucketResult><IsTruncated>{cut}</IsTruncated>{shown}</ListBucketResult>"
 
-    def _listed(self, path, name):
-        if path not in self.objects:
+    def _listed(self, path, name, is_folder):
+        if is_folder:
             return f"<CommonPrefixes><Prefix>{html.escape(name)}</Prefix></CommonPrefixes>"
         one = self.objects[path]
         said = f"<Size>{len(one.content)}</Size><ETag>{one.tag}</ETag>"

@@ -52,7 +52,10 @@ _PART_BYTES, _MOST_PARTS, _PARTS_AT_ONCE = 8 << 20, 10_000, 4
 _AT_ONCE_BYTES = 512 << 20  # a file up to that size is sent by one request
 _BYTES_A_MINUTE, _COPY_MINUTES = 15 << 20, 30
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "30m"}  # of silence, and of one whole request
-_RETRY = {"max_retries": 6, "retry_timeout": timedelta(minutes=3)}
+# obstore draws each wait between the first one and twice the last: at least 6 s in all, as a server that restarts
+# needs, and by its own default about one.
+_BACKOFF = {"init_backoff": timedelta(seconds=1), "max_backoff": timedelta(seconds=8), "base": 2.0}
+_RETRY = {"max_retries": 6, "retry_timeout": timedelta(minutes=3), "backoff": _BACKOFF}
 _NOT_READ, _NOT_WRITTEN = "cannot be read", "cannot be written"
 _CREDENTIALS_LAST = timedelta(minutes=30)  # until boto is asked again: it renews them when they are due
 
@@ -182,13 +185,21 @@ def _stat(place: _Place, name: str) -> Stat:
 def _list(place: _Place, below: str, deep: bool) -> dict[str, Stat]:
     import obstore
 
-    def listed() -> list[Any]:
+    def listed() -> tuple[list[Any], set[str]]:
         if deep:
-            return [one for chunk in obstore.list(_store(place), below or None) for one in chunk]
-        return list(obstore.list_with_delimiter(_store(place), below or None)["objects"])
+            return [one for chunk in obstore.list(_store(place), below or None) for one in chunk], set()
+        both = obstore.list_with_delimiter(_store(place), below or None)
+        return list(both["objects"]), set(both["common_prefixes"])
 
-    found = _tried(place, below, lambda: _repeated(listed), "cannot be listed")
-    return dict(sorted((one["path"].removeprefix(f"{below}/"), _stat_of(one, place)) for one in found))
+    found, folders = _tried(place, below, lambda: _repeated(listed), "cannot be listed")
+    stats = {one["path"]: _stat_of(one, place) for one in found}
+    folders.add(below)
+    for path in stats:
+        while (path := path.rpartition("/")[0]) and path not in folders:
+            folders.add(path)
+    # Empty objects stand for folders: of those, obstore drops the slash that their keys end with.
+    names = sorted(path for path in stats if stats[path].num_bytes or path not in folders)
+    return {path.removeprefix(f"{below}/"): stats[path] for path in names}
 
 
 def _stat_of(found: Mapping[str, Any], place: _Place) -> Stat:
@@ -340,6 +351,8 @@ def _store(place: _Place, *, minutes: int = 0, repeats: bool = True) -> Any:
             if credentials := _boto_credentials(place, config, profile):
                 more["credential_provider"] = credentials
                 config = {**credentials.config, **config}
+                if config.get("endpoint", "").startswith("http:"):
+                    client = more["client_options"] = {"allow_http": True, **client}
             if not {"endpoint", "region"} & config.keys() and not any(map(os.environ.get, _PLACES_OF_S3)):
                 config["region"] = bucket_region(bucket)
             config = {"checksum_algorithm": "SHA256", **config}
@@ -394,15 +407,27 @@ def _boto_credentials(place: _Place, config: Mapping[str, Any], profile: str | N
         ) from None
     session = botocore.session.Session(profile=profile)
     found = session.get_credentials()
-    return None if found is None else _BotoCredentials(found, session.get_config_variable("region"))
+    if found is None:
+        return None
+    named = {"region": session.get_config_variable("region"), "endpoint": _endpoint_of(session)}
+    return _BotoCredentials(found, {name: value for name, value in named.items() if value})
+
+
+def _endpoint_of(session: Any) -> str | None:
+    """Return the address that a profile names for S3, or for all services."""
+    from botocore.configprovider import ConfiguredEndpointProvider
+
+    scoped = session.get_scoped_config()
+    found: str | None = ConfiguredEndpointProvider(session.full_config, scoped, "s3").provide()
+    return found
 
 
 class _BotoCredentials:
     """What obstore asks for credentials."""
 
-    def __init__(self, credentials: Any, region: str | None) -> None:
+    def __init__(self, credentials: Any, config: dict[str, str]) -> None:
         self._credentials = credentials
-        self.config = {"region": region} if region else {}
+        self.config = config
 
     def __call__(self) -> dict[str, Any]:
         found = self._credentials.get_frozen_credentials()
@@ -463,7 +488,10 @@ def _tried(place: _Place, name: str, call: Callable[[], _T], problem: str = _NOT
         raise
     except Exception as error:  # noqa: BLE001 -- obstore raises what its clients do
         failed = error
-    raise _explained(failed, place, name, problem)  # here, so that the error of obstore, with its secrets, stays behind
+    found = _explained(failed, place, name, problem)
+    if isinstance(found, DeniedError):
+        _store.cache_clear()  # its credentials may be those of an environment that somebody corrects now
+    raise found  # here, so that the error of obstore, with its secrets, stays behind
 
 
 def _explained(error: Exception, place: _Place, name: str, problem: str) -> OutputError:

@@ -29,6 +29,20 @@ _S3 = {
     "aws_access_key_id": "access_key_id",
     "aws_secret_access_key": "secret_access_key",
     "aws_session_token": "session_token",
+    "aws_region": "region",
+    "aws_default_region": "region",
+    "default_region": "region",
+    "aws_endpoint": "endpoint",
+    "aws_endpoint_url": "endpoint",
+    "aws_skip_signature": "skip_signature",
+    "aws_checksum_algorithm": "checksum_algorithm",
+    "username": "access_key_id",
+    "password": "secret_access_key",
+}
+_S3_OF_REQUESTS = {
+    "ServerSideEncryption": "server_side_encryption",
+    "SSEKMSKeyId": "sse_kms_key_id",
+    "BucketKeyEnabled": "sse_bucket_key_enabled",
 }
 _LEFT_OUT_OF_GOOGLE = frozenset({"access", "default_location", "project", "secure_serialize", "timeout"})
 _CREDENTIALS = frozenset({"application_credentials", "bearer_token", "service_account", "service_account_key"})
@@ -37,7 +51,7 @@ _LEFT_OUT = frozenset(
     {"asynchronous", "block_size", "cache_options", "cache_regions", "cache_timeout", "check_connection", "consistency",
      "default_block_size", "default_cache_type", "default_fill_cache", "dircache", "fill_cache",
      "fixed_upload_size", "listings_expiry_time", "loop", "max_concurrency", "max_paths", "requests_timeout",
-     "retries", "s3_additional_kwargs", "session_kwargs", "skip_instance_cache", "use_listings_cache", "version_aware"}
+     "retries", "session_kwargs", "skip_instance_cache", "use_listings_cache", "version_aware"}
 )  # fmt: skip
 _LEFT_OUT_OF_CONFIG = frozenset({"max_pool_connections", "retries", "tcp_keepalive", "user_agent_extra"})
 
@@ -55,7 +69,10 @@ def translated(scheme: str, options: Mapping[str, Any]) -> dict[str, Any]:
     said = {name: value for name, value in options.items() if name not in _LEFT_OUT}
     said_in = _s3 if scheme in S3_SCHEMES else _google if scheme in GOOGLE_SCHEMES else _azure
     found = said_in(said)
-    if str(found.get("endpoint") or found.get("base_url")).startswith("http:"):
+    address = found.get("endpoint") or found.get("base_url")
+    if address and "://" not in str(address):
+        raise OptionError("the endpoint has no scheme; want it as in http://127.0.0.1:9000 or https://HOST")
+    if str(address).startswith("http:"):
         found["client_options"] = {"allow_http": True, **found.get("client_options", {})}
     return {name: value for name, value in found.items() if value is not None and value is not False}
 
@@ -63,6 +80,7 @@ def translated(scheme: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def _s3(said: dict[str, Any]) -> dict[str, Any]:
     client = dict(said.pop("client_options", None) or {})
     more = dict(said.pop("client_kwargs", None) or {})
+    said_of_requests = dict(said.pop("s3_additional_kwargs", None) or {})
     verify = more.pop("verify", True)
     if verify is False:
         client["allow_invalid_certificates"] = True
@@ -87,9 +105,19 @@ def _s3(said: dict[str, Any]) -> dict[str, Any]:
             "or give client_options= as obstore takes them"
         )
     found |= {_S3.get(name, name): value for name, value in {**said, **more}.items()}
+    found |= _of_requests(said_of_requests)
     if address := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
         found.setdefault("endpoint", address)
     return {**found, "client_options": client} if client else found
+
+
+def _of_requests(said: Mapping[str, Any]) -> dict[str, Any]:
+    if unknown := sorted(said.keys() - _S3_OF_REQUESTS.keys()):
+        raise OptionError(
+            f"s3_additional_kwargs hold {', '.join(unknown)}, which would not reach S3; leave it out, and set it for "
+            f"the bucket if you need it; want some of {', '.join(_S3_OF_REQUESTS)}"
+        )
+    return {_S3_OF_REQUESTS[name]: value for name, value in said.items()}
 
 
 def _google(said: dict[str, Any]) -> dict[str, Any]:

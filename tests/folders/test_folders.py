@@ -209,6 +209,16 @@ class TestS3(FolderConformance):
         self.s3.meet = lambda operation, path: faults.pop() if operation in operations and faults else None
         return faults
 
+    def test_objects_that_stand_for_folders_are_no_files(self, tmp_path):
+        """The console of S3 makes one for each folder, and Hadoop does."""
+        folder = self.make_folder(
+            {"": b"", "a/": b"", "a/b/": b"", "a/b/file": b"1", "empty": b"", "e/x": b"2"}, tmp_path
+        )
+
+        assert [*folder.list()] == ["empty"]
+        assert [*folder.list(deep=True)] == ["a/b/file", "e/x", "empty"]
+        assert [*folder.list("a", deep=True)] == ["b/file"]
+
     @pytest.mark.parametrize("fault", ["silence", 500, 503, "cut"])
     def test_failures_that_pass_are_survived(self, tmp_path, fault):
         content = bytes(3 << 20)

@@ -9,11 +9,13 @@ import os
 import sys
 import threading
 
+import loopback_s3
 import pytest
 
 from datamat import MissingDependencyError, OptionError
 from datamat.folders import open_folder
-from datamat.folders.objects import bucket_region
+from datamat.folders.base import DeniedError
+from datamat.folders.objects import _store, bucket_region
 from datamat.folders.options import translated
 from datamat.folders.urls import redacted
 
@@ -52,7 +54,17 @@ from datamat.folders.urls import redacted
             },
             {"virtual_hosted_style_request": True, "client_options": {"read_timeout": "5s"}},
         ),
-        ("s3", {"requester_pays": True, "s3_additional_kwargs": {"ACL": "x"}}, {"request_payer": True}),
+        (
+            "s3",
+            {"requester_pays": True, "s3_additional_kwargs": {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "k"}},
+            {"request_payer": True, "server_side_encryption": "aws:kms", "sse_kms_key_id": "k"},
+        ),
+        ("s3", {"username": "a", "password": "b"}, {"access_key_id": "a", "secret_access_key": "b"}),
+        (
+            "s3",
+            {"aws_region": "r", "aws_endpoint_url": "https://h", "aws_skip_signature": True},
+            {"region": "r", "endpoint": "https://h", "skip_signature": True},
+        ),
         ("abfs", {"account_name": "a", "sas_token": "?sv=1&sig=b"}, {"account_name": "a", "sas_key": "sv=1&sig=b"}),
         ("az", {"account_name": "a", "anon": True}, {"account_name": "a", "skip_signature": True}),
         ("az", {"account_name": "a", "credential": "k=="}, {"account_name": "a", "account_key": "k=="}),
@@ -115,6 +127,8 @@ def test_options_are_said_in_the_words_of_the_client(scheme, said, expected):
         ("gs", {"token": "/no/hidden.json"}, "the path of a file"),
         ("gs", {"token": {"type": "authorized_user", "refresh_token": "hidden"}}, "the path of a file"),
         ("gs", {"requester_pays": True}, "requester_pays='PROJECT'"),
+        ("s3", {"endpoint_url": "127.0.0.1:9000"}, "has no scheme; want it as in http://"),
+        ("s3", {"s3_additional_kwargs": {"ACL": "hidden"}}, "s3_additional_kwargs hold ACL, .* set it for the bucket"),
     ],
 )
 def test_what_has_no_other_words_is_refused(scheme, said, message, monkeypatch):
@@ -122,6 +136,44 @@ def test_what_has_no_other_words_is_refused(scheme, said, message, monkeypatch):
     with pytest.raises(OptionError, match=message) as raised:
         open_folder(f"{scheme}://bucket/a", said)
     assert "hidden" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("all", "endpoint_url = {}"),
+        ("s3", "services = local\n[services local]\ns3 =\n  endpoint_url = {}"),
+    ],
+)
+def test_address_of_a_profile_is_asked(name, said, tmp_path, monkeypatch):
+    """As by boto, so by a client that does not read profiles."""
+    pytest.importorskip("boto3")
+    for other in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID", "AWS_PROFILE"):
+        monkeypatch.delenv(other, raising=False)
+    with loopback_s3.serving() as s3:
+        keys = f"aws_access_key_id = {loopback_s3.KEY}\naws_secret_access_key = {loopback_s3.SECRET}"
+        (tmp_path / "config").write_text(f"[profile mine]\nregion = us-east-1\n{keys}\n{said.format(s3.url)}\n")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+
+        open_folder(f"s3://bucket/{name}", {"profile": "mine"}).write("x", b"1")
+
+        assert [*s3.objects] == [f"bucket/{name}/x"]
+
+
+def test_credentials_that_come_later_are_used(monkeypatch):
+    """In a notebook, they are set after the first error says that they are missing."""
+    with loopback_s3.serving() as s3:
+        s3.meet = lambda *_: None if os.environ["AWS_ACCESS_KEY_ID"] == "later" else 403
+        said = {"endpoint_url": s3.url, "client_kwargs": {"region_name": "us-east-1"}}
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+        clients = []
+        for key in ("wrong", "later"):
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+            folder = open_folder("s3://bucket/later", said)
+            with contextlib.suppress(DeniedError):
+                folder.write("x", b"1")
+            clients.append(_store.cache_info().currsize)
+        assert clients == [0, 1]
 
 
 @pytest.mark.parametrize(
