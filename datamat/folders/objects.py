@@ -52,10 +52,10 @@ _PART_BYTES, _MOST_PARTS, _PARTS_AT_ONCE = 8 << 20, 10_000, 4
 _AT_ONCE_BYTES = 512 << 20  # a file up to that size is sent by one request
 _BYTES_A_MINUTE, _COPY_MINUTES = 15 << 20, 30
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "30m"}  # of silence, and of one whole request
-# obstore draws each wait between the first one and twice the last: at least 6 s in all, as a server that restarts
+# obstore draws each wait between the first one and twice the last: at least 5 s in all, as a server that restarts
 # needs, and by its own default about one.
-_BACKOFF = {"init_backoff": timedelta(seconds=1), "max_backoff": timedelta(seconds=8), "base": 2.0}
-_RETRY = {"max_retries": 6, "retry_timeout": timedelta(minutes=3), "backoff": _BACKOFF}
+_BACKOFF = {"init_backoff": timedelta(seconds=0.5), "max_backoff": timedelta(seconds=8), "base": 2.0}
+_RETRY = {"max_retries": 10, "retry_timeout": timedelta(minutes=3), "backoff": _BACKOFF}
 _NOT_READ, _NOT_WRITTEN = "cannot be read", "cannot be written"
 _CREDENTIALS_LAST = timedelta(minutes=30)  # until boto is asked again: it renews them when they are due
 
