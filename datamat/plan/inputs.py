@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import xxhash
 
+from datamat.directory.fetching import fetchers, remedy
 from datamat.directory.files import SPOOL, commit
 from datamat.directory.keys import mix64
 from datamat.directory.rows import INPUT, FileState, digest_files
-from datamat.directory.url_files import is_path_of_url
+from datamat.directory.url_files import UrlFiles, is_path_of_url
+from datamat.errors import SourceError
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -29,7 +31,15 @@ if TYPE_CHECKING:
     from datamat.plan.plan import ShardSpec
 
 
-__all__ = ["InputFiles", "Neighbourhood", "OpenedFiles", "PartInputs", "content_digest", "read_inputs"]
+__all__ = [
+    "InputFiles",
+    "Neighbourhood",
+    "OpenedFiles",
+    "PartInputs",
+    "content_digest",
+    "placeholders_refused",
+    "read_inputs",
+]
 
 # ---------------------------------------------------------------- files that are opened and not declared
 #
@@ -39,7 +49,8 @@ __all__ = ["InputFiles", "Neighbourhood", "OpenedFiles", "PartInputs", "content_
 #                                those near the source and the code that no row declares ──> receipt
 #     run:                       the first receipt that names some ──> one warning
 #
-# An audit hook stays for the life of a process, so only workers get one, and it is idle once their first part is done.
+# An audit hook stays for the life of a process, so only workers get one, and it is idle once their first part is done;
+# but for a source behind a URL, of which nobody may read what is not there, in whatever part, or while it is indexed.
 # It sees what Python opens, connects to (SQLite), loads (ctypes) and starts (programs, with the files that they are
 # given), and what C libraries hold open at the end of the part (HDF5), not what these open and close (`cv2.imread`).
 
@@ -132,6 +143,30 @@ class OpenedFiles:
             for path, is_run in found.items()
             if self._near.holds(path, is_run=is_run) and not _is_among(path, known) and os.path.isfile(path)
         )
+
+
+@contextlib.contextmanager
+def placeholders_refused(declared: Callable[[], Iterable[Iterable[Iterable[str]]]] = tuple) -> Iterator[None]:
+    """Refuse what the block has made of files of a mirror that nothing has fetched: to root they are open, and zeros.
+
+    Args:
+        declared: returns the paths of declared files and folders, by row and field.
+
+    Raises:
+        SourceError: names the file, and says how to declare it.
+    """
+    mirrors = [folder for folder, files in fetchers().items() if not isinstance(files, UrlFiles)]
+    if not mirrors:
+        yield
+        return
+    before, opened = declared(), OpenedFiles(Neighbourhood(tuple(map(os.path.realpath, mirrors)), ()))
+    opened.start()
+    try:
+        yield
+    finally:
+        opened.stop()
+    if said := next(filter(None, map(remedy, opened.undeclared(before))), ""):
+        raise SourceError(f"a file was opened that is not here: {said}")
 
 
 _listener: dict[str, bool] | None = None

@@ -37,7 +37,7 @@ from datamat.fingerprint.code import is_users_object
 from datamat.folders.local import expand_home
 from datamat.formats import ShardFormat, get_format
 from datamat.options import Remedies, RunOptions
-from datamat.plan.inputs import InputFiles, Neighbourhood
+from datamat.plan.inputs import InputFiles, Neighbourhood, placeholders_refused
 from datamat.plan.memos import KnownMemos, digests_of_memos, write_places
 from datamat.plan.pipeline import Pipeline, RecordSource
 from datamat.plan.plan import SplitTerms, make_plan
@@ -509,7 +509,8 @@ class Job:
         if self.urls is not None:
             self.urls.activate()
         outside = output_excluded(self._likely_outputs())
-        with links_followed(self.follow_links), urls_in_errors(), outside, listing_noted() as listing:
+        here = placeholders_refused()
+        with links_followed(self.follow_links), urls_in_errors(), outside, here, listing_noted() as listing:
             rows = self.records.index(self.source)
             contents = getattr(self.records.writer, "contents_of", None)
             groups = None

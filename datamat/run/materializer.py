@@ -132,6 +132,7 @@ class Materializer:
         from datamat.directory.mirror import mirrored
         from datamat.directory.rows import links_followed
         from datamat.folders.urls import scheme_of
+        from datamat.plan.inputs import placeholders_refused
         from datamat.plan.job import Job, checked_version, resolve_formats
         from datamat.plan.pipeline import Pipeline
         from datamat.transforms.augmenter import field_names
@@ -155,7 +156,11 @@ class Materializer:
         mirror = mirrored(source, source_options, None, always_needed(writer))
         source = source.removeprefix("file://") if isinstance(source, str) else source
         source = source if mirror is None else mirror.path
-        with links_followed(follow_links), urls_in_errors():  # a writer may look into its source when it is bound to it
+        with (
+            links_followed(follow_links),
+            urls_in_errors(),
+            placeholders_refused(),
+        ):  # a writer may look into its source when it is bound to it
             bind_writer(writer, source)
         self._job = Job(
             records=Pipeline.of(writer, transform, seed, field_names(untouched or ())),

@@ -51,7 +51,7 @@ from datamat.parallel.crash import own_note
 from datamat.parallel.process_role import is_worker
 from datamat.parallel.worker import peak_rss_bytes
 from datamat.plan.changes import open_reused
-from datamat.plan.inputs import OpenedFiles, PartInputs, content_digest
+from datamat.plan.inputs import OpenedFiles, PartInputs, content_digest, placeholders_refused
 from datamat.plan.job import JobDigests
 from datamat.plan.memos import digests_of_memos, read_places
 from datamat.plan.pipeline import MadeColumns, stage_clock, without_urls
@@ -413,10 +413,17 @@ class _SharedByParts:
         """Yield a list that holds, after the block, the opened files that no row declares."""
         opened, self._opened = self._opened, None
         undeclared: list[str] = []
+
+        def declared() -> list[list[list[str]]]:
+            return self.store.input_paths(np.asarray(self.store.order[spec.start : spec.stop]))
+
         if opened is None:
-            yield undeclared
+            # Not in threads of one process, which would hear of each other's files.
+            is_alone = is_worker() or threading.current_thread() is threading.main_thread()
+            with placeholders_refused(declared) if is_alone else contextlib.nullcontext():
+                yield undeclared
             return
-        declared = self.store.input_paths(np.asarray(self.store.order[spec.start : spec.stop]))
+        before = declared()  # paths of URLs make a folder, which goes with the part
         failure = None
         try:
             yield undeclared
@@ -424,7 +431,7 @@ class _SharedByParts:
             failure = error
         finally:
             opened.stop()
-        undeclared += opened.undeclared(declared)
+        undeclared += opened.undeclared(before)
         said = next(filter(None, map(remedy, undeclared)), "")  # root reads zeros there, and the row may not even fail
         if failure is not None:
             known = not said or said in failure.reason

@@ -449,16 +449,17 @@ def test_source_that_does_not_fit_on_the_disk_is_refused(captioned, tmp_path, mo
 
 
 @pytest.mark.parametrize("how", [{"executor": InlineExecutor()}, {"workers": WorkerOptions(1, start_method="fork")}])
-def test_file_that_is_not_declared_is_named_with_the_remedy(captioned, tmp_path, how):
-    """By its URL. Root can open it: then a worker says so, whatever came of the zeros."""
+@pytest.mark.parametrize("first", ["0", "5"], ids=["from the first row on", "in a later part"])
+def test_file_that_is_not_declared_is_named_with_the_remedy(captioned, tmp_path, how, first):
+    """By its URL. Root can open it: then the run says so, whatever came of the zeros."""
     _, url, _ = captioned
 
     class Strict(Forgetful):
         def read(self, row):
-            caption = os.fspath(pathlib.Path(row.fields["image"]).with_suffix(".cap"))
-            return {"size": 1, "caption": read_file(caption).decode() if "executor" in how else open(caption).read()}
+            caption = pathlib.Path(row.fields["image"]).with_suffix(".cap")
+            return {"size": 1, "caption": caption.read_text() if row.key >= first else ""}
 
-    job = Prepared(Strict, url, tmp_path / "out", scratch=tmp_path / "scratch", **how)
+    job = Prepared(Strict, url, tmp_path / "out", scratch=tmp_path / "scratch", shards=6, **how)
 
     with pytest.raises((SampleError, SourceError)) as raised:
         job.run(progress=False)
@@ -486,8 +487,17 @@ def test_file_that_the_index_reads_is_declared_by_the_class(captioned, tmp_path)
     class Complete(Bound):
         files = ("classes.bin",)
 
-    with pytest.raises(SourceError, match=rf"{url}/classes\.bin was not fetched, .* in the writer's files"):
-        Prepared(Bound, url, tmp_path / "out")
+    class Indexed(Declared):
+        def index(self, source):
+            return super().index(source) if pathlib.Path(source, "classes.bin").read_bytes() else []
+
+    class Opened(Declared):
+        def bind(self, source):
+            self.names = pathlib.Path(source, "classes.bin").read_bytes()
+
+    for writer in (Bound, Indexed, Opened):
+        with pytest.raises(SourceError, match=rf"{url}/classes\.bin was not fetched, .* in the writer's files"):
+            Prepared(writer, url, tmp_path / "out", executor=InlineExecutor()).run(progress=False)
     job = Prepared(Complete, url, tmp_path / "out", executor=InlineExecutor(), scratch=tmp_path / "scratch")
     job.run(progress=False)
     assert job.writer.names == [b"one", b"two"]
