@@ -48,7 +48,7 @@ class FilesHere:
         content = content_of_manifest(self.root)
         if self.are_copies:
             (self.path / MANIFEST_FILE).write_bytes(content)
-        return Manifest.parse(content, self.root.place(MANIFEST_FILE), strict=strict)
+        return Manifest.parse(content, self.root.place(MANIFEST_FILE), strict=strict).placed(self.root)
 
     def fetch_if_there(self, name: str, max_bytes: int) -> bool:
         """Have a file here; return whether there is one.

@@ -33,7 +33,7 @@ from datamat.folders.local import open_regular, read_regular
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from typing import BinaryIO
 
 
@@ -44,7 +44,6 @@ __all__ = [
     "check_lock",
     "commit",
     "commit_json",
-    "commit_many",
     "default_scratch",
     "digest_file",
     "disk_errors_explained",
@@ -338,32 +337,6 @@ def commit(path: str | os.PathLike[str], *, through: pathlib.Path | None = None)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-
-
-def commit_many(folder: pathlib.Path, files: Iterable[tuple[str, bytes]]) -> None:
-    """Write small files as `commit` does, but flush the folder once, at the end; an error leaves the first of them.
-
-    Args:
-        folder: existing folder that the files go into.
-        files: name and content of each.
-    """
-    temporary = os.path.join(folder, f".many.{os.getpid()}.tmp")
-    for name, content in files:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(descriptor)
-            check_lock(temporary)
-            os.replace(temporary, os.path.join(folder, name))
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
-    fsync_folder(folder)
 
 
 def leave_stand_in(path: pathlib.Path, num_bytes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import itertools
@@ -11,7 +12,7 @@ import os
 import pathlib
 import re
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
 import xxhash
@@ -21,12 +22,8 @@ from datamat.directory.files import (
     WORK,
     commit,
     commit_json,
-    commit_many,
     digest_file,
-    fsync_folder,
-    is_stand_in,
     parse_json,
-    publish,
     read_json,
     render_json,
 )
@@ -35,7 +32,7 @@ from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaErr
 from datamat.features import Features, Statistics
 from datamat.features.statistics import check_lines, summarized
 from datamat.folders import Folder, LocalFolder
-from datamat.folders.local import expand_home, open_regular, read_regular, regular_path
+from datamat.folders.local import expand_home, open_regular, read_regular, regular_path, version_of
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -44,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONVERTED",
-    "HELD",
     "INDEX_FOLDER",
     "MANIFEST_FILE",
     "MOST_MANIFEST_BYTES",
@@ -63,23 +59,20 @@ __all__ = [
     "growing_path",
     "head_of",
     "index_file",
-    "is_being_replaced",
     "is_manifest",
-    "is_older",
     "keys_file",
     "manifest_bytes",
-    "note_finished",
     "part_of",
-    "put_aside",
     "read_entries",
     "read_entry",
+    "read_versions",
+    "run_folder",
     "salvaged",
     "salvaged_shards",
     "shard_pattern",
     "shards_of",
     "summarized_fields",
     "tree_checksum",
-    "withdraw_manifest",
     "write_entry",
 ]
 
@@ -101,6 +94,8 @@ _LEAST_SHARED_BYTES = 32 << 20  # of a file that several threads read: 10 ms of 
 _MOST_THREADS = 8
 _READ_BYTES = 1 << 20
 _MOST = 1 << 62  # of any number: larger ones overflow where they are computed with
+_RUN_FOLDER = "run-[0-9][0-9][0-9][0-9][0-9]"
+_WAITING = re.compile(rf"\{WORK}/run-\d{{5}}/(?:{INDEX_FOLDER}/)?[\w.-]+\Z")
 
 
 def summarized_fields(features: Features, known: Statistics | None) -> dict[str, dict[str, Any]] | None:
@@ -235,7 +230,7 @@ class ShardInfo(_ListedFile):
     """One finished file.
 
     Attributes:
-        file: its name in the directory.
+        file: its name in the directory; its path below that while it waits for the name, see `Manifest.placed`.
         split: name of the split that it belongs to.
         num_rows: number of input rows that it accounts for: those that gave records, failed, or were left out.
         num_records: number of records in it.
@@ -308,7 +303,19 @@ class ShardInfo(_ListedFile):
     @property
     def name(self) -> str:
         """The file's name without its extension: NAME-SPLIT-XXXXX-of-YYYYY."""
-        return self.file.partition(".")[0]
+        return self.file.rpartition("/")[2].partition(".")[0]
+
+    @property
+    def extension(self) -> str:
+        """The file's extension, without a leading dot."""
+        return self.file.rpartition("/")[2].partition(".")[2]
+
+    def at(self, file: str, index_file: str) -> ShardInfo:
+        """Return the entry with the paths at which file and offsets are now, which are not those that it lists."""
+        found = copy.copy(self)
+        object.__setattr__(found, "file", file)
+        object.__setattr__(found, "index_file", index_file)
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as JSON values, without those that most entries lack."""
@@ -526,12 +533,14 @@ class IndexInfo(_ListedFile):
         num_bytes: size of the file.
         checksum: XXH3-128 digest of the file, 32 hex digits.
         kind: "index" for the rows, "keys" for the sorted hashes of their keys.
+        place: its path below the directory while it waits for its name, see `Manifest.placed`; "" otherwise.
     """
 
     split: str
     num_bytes: int
     checksum: str
     kind: str = "index"
+    place: str = ""
 
     def __post_init__(self) -> None:
         wrong = _wrong_fields(self)
@@ -541,9 +550,19 @@ class IndexInfo(_ListedFile):
             raise CorruptDataError(f"index entry {self.split!r}: {', '.join(wrong)} is not as datamat writes it")
 
     @property
+    def name(self) -> str:
+        """The path below the directory that it has, or waits for."""
+        return _INDEX_FILES[self.kind](self.split)
+
+    @property
     def file(self) -> str:
         """Its path below the directory."""
-        return _INDEX_FILES[self.kind](self.split)
+        return self.place or self.name
+
+    @property
+    def extension(self) -> str:
+        """The file's extension, without a leading dot."""
+        return self.kind
 
     def is_there(self, folder: pathlib.Path) -> bool:
         """Return True if a directory has this very file."""
@@ -560,6 +579,9 @@ class IndexInfo(_ListedFile):
 _INDEX_FILES = {"index": index_file, "keys": keys_file}
 """The files of the index of a split, by their kind, which is the extension of each."""
 
+
+_OF_INDEX = ("split", "num_bytes", "checksum", "kind")
+"""Fields of a file of the index that its entry has."""
 
 _RARE = frozenset({"inputs", "num_dropped", "num_dropped_records", "statistics"})
 """Fields of a shard that its entry has only where there is something to say."""
@@ -598,6 +620,9 @@ class Manifest:
         index: the files of the index: of each split its rows, and the hashes of their keys.
         ingredients: digests of what determined the output besides the rows; see `datamat.plan.job`.
         also: files with the same records in further formats, by name of the format, in the same order.
+        moving: where files wait that are listed and have not got their names yet, by the name: the place of each is
+            below the directory, too. The files are at one of both; see `datamat.directory.publication`.
+        going: files of the set before that are to be deleted: by its name the version that each had then.
     """
 
     name: str
@@ -611,6 +636,8 @@ class Manifest:
     index: tuple[IndexInfo, ...] = ()
     ingredients: Mapping[str, str] = dataclasses.field(default_factory=dict)
     also: Mapping[str, tuple[ShardInfo, ...]] = dataclasses.field(default_factory=dict)
+    moving: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    going: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def by_format(self) -> dict[str, tuple[ShardInfo, ...]]:
@@ -621,6 +648,48 @@ class Manifest:
     def all_files(self) -> tuple[ShardInfo, ...]:
         """Every file of every format."""
         return tuple(info for infos in self.by_format.values() for info in infos)
+
+    @property
+    def file_names(self) -> set[str]:
+        """The names of all files of the set: shards, offsets and index."""
+        return {name for info in self.all_files for name in (info.file, info.index_file)} | self.index_infos.keys()
+
+    def placed(self, folder: Folder) -> Manifest:
+        """Return the manifest as readers of a folder need it: with the path at which each moving file is now.
+
+        Of its name and the place where it waited, that counts where size and digests fit.
+        """
+        if not self.moving:
+            return self
+
+        def path_of(name: str, num_bytes: int, *ends: tuple[int, FilePart]) -> str:
+            if name not in self.moving:
+                return name
+            there = folder.stat(name)
+            is_there = there is not None and there.num_bytes == num_bytes
+            is_there = is_there and all(
+                part_of(folder.read_range(name, start, start + part.num_bytes)) == part for start, part in ends
+            )
+            return name if is_there else self.moving[name]
+
+        def shard_at(info: ShardInfo) -> ShardInfo:
+            ends = (0, info.head), (info.num_bytes - info.tail.num_bytes, info.tail)
+            return info.at(
+                path_of(info.file, info.num_bytes, *ends),
+                path_of(info.index_file, info.offsets.num_bytes, (0, info.offsets)),
+            )
+
+        def index_at(info: IndexInfo) -> IndexInfo:
+            path = path_of(info.name, info.num_bytes, (0, FilePart(info.num_bytes, info.checksum)))
+            return dataclasses.replace(info, place="" if path == info.name else path)
+
+        return dataclasses.replace(
+            self,
+            shards=tuple(map(shard_at, self.shards)),
+            also={name: tuple(map(shard_at, infos)) for name, infos in self.also.items()},
+            index=tuple(map(index_at, self.index)),
+            moving={},
+        )
 
     def of_format(self, name: str) -> Manifest:
         """Return the manifest that the directory would have with one of its formats alone.
@@ -636,8 +705,8 @@ class Manifest:
 
     @functools.cached_property
     def index_infos(self) -> dict[str, IndexInfo]:
-        """The entries of the files of the index, by their paths below the directory."""
-        return {info.file: info for info in self.index}
+        """The entries of the files of the index, by the paths that they have or wait for."""
+        return {info.name: info for info in self.index}
 
     @functools.cached_property
     def splits(self) -> dict[str, tuple[ShardInfo, ...]]:
@@ -729,8 +798,10 @@ class Manifest:
             "copies": dict(self.copies),
             "augmented": list(self.augmented),
             "made_by": dict(self.made_by),
-            "index": [dataclasses.asdict(info) for info in self.index],
+            "index": [{name: getattr(info, name) for name in _OF_INDEX} for info in self.index],
             "ingredients": dict(self.ingredients),
+            **({"moving": dict(self.moving)} if self.moving else {}),
+            **({"going": dict(self.going)} if self.going else {}),
             "shards": [shard.to_json() for shard in self.shards],
             # A list, because the order of formats matters, and that of keys is lost.
             "also": [
@@ -765,9 +836,11 @@ class Manifest:
             OutputError: there is no manifest, because the directory is not finished or not datamat's; or it cannot be
                 read.
             CorruptDataError: it is not as datamat writes it.
+
+        Files that have not got their names yet are listed with the paths where they are; see `placed`.
         """
         place = folder if isinstance(folder, Folder) else LocalFolder(pathlib.Path(expand_home(folder)))
-        return cls.parse(content_of_manifest(place), place.place(MANIFEST_FILE), strict=strict)
+        return cls.parse(content_of_manifest(place), place.place(MANIFEST_FILE), strict=strict).placed(place)
 
     @classmethod
     def parse(cls, content: bytes, path: str, *, strict: bool = True) -> Manifest:
@@ -796,7 +869,7 @@ class Manifest:
                 )
             if not DATASET_NAME.match(value["name"]):
                 raise ValueError(f"name {value['name']!r}")
-            return cls(
+            found = cls(
                 name=value["name"],
                 format=str(value["format"]),
                 features=Features.from_json(value["features"]),
@@ -811,11 +884,31 @@ class Manifest:
                     str(other["format"]): tuple(ShardInfo.from_json(shard) for shard in other["shards"])
                     for other in value["also"]
                 },
+                moving={str(name): str(place) for name, place in value.get("moving", {}).items()},
+                going={str(name): str(version) for name, version in value.get("going", {}).items()},
             )
+            found._check_places()
         except (KeyError, TypeError, AttributeError, ValueError, SchemaError) as error:
             raise CorruptDataError(
                 f"{path} is not a manifest of datamat ({error!r}); restore it or run again"
             ) from error
+        return found
+
+    def _check_places(self) -> None:
+        """Raise `ValueError` where it names places that no run gives: they would be moved, and names deleted."""
+        wrong = [name for name in (*self.moving, *self.going) if not _is_own_name(name)]
+        wrong += [place for place in self.moving.values() if not _WAITING.match(place)]
+        wrong += [info.place for info in self.index if info.place]
+        if wrong:
+            raise ValueError(f"moving or going {wrong[0]!r}")
+
+
+def _is_own_name(name: str) -> bool:
+    folder, _, last = name.rpartition("/")
+    kind = last.rpartition(".")[2]
+    if folder:
+        return folder == INDEX_FOLDER and kind in _INDEX_FILES
+    return is_shard_file(name)
 
 
 _PARSED: weakref.WeakValueDictionary[bytes, Manifest] = weakref.WeakValueDictionary()
@@ -909,16 +1002,12 @@ def shard_pattern(manifest: Manifest, split: str, shards: tuple[ShardInfo, ...])
 
 # ---------------------------------------------------------------- shard entries
 #
-# An entry for each finished shard that no manifest lists yet, or soon will not.
+# An entry for each finished shard that no manifest lists yet.
 #
-# An entry, `.datamat/shards/SHARD.json`, lists the files of the shard, one for each format, as the manifest will. It
-# is written atomically when all of them are complete, before they get their names. A shard that will replace others
-# waits for all of its kind: until then its entry is `.datamat/shards/held/SHARD.json`, and that of the shard whose name
-# it will take stays.
-
-
-HELD = "held"
-"""Folder, below that of the entries, for the entries of waiting shards."""
+# An entry, `SHARD.json`, lists the files of the shard, one for each format, as the manifest will, and the version of
+# each: a file that still has that was not written to since, and need not be read to be believed. It is written
+# atomically when all of them are complete, before they get their names. It lies in `.datamat/shards` where they get
+# them at once, and in the folder of the run, beside them, where they wait until a manifest is published.
 
 
 def growing_path(entries: pathlib.Path, file: str) -> pathlib.Path:
@@ -931,37 +1020,42 @@ def growing_path(entries: pathlib.Path, file: str) -> pathlib.Path:
     return entries / f"{file}.growing"
 
 
-def write_entry(entries: pathlib.Path, files: ShardFiles) -> None:
-    """Write the entry of a shard atomically."""
-    commit_json(entries / f"{files[0].name}.json", [info.to_json() for info in files])
+def run_folder(work: pathlib.Path) -> pathlib.Path:
+    """Return the folder, below a `.datamat`, for what waits until it is published: that of an unfinished run, if any.
+
+    It is there as long as a finished set is being changed.
+    """
+    return max(work.glob(_RUN_FOLDER), default=work / "run-00001")
 
 
-def is_older(path: pathlib.Path, entry: pathlib.Path, info: ShardInfo) -> bool:
-    """Return whether a file has the size and ends that its entry says, and was not written to since the entry was.
-
-    An entry is written once its files are complete and flushed, so such a file need not be read to be believed. Its
-    ends show whether it is that file: moving another there leaves no trace in its time.
+def write_entry(entries: pathlib.Path, files: ShardFiles, place: Callable[[str], pathlib.Path] | None = None) -> None:
+    """Write the entry of a shard atomically.
 
     Args:
-        path: path of the file.
-        entry: path of the entry.
-        info: what the entry says of the file.
-
-    Raises:
-        OSError: one of the two is not there.
-        CorruptDataError: the file is not a regular file.
+        entries: the folder that it goes into.
+        files: files of the shard.
+        place: returns where a file is now, given its name: it is complete and flushed. None for files that have to be
+            read before they are believed.
     """
-    found = os.stat(path)
-    is_older = found.st_size == info.num_bytes and found.st_mtime_ns < os.stat(entry).st_mtime_ns
-    return is_older and (is_stand_in(path) or not info.differences_of(path))
+    versions = {} if place is None else {info.file: version_of(place(info.file)) for info in files}
+    value = {"files": [info.to_json() for info in files], "versions": versions}
+    commit_json(entries / f"{files[0].name}.json", value)
 
 
 def read_entry(path: str | os.PathLike[str]) -> ShardFiles | None:
     """Return the files that an entry lists, or None where there is no whole entry."""
-    with contextlib.suppress(OSError, ValueError, TypeError):  # of JSON, and CorruptDataError, which is one
-        files = tuple(ShardInfo.from_json(value) for value in read_json(path))
-        return files or None
+    with contextlib.suppress(
+        OSError, ValueError, TypeError, LookupError
+    ):  # of JSON, and CorruptDataError, which is one
+        return tuple(ShardInfo.from_json(value) for value in read_json(path)["files"]) or None
     return None
+
+
+def read_versions(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Return the version of each file that an entry lists; none where there is no whole entry."""
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+        return dict(read_json(path)["versions"])
+    return {}
 
 
 def read_entries(entries: pathlib.Path) -> dict[str, ShardFiles]:
@@ -992,65 +1086,3 @@ def salvaged(content: bytes) -> list[ShardInfo]:
             value = json.loads(entry)
             found += [ShardInfo.from_json(value)] if "key_digest" in value else []
     return found
-
-
-def note_finished(folder: pathlib.Path, entries: pathlib.Path, files: Iterable[ShardInfo]) -> None:
-    """Note the finished shards, which stay visible with their manifest until their replacements are ready.
-
-    Args:
-        folder: folder that holds the manifest and the shards.
-        entries: folder that receives a copy of the manifest, to compare with, and an entry for each shard.
-        files: entries of the shards that are finished, in every format.
-    """
-    _write_entries(entries, files, written_ns=os.stat(folder / MANIFEST_FILE).st_mtime_ns)
-    with commit(entries / MANIFEST_FILE) as file:
-        file.write(manifest_bytes(folder))
-
-
-def withdraw_manifest(folder: pathlib.Path) -> None:
-    """Remove the manifest of a directory, of which there is a copy, because a shard that it lists changes now."""
-    (folder / MANIFEST_FILE).unlink(missing_ok=True)
-    fsync_folder(folder)
-
-
-def put_aside(folder: pathlib.Path, entries: pathlib.Path, files: Iterable[ShardInfo]) -> None:
-    """Move a manifest away that is wrong because it or a shard is damaged.
-
-    Args:
-        folder: folder that holds the manifest and the shards.
-        entries: folder that receives the manifest, for `status` to compare with, and an entry for each shard.
-        files: files of the shards that the next run takes as finished.
-    """
-    _write_entries(entries, files, written_ns=0)
-    with contextlib.suppress(FileNotFoundError):  # something else was in its place, and is gone
-        publish(folder / MANIFEST_FILE, entries / MANIFEST_FILE)
-    fsync_folder(folder)
-
-
-def is_being_replaced(folder: pathlib.Path, entries: pathlib.Path) -> bool:
-    """Return whether an unfinished run is replacing what the manifest of a directory lists."""
-    with contextlib.suppress(OSError, ValueError):
-        before = manifest_bytes(entries)
-        try:
-            return manifest_bytes(folder) == before
-        except FileNotFoundError:
-            return True
-    return False
-
-
-def _write_entries(entries: pathlib.Path, files: Iterable[ShardInfo], *, written_ns: int) -> None:
-    """Write an entry for each shard.
-
-    Args:
-        entries: folder of the entries.
-        files: files of the shards.
-        written_ns: when what they say was known to be true, as the time of the entries: a file that is older is not
-            read again; 0 has all of them read.
-    """
-    entries.mkdir(parents=True, exist_ok=True)
-    found = by_shard(files)
-    commit_many(
-        entries, ((f"{name}.json", render_json([info.to_json() for info in shard])) for name, shard in found.items())
-    )
-    for name in found:
-        os.utime(entries / f"{name}.json", ns=(written_ns, written_ns))

@@ -559,9 +559,10 @@ class _Examination:
 
 def _manifest_problems(folder: pathlib.Path, manifest: Manifest) -> list[Problem]:
     found = []
-    if manifest.render() != manifest_bytes(folder):
+    content = manifest_bytes(folder)
+    if Manifest.parse(content, MANIFEST_FILE, strict=False).render() != content:
         found.append(Problem(MANIFEST_FILE, "changed since it was written: it does not have its digest"))
-    if {info.file for info in manifest.index} != {
+    if manifest.index_infos.keys() != {
         name for split in manifest.splits for name in (index_file(split), keys_file(split))
     }:
         found.append(Problem(MANIFEST_FILE, "the splits of its index are not those of its shards"))
@@ -644,10 +645,10 @@ def _foreign(
     names: Collection[str], manifest: Manifest, formats: Iterable[ShardFormat], sidecars: Collection[str]
 ) -> list[str]:
     """Return files that the manifest does not know, under names that a reader by pattern would take."""
-    known = {name for info in manifest.all_files for name in (info.file, info.index_file)}
-    known |= {*sidecar_names(manifest), *sidecars}
+    known = {os.path.basename(name) for info in manifest.all_files for name in (info.file, info.index_file)}
+    known |= {*sidecar_names(manifest), *sidecars, *manifest.going}
     endings = tuple(f".{ending}" for ending in (*(made.extension for made in formats), "idx", "offsets"))
     mine = {name for name in names if name.startswith(f"{manifest.name}-") and name.endswith(endings)}
-    indexed = {info.file for info in manifest.index}
+    indexed = {*manifest.index_infos, *manifest.going}
     rows = {name for name in names if name.startswith(f"{INDEX_FOLDER}/") and name.endswith((".index", ".keys"))}
     return [*sorted(mine - known), *sorted(rows - indexed)]

@@ -200,6 +200,16 @@ class Folder(abc.ABC):
             raise AbsentError(f"{self.place(name)} cannot be copied: there is no such file")
         self.write(target, self.read(name, found.num_bytes))
 
+    def move(self, name: str, target: str) -> None:
+        """Give a file another name, under which what was there is replaced; raise as `copy` does.
+
+        Args:
+            name: name of the file.
+            target: its name afterwards.
+        """
+        self.copy(name, target)
+        self.delete(name)
+
     def delete(self, name: str) -> None:
         """Delete a file, if it is there; raise as `write` does where it cannot be deleted."""
         raise not_written(str(self))

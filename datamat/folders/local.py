@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 
-__all__ = ["LocalFolder", "expand_home", "look_anew", "open_regular", "read_regular", "regular_path"]
+__all__ = ["LocalFolder", "expand_home", "look_anew", "open_regular", "read_regular", "regular_path", "version_of"]
 
 _BLOCK_BYTES = 4 << 20
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -230,6 +230,13 @@ class LocalFolder(Folder):
             except OutputError:  # a file system without links, or a file of somebody else
                 self._written(target, "overwrite", lambda file: shutil.copyfileobj(source, file, _BLOCK_BYTES))
 
+    def move(self, name: str, target: str) -> None:
+        with self._inside(name, make=False) as (source, first):
+            if not _is_there(first, source):
+                raise AbsentError(f"{self.place(name)} is not there")
+            with self._inside(target, make=True) as (place, last):
+                os.rename(first, last, src_dir_fd=source, dst_dir_fd=place)
+
     def delete(self, name: str) -> None:
         with contextlib.suppress(AbsentError), self._inside(name, make=False) as (place, last):
             os.unlink(last, dir_fd=place)
@@ -329,6 +336,11 @@ class LocalFolder(Folder):
         return kinds.get(error.errno or 0, OutputError)(f"{said}; let this process read it")
 
 
+def version_of(path: str | os.PathLike[str]) -> str:
+    """Return the version of a file on the disk, as its folder says it; raise `OSError` where there is none."""
+    return _stat_of(os.stat(path)).version
+
+
 def _stat_of(found: os.stat_result) -> Stat:
     return Stat(found.st_size, f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}")
 
@@ -406,6 +418,12 @@ def _alone(place: int, name: str) -> Iterator[None]:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=place)  # before it is free: who waits for it sees that it is gone
             return
+
+
+def _is_there(name: str, place: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return stat.S_ISREG(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode)
+    return False
 
 
 def _has_name(descriptor: int, place: int, name: str) -> bool:

@@ -15,14 +15,13 @@ from datamat.directory.index_files import DIGEST, SIZE, IndexTable, MappedKeys, 
 from datamat.directory.keys import RecordKey, records_by_row, stored_keys
 from datamat.directory.manifest import (
     CONVERTED,
-    HELD,
     Manifest,
     by_shard,
     growing_path,
     index_file,
-    is_being_replaced,
     keys_file,
     read_entries,
+    run_folder,
 )
 from datamat.errors import CorruptDataError, OutputError, count_of, join_problems
 from datamat.features import Numbers, Statistics
@@ -53,7 +52,6 @@ __all__ = [
     "find_changes",
     "find_loss",
     "find_reusable",
-    "held_shards",
     "index_reader",
     "known_shards",
     "lost_files",
@@ -65,6 +63,7 @@ __all__ = [
     "read_snapshot",
     "render_snapshot",
     "short_name",
+    "waiting_shards",
     "write_snapshot",
 ]
 
@@ -244,25 +243,21 @@ def known_shards(output: pathlib.Path, work: pathlib.Path) -> tuple[Manifest | N
     """Return what is known of the finished shards of a directory, by name, whether its run is finished or not.
 
     Returns:
-        The manifest, or the one that was there before the run that is under way; and the files of each shard.
+        The manifest, and the files of each shard that it lists; without one, those of an unfinished run.
     """
     with contextlib.suppress(OutputError, CorruptDataError):
         manifest = Manifest.read(output, strict=False)
-        known = read_entries(work / "shards") if is_being_replaced(output, work / "shards") else {}
-        return manifest, {**by_shard(manifest.all_files), **known}
-    known = read_entries(work / "shards")
-    with contextlib.suppress(OutputError, CorruptDataError):
-        return Manifest.read(work / "shards", strict=False), known
-    return None, known
+        return manifest, by_shard(manifest.all_files)
+    return None, read_entries(work / "shards")
 
 
-def held_shards(work: pathlib.Path, shards: Iterable[ShardSpec | PlannedShard]) -> dict[str, ShardFiles]:
-    """Return the files of the shards that an unfinished run holds ready, by shard name, without opening them."""
-    held = read_entries(work / "shards" / HELD)
+def waiting_shards(work: pathlib.Path, shards: Iterable[ShardSpec | PlannedShard]) -> dict[str, ShardFiles]:
+    """Return the files of the shards that wait to be published, by shard name, without opening them."""
+    waiting = read_entries(run_folder(work))
     return {
         shard.name: files
         for shard in shards
-        if (files := held.get(shard.name)) and all(info.fingerprint == shard.fingerprint for info in files)
+        if (files := waiting.get(shard.name)) and all(info.fingerprint == shard.fingerprint for info in files)
     }
 
 
@@ -273,12 +268,12 @@ def find_changes(planned: PlannedJob) -> list[ShardChange]:
         planned: source and options as they are now, and the directory.
     """
     manifest, known = known_shards(planned.job.output, planned.job.work)
-    held = held_shards(planned.job.work, planned.plan.shards)
+    waiting = waiting_shards(planned.job.work, planned.plan.shards)
     comparison = None if manifest is None else _Comparison(planned, manifest)
     found = []
     for shard in planned.plan.shards:
         files = known.get(shard.name, ())
-        if shard.name in held and planned.inputs.stand(shard, held[shard.name]):
+        if shard.name in waiting and planned.inputs.stand(shard, waiting[shard.name]):
             reasons = []
         elif files and planned.inputs.stand(shard, files):
             place = planned.job.output, planned.job.work

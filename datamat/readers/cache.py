@@ -502,7 +502,7 @@ def _reserve(file: BinaryIO, num_bytes: int) -> None:
 
 
 def _name_of(info: ShardInfo | IndexInfo) -> str:
-    return f"{info.checksum}.{info.file.partition('.')[2]}"
+    return f"{info.checksum}.{info.extension}"
 
 
 def _clear(path: pathlib.Path) -> None:

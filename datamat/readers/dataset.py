@@ -984,7 +984,7 @@ def load(
     """
     folder = open_folder(path, storage_options)
     content = content_of_manifest(folder)
-    found = Manifest.parse(content, folder.place(MANIFEST_FILE))
+    found = Manifest.parse(content, folder.place(MANIFEST_FILE)).placed(folder)
     manifest = found.of_format(format or found.format)
     if split is not None and split not in manifest.splits:
         raise OptionError(f"{folder} has no split {split!r}; it has {', '.join(manifest.splits) or 'none'}")

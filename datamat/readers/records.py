@@ -388,8 +388,8 @@ class _KeysFile:
         loaded: Loaded | None,
     ) -> None:
         self._folder = folder
-        self._name = keys_file(split)
-        self._info = manifest.index_infos.get(self._name)
+        self._info = manifest.index_infos.get(keys_file(split))
+        self._name = keys_file(split) if self._info is None else self._info.file
         self._num_rows = sum(info.num_rows for info in manifest.splits[split])
         self._records = records
         self._starts = starts
@@ -482,8 +482,8 @@ class _IndexFile:
         self, folder: Folder, split: str, manifest: Manifest, store: ShardStore | None, loaded: Loaded | None
     ) -> None:
         self._folder = folder
-        self._name = index_file(split)
-        self._info = manifest.index_infos.get(self._name)
+        self._info = manifest.index_infos.get(index_file(split))
+        self._name = index_file(split) if self._info is None else self._info.file
         self._num_rows = sum(info.num_rows for info in manifest.splits[split])
         self._store = store
         self._loaded = loaded
@@ -667,7 +667,7 @@ class ShardOpener:
     def named(self, info: ShardInfo, error: CorruptDataError) -> CorruptDataError:
         """Return an error with the name of the shard in place of that of its copy."""
         text = str(error)
-        name = f"{info.checksum}.{info.file.partition('.')[2]}"
+        name = f"{info.checksum}.{info.extension}"
         said = re.sub(rf"\S*{re.escape(name)}(?:\.part)?", lambda _: self.folder.place(info.file), text)
         return error if said == text else CorruptDataError(said)
 

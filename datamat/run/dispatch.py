@@ -40,7 +40,7 @@ from datamat.plan.plan import PartSpec, ShardSpec
 from datamat.run.limits import raise_swallowed
 from datamat.run.receipts import DamagedPartError, Receipt, Sealed, part_folder, read_receipt
 from datamat.run.shards import remove_folder
-from datamat.run.upload import Uploaded, UploadTask, upload
+from datamat.run.upload import StoredShard, UploadTask, upload
 from datamat.run.worker import LEAST_CALL_S, RowMark, set_up_process
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ _MOST_UNBEGUN = 8
 Task: TypeAlias = PartSpec | ShardSpec | UploadTask
 """What a worker has to do: make a part, seal a shard, or upload one."""
 
-Result: TypeAlias = Receipt | Sealed | Uploaded
+Result: TypeAlias = Receipt | Sealed | StoredShard
 
 
 class Tasks(Protocol):
@@ -428,7 +428,7 @@ class PartQueue:
                     self._feed.beat()
                 for result in self._next(executor):
                     yield result
-                    if isinstance(result, Uploaded):
+                    if isinstance(result, StoredShard):
                         self._disk.measure()
                 if self._deadline.has_come and (self._under_way or self._waiting or self._to_seal or self._to_upload):
                     self.stopped = "deadline"

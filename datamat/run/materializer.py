@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from datamat.plan.job import Job
     from datamat.run.dispatch import Tasks
     from datamat.run.receipts import Sealed
+    from datamat.run.repair import Wanted
     from datamat.run.report import RunReport
     from datamat.run.run import Mode
     from datamat.run.worker import PartWorker
@@ -373,8 +374,7 @@ class Materializer:
             if (found := output_status(job)).state == "damaged":
                 return found
             with laid_out(job) as (copied, remote), copied.planned() as planned:
-                remote.note_made(planned.plan, session_of(job).made())
-                remote.adopt(planned.plan)
+                remote.adopt(planned.plan, session_of(job).made())
                 return compared_status(planned)
         except SourceError as error:
             return dataclasses.replace(output_status(job), note=f"the source cannot be compared: {error}")
@@ -420,8 +420,10 @@ class Materializer:
             SampleError, SourceError, OutputLockedError: as for `run`.
         """
         from datamat.directory.files import locked
+        from datamat.directory.publication import finish_publication
         from datamat.directory.verify import verify
-        from datamat.run.repair import end_repair, prepare_repair
+        from datamat.folders import LocalFolder
+        from datamat.run.repair import prepare_repair
 
         how = RunOptions.of(options, "repair", WorkKeywords.__annotations__)
         how = dataclasses.replace(how, existing="replace")
@@ -432,27 +434,23 @@ class Materializer:
         report = None
         for _ in range(_MOST_ROUNDS):
             with job.planned() as planned, locked(work / "lock"):
-                end_repair(output, work)  # one that was killed
+                finish_publication(LocalFolder(output))
                 found = verify(output)
                 if report is not None and found.ok:
                     return report
                 for problem in found.problems:
                     how.logger.warning("%s", problem)
-                prepare_repair(planned, found)
-            try:
-                report = start(job, self._traveller, mode="repair")
-            except BaseException:
-                with contextlib.suppress(OutputError), locked(work / "lock"):
-                    end_repair(output, work)
-                raise
+                wanted = prepare_repair(planned, found)
+            report = start(job, self._traveller, mode="repair", wanted=wanted)
             if found.ok:
                 return report
         raise OutputError(f"{verify(output)}\nstill so after {_MOST_ROUNDS} repairs; test memory and disk")
 
     def _repair_stored(self, job: Job, store: Folder) -> datamat.RunReport:
         from datamat.directory.files import locked
+        from datamat.directory.publication import finish_publication
         from datamat.directory.verify import examine
-        from datamat.run.repair import end_repair, prepare_stored_repair
+        from datamat.run.repair import prepare_stored_repair
         from datamat.run.run import work_folder
         from datamat.run.slices import session_of
 
@@ -466,13 +464,12 @@ class Materializer:
             for problem in found.problems:
                 logger.warning("%s: %s", store, problem)
             with locked(work / "lock"):
-                end_repair(job.output, work)  # one that was killed
-                aside = prepare_stored_repair(job, store, found)
+                finish_publication(store)
+                aside, wanted = prepare_stored_repair(job, store, found)
             try:
-                report = start(job, self._traveller, mode="repair")
+                report = start(job, self._traveller, mode="repair", wanted=wanted)
             except BaseException:
                 with contextlib.suppress(OutputError), locked(work / "lock"):
-                    end_repair(job.output, work)
                     aside.restore()
                 raise
             aside.drop()
@@ -628,7 +625,12 @@ class _Given:
 
 
 def start(
-    job: Job, tasks_of: Callable[[Job], Tasks], *, mode: Mode = "make", lease_s: float | None = None
+    job: Job,
+    tasks_of: Callable[[Job], Tasks],
+    *,
+    mode: Mode = "make",
+    lease_s: float | None = None,
+    wanted: Wanted | None = None,
 ) -> RunReport:
     """Run a job, as `Materializer.run` and `convert` do: alone, or as one of several tasks that share its output.
 
@@ -637,10 +639,12 @@ def start(
         tasks_of: returns the bound methods that travel to the workers of a job; they find the rows in `.datamat/rows`.
         mode: what the run is for.
         lease_s: how long another task may seem dead, in seconds, before this one takes its shards; None for a minute.
+        wanted: what must come out, of a repair.
     """
     from datamat.parallel.byvalue import run_top_level_once
     from datamat.parallel.tasks import warned_once
     from datamat.run.limits import interrupted, signals_raised
+    from datamat.run.repair import NOTHING_WANTED
     from datamat.run.run import run_job, run_task
     from datamat.run.slices import LEASE_S, TaskNumber
 
@@ -650,7 +654,7 @@ def start(
     with warned_once(), signals_raised():
         try:
             if how.task_index is None or how.num_tasks is None:
-                return run_job(job, tasks_of(job), mode=mode)
+                return run_job(job, tasks_of(job), mode=mode, wanted=wanted or NOTHING_WANTED)
             return run_task(job, tasks_of, TaskNumber(how.task_index, how.num_tasks, lease_s or LEASE_S))
         except SampleError as error:
             fold(error)

@@ -21,20 +21,18 @@ numbers of their rows in the index, uint32 (uint64 beyond 2**32 rows), little-en
 from __future__ import annotations
 
 import bisect
-import contextlib
 import functools
 import os
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 
-from datamat.directory.files import commit, fsync_folder
+from datamat.directory.files import commit, publish
 from datamat.directory.index_files import DIGEST, KIND, SIZE, column_of_field
 from datamat.directory.keys import packed_hashes
-from datamat.directory.manifest import INDEX_FOLDER, IndexInfo, index_file, keys_file
-from datamat.errors import CorruptDataError, OutputError
+from datamat.directory.manifest import IndexInfo, index_file, keys_file
+from datamat.errors import OutputError
 
 if TYPE_CHECKING:
     import pathlib
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
 __all__ = ["write_index_files"]
 
 _GROUP_ROWS = 65_536
-_READ_BYTES = 1 << 20
 
 
 _NULLABLE = {"int": np.int64, "float": np.float64, "bool": np.bool_}
@@ -64,10 +61,10 @@ def write_index_files(
     inputs: Callable[[ShardSpec], np.ndarray],
     *,
     through: pathlib.Path,
-    before: Iterable[str] = (),
+    place: Callable[[IndexInfo], pathlib.Path],
     wanted: Iterable[IndexInfo] = (),
 ) -> tuple[IndexInfo, ...]:
-    """Write the index of every split, remove those of splits that are no more, and return what the manifest says of it.
+    """Write the index of every split, and return what the manifest says of it.
 
     Args:
         output: directory of the finished shards.
@@ -76,14 +73,13 @@ def write_index_files(
         infos: the finished shards, as in the plan.
         inputs: returns, for a shard, what the input files of its rows held, as `INPUT` (rows, file fields).
         through: folder for the temporary files.
-        before: the splits that the last manifest has an index of.
+        place: returns the folder that a file goes into: that directory, or one where it waits until it is published.
         wanted: files that are to be as they were: one that is stays, and one that does not come out so is not written.
 
     Raises:
         OutputError: a file came out as another than was wanted.
     """
-    folder = output / INDEX_FOLDER
-    folder.mkdir(exist_ok=True)
+    known = {info.name: info for info in wanted}
     by_name = {info.name: info for info in infos}
     written = []
     for split, shards in groupby(plan.shards, key=lambda shard: shard.split):
@@ -93,38 +89,24 @@ def write_index_files(
             keys_file(split): functools.partial(_write_keys, store=store, shards=specs),
         }
         for name, write in files.items():
-            path = output / name
-            like = {info.file: info for info in wanted}.get(name)
-            if like is None or not _is_same(path, like):
-                with commit(path, through=through) as file:
-                    write(file)
-                    file.flush()
-                    if like is not None and _digest_so_far(file) != like.checksum:
-                        raise OutputError(
-                            f"{path} cannot be repaired: source and packages give other bytes than those of the "
-                            "manifest; give back what has changed, or remove manifest.json and run again"
-                        )
-            written.append(IndexInfo.of_file(path))
-    for split in set(before) - plan.splits.keys():
-        for name in (index_file(split), keys_file(split)):
-            (output / name).unlink(missing_ok=True)
-    fsync_folder(folder)
+            like = known.get(name)
+            if like is not None and like.is_there(output):
+                written.append(like)
+                continue
+            made = through / os.path.basename(name)
+            with commit(made) as file:
+                write(file)
+            info = IndexInfo.of_file(made)
+            if like not in (None, info):
+                raise OutputError(
+                    f"{output / name} cannot be repaired: source and packages give other bytes than those of the "
+                    "manifest; give back what has changed, or remove manifest.json and run again"
+                )
+            path = place(info) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            publish(made, path)
+            written.append(info)
     return tuple(written)
-
-
-def _digest_so_far(file: BinaryIO) -> str:
-    """Return the digest of a file that is open for reading, too, and has no name yet."""
-    digest, done = xxhash.xxh3_128(), 0
-    while block := os.pread(file.fileno(), _READ_BYTES, done):
-        digest.update(block)
-        done += len(block)
-    return digest.hexdigest()
-
-
-def _is_same(path: pathlib.Path, info: IndexInfo) -> bool:
-    with contextlib.suppress(OSError, CorruptDataError):
-        return info.is_whole(path)
-    return False
 
 
 def _write_split(

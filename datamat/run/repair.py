@@ -1,16 +1,17 @@
 """Brings a damaged directory back to what its manifest says, by rebuilding only what is damaged.
 
-    verify ──> damaged files ──> prepare_repair: what is whole stays and keeps its entry, the manifest is put aside
-      ^                                 └──> run() makes the rest, index files too ── compared with `wanted` ──┐
-      └──────────── until nothing is damaged ────────────────────────────────────── the manifest is put back <─┘
+    verify ──> damaged files ──> prepare_repair: what must come out ──> run() makes what is damaged, index files too
+      ^                                                                                    │
+      └──────────── until nothing is damaged <── files get their names where they are what the manifest lists
+
+The manifest stays, and a shard or an index that comes out with other bytes than it lists never gets its name. A
+manifest that is damaged is written again from what can still be read of it, and from the source.
 
 Of a damaged shard, the parts that are intact in every format are copied to `.datamat/parts`, each with a receipt, as an
 interrupted run leaves them: the run then makes the damaged ones alone, and joins all of them to a new file.
 
-`.datamat/shards/repair` keeps what the manifest said about the bytes until the end: a shard or an index that comes out
-with other bytes never gets its name, and the old entry stays. Offsets need no source: they are found again in their
-shard. Files that belong to nothing are moved to `.datamat/quarantine/foreign`, not deleted; links leave a note there of
-where they led.
+Offsets need no source: they are found again in their shard. Files that belong to nothing are moved to
+`.datamat/quarantine/foreign`, not deleted; links leave a note there of where they led.
 
 In a store, whatever is damaged is copied to `.datamat/quarantine/damaged` and deleted: the run misses it, and makes the
 shard again. The copy goes once that is there; if it does not come, the copy gets its name back.
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
-from datamat.directory.files import WORK, commit, commit_json, fsync_folder, publish, read_json
+from datamat.directory.files import WORK, commit, fsync_folder
 from datamat.directory.keys import KeyDigest, row_runs, stored_key
 from datamat.directory.manifest import (
     MANIFEST_FILE,
@@ -38,7 +39,6 @@ from datamat.directory.manifest import (
     file_names,
     index_file,
     keys_file,
-    put_aside,
     salvaged,
     salvaged_shards,
 )
@@ -50,7 +50,7 @@ from datamat.plan.changes import find_changes
 from datamat.plan.inputs import content_digest
 from datamat.run.receipts import PartInfo, Receipt, part_path, replace_file, write_receipt
 from datamat.run.shards import GrowingShard
-from datamat.run.upload import RemoteOutput, forget_objects, note_uploaded
+from datamat.run.upload import RemoteOutput, note_uploaded
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -67,25 +67,22 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "NOTHING_WANTED",
     "DamagedObjects",
     "OtherBytesError",
     "Wanted",
-    "end_repair",
     "prepare_repair",
     "prepare_stored_repair",
-    "read_wanted",
     "repair_without_source",
     "set_aside",
 ]
 
 _DAMAGED, _FOREIGN = f"{WORK}/quarantine/damaged", f"{WORK}/quarantine/foreign"
-_WANTED = "repair"
-"""The file, among the entries, that says what a repair has to come to."""
 _COPY_BYTES = 1 << 20
 
 
-def prepare_repair(planned: PlannedJob, report: VerifyReport) -> None:
-    """Prepare a damaged directory so that the next run rebuilds what is damaged, and nothing else.
+def prepare_repair(planned: PlannedJob, report: VerifyReport) -> Wanted:
+    """Prepare a damaged directory for a run that rebuilds what is damaged, and nothing else; return what that wants.
 
     Args:
         planned: job with its rows and its plan, which must equal those of the directory.
@@ -102,16 +99,14 @@ def prepare_repair(planned: PlannedJob, report: VerifyReport) -> None:
     damaged -= _set_strangers_aside(planned, damaged)
     if manifest:
         damaged -= _repair_offsets(output, damaged)
-    if damaged:  # the run reads the checksums of files that it must not touch
-        hurt = {info.name for info in infos if {info.file, info.index_file} & damaged}
-        entries = planned.job.work / "shards"
-        _write_wanted(output, entries, infos, manifest)
-        put_aside(output, entries, [info for info in infos if info.name not in hurt])
-        if manifest:
-            files = by_shard(infos)
-            for shard in planned.plan.shards:
-                if shard.name in hurt:
-                    _keep_intact_parts(planned, shard, files[shard.name])
+    hurt = {info.name for info in infos if {info.file, info.index_file} & damaged}
+    if manifest:
+        files = by_shard(infos)
+        for shard in planned.plan.shards:
+            if shard.name in hurt:
+                _keep_intact_parts(planned, shard, files[shard.name])
+        return Wanted.of(manifest, hurt)
+    return Wanted({info.file: (info.fingerprint, _checksums(output, info)) for info in infos})
 
 
 @frozen()
@@ -139,13 +134,16 @@ class DamagedObjects:
             self.store.delete(f"{_DAMAGED}/{name}")
 
 
-def prepare_stored_repair(job: Job, store: Folder, report: VerifyReport) -> DamagedObjects:
-    """Prepare a damaged output in a store so that the next run rebuilds what is damaged; while the job is locked.
+def prepare_stored_repair(job: Job, store: Folder, report: VerifyReport) -> tuple[DamagedObjects, Wanted]:
+    """Prepare a damaged output in a store for a run that rebuilds what is damaged; while the job is locked.
 
     Args:
         job: the job, whose output is the scratch folder.
         store: the store.
         report: damage that `verify` found.
+
+    Returns:
+        What waits in quarantine for that run, and what must come out of it.
 
     Raises:
         OutputError: source or options have changed, so what was damaged cannot come back as it was.
@@ -155,40 +153,27 @@ def prepare_stored_repair(job: Job, store: Folder, report: VerifyReport) -> Dama
         # What they say is compared with the store by the run, and byte for byte when this is verified again.
         content = store.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES) or b""
         note_uploaded(store, by_shard(salvaged(content)).values())
-        return _set_objects_aside(store, {MANIFEST_FILE})
-    remote = RemoteOutput(store, job.output, job.how.logger)
-    remote.begin()
+        (job.output / MANIFEST_FILE).unlink(missing_ok=True)
+        return _set_objects_aside(store, {MANIFEST_FILE}), NOTHING_WANTED
+    RemoteOutput(store, job.output, job.how.logger).begin()
     manifest = Manifest.read(job.output)
     shards = by_shard(manifest.all_files)
     with job.planned() as planned:
         _check_unchanged(planned, list(manifest.all_files))
-    ours = {name for files in shards.values() for info in files for name in (info.file, info.index_file)}
-    ours |= {info.file for info in manifest.index} | sidecar_names(manifest) | known_sidecars(job.output)
+    ours = manifest.file_names | sidecar_names(manifest) | known_sidecars(job.output)
     for name in sorted(damaged - ours):
-        store.copy(name, f"{_FOREIGN}/{name}")
-        store.delete(name)
-    hurt = {name for name, files in shards.items() if {info.file for info in files} & damaged}
-    hurt |= {name for name, files in shards.items() if {info.index_file for info in files} & damaged}
-    # A run looks for shards, and uploads the offsets of those that it makes.
+        store.move(name, f"{_FOREIGN}/{name}")
+    hurt = {name for name, files in shards.items() if {one for i in files for one in (i.file, i.index_file)} & damaged}
+    # A run makes shards again that are not there, with their offsets.
     gone = damaged & ours | {info.file for name in hurt for info in shards[name]}
-    for name in gone:
-        (job.output / name).unlink(missing_ok=True)
-    if hurt:
-        entries = job.work / "shards"
-        _write_wanted(job.output, entries, list(manifest.all_files), manifest)
-        with commit(entries / MANIFEST_FILE) as file:
-            file.write(manifest.render())
-    return _set_objects_aside(store, gone)
+    return _set_objects_aside(store, gone), Wanted.of(manifest, hurt)
 
 
 def _set_objects_aside(store: Folder, names: set[str]) -> DamagedObjects:
-    """Move objects to quarantine, as far as they are there, and forget what they were."""
+    """Move objects to quarantine, as far as they are there."""
     there = tuple(name for name in sorted(names) if store.stat(name) is not None)
     for name in there:
-        store.copy(name, f"{_DAMAGED}/{name}")
-    forget_objects(store, names)
-    for name in there:
-        store.delete(name)
+        store.move(name, f"{_DAMAGED}/{name}")
     return DamagedObjects(store, there)
 
 
@@ -302,12 +287,20 @@ class Wanted:
     Attributes:
         files: fingerprint of each file, and the checksums of which it must have one.
         index: size and checksum that each file of the index must have.
-        manifest: manifest to restore at the end; None where it is not known.
+        manifest: the manifest, which is to stay; None where it is damaged.
+        hurt: names of the shards that are damaged, whatever their sizes and ends say.
     """
 
     files: Mapping[str, tuple[str, tuple[str, ...]]] = dataclasses.field(default_factory=dict)
     index: tuple[IndexInfo, ...] = ()
     manifest: Manifest | None = None
+    hurt: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, manifest: Manifest, hurt: Iterable[str]) -> Wanted:
+        """Return what a repair wants by a manifest that is whole."""
+        files = {info.file: (info.fingerprint, (info.checksum,)) for info in manifest.all_files}
+        return cls(files, manifest.index, manifest, frozenset(hurt))
 
     def judge(self, files: ShardFiles) -> None:
         """Raise `OtherBytesError` if the files of a shard have other bytes than before."""
@@ -326,35 +319,12 @@ class Wanted:
         return set(files) == set(self.manifest.all_files)
 
 
+NOTHING_WANTED = Wanted()
+"""What a run wants that is no repair."""
+
+
 class OtherBytesError(OutputError):
     """The rebuilt bytes differ from the original ones."""
-
-
-def read_wanted(work: pathlib.Path) -> Wanted:
-    """Return the result that the repair under way must reach; an empty one where there is no repair.
-
-    Raises:
-        OSError: it cannot be read, so nothing would be compared with it.
-    """
-    entries = work / "shards"
-    with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
-        value = read_json(entries / _WANTED)
-        files = {name: (fingerprint, tuple(checksums)) for name, (fingerprint, checksums) in value["files"].items()}
-        if not value["is_told"]:
-            return Wanted(files)
-        if (entries / MANIFEST_FILE).exists():  # else it was killed before it put that aside
-            manifest = Manifest.read(entries)
-            return Wanted(files, manifest.index, manifest)
-    return Wanted()
-
-
-def end_repair(output: pathlib.Path, work: pathlib.Path) -> None:
-    """Restore the manifest of a repair that did not finish: it is as true as it was before."""
-    entries = work / "shards"
-    if (entries / _WANTED).exists() and (entries / MANIFEST_FILE).is_file():
-        if not os.path.lexists(output / MANIFEST_FILE):
-            publish(entries / MANIFEST_FILE, output / MANIFEST_FILE)
-        (entries / _WANTED).unlink()
 
 
 def set_aside(output: pathlib.Path, work: pathlib.Path, name: str) -> None:
@@ -386,19 +356,11 @@ def _note_link(path: str | os.PathLike[str], note: str | os.PathLike[str]) -> bo
     return True
 
 
-def _write_wanted(
-    output: pathlib.Path, entries: pathlib.Path, infos: Sequence[ShardInfo], manifest: Manifest | None
-) -> None:
-    """Note which bytes must be there; if the manifest is damaged and may be wrong, those on disk are accepted, too."""
-    files = {}
-    for info in infos:
-        checksums = [info.checksum]
-        if manifest is None:
-            with contextlib.suppress(OSError, CorruptDataError):
-                checksums.append(info.checksum_of(regular_path(output, info.file)))
-        files[info.file] = (info.fingerprint, checksums)
-    entries.mkdir(parents=True, exist_ok=True)
-    commit_json(entries / _WANTED, {"is_told": manifest is not None, "files": files})
+def _checksums(output: pathlib.Path, info: ShardInfo) -> tuple[str, ...]:
+    """Return which bytes a file may have where the manifest is damaged and may be wrong: those on disk, too."""
+    with contextlib.suppress(OSError, CorruptDataError):
+        return info.checksum, info.checksum_of(regular_path(output, info.file))
+    return (info.checksum,)
 
 
 def repair_without_source(output: pathlib.Path) -> tuple[list[str], VerifyReport]:

@@ -17,7 +17,6 @@ from datamat.directory.files import (
     check_lock,
     disk_errors_explained,
     empty_folder,
-    fsync_folder,
     lock_holder,
     locked,
     refuse_links,
@@ -25,25 +24,24 @@ from datamat.directory.files import (
 from datamat.directory.keys import ShardName
 from datamat.directory.ledger import LEDGER_FILE, read_ledger
 from datamat.directory.manifest import (
-    HELD,
     INDEX_FOLDER,
     MANIFEST_FILE,
     MOST_MANIFEST_BYTES,
+    IndexInfo,
     Manifest,
     by_shard,
-    growing_path,
     index_file,
-    is_being_replaced,
     keys_file,
-    note_finished,
-    put_aside,
     read_entries,
+    run_folder,
     salvaged_shards,
-    withdraw_manifest,
+    write_entry,
 )
-from datamat.directory.sidecars.exporting import known_sidecars, sidecar_names, withdraw_sidecars, write_sidecars
+from datamat.directory.publication import finish_publication, publish_manifest, version_there
+from datamat.directory.sidecars.exporting import sidecar_names, withdraw_sidecars, write_sidecars
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError, count_of, join_problems
 from datamat.events import PartDamaged, PlanMade, RunEnded, SampleRecovered, ShardFinished
+from datamat.folders import LocalFolder
 from datamat.folders.local import look_anew
 from datamat.options import option
 from datamat.plan.changes import (
@@ -65,12 +63,12 @@ from datamat.run.limits import DiskLimit, ErrorLimit
 from datamat.run.publish import write_index_files
 from datamat.run.quarantine import kept_names, release, safe_name
 from datamat.run.receipts import DamagedPartError, Sealed, part_folder
-from datamat.run.repair import OtherBytesError, read_wanted
+from datamat.run.repair import NOTHING_WANTED, OtherBytesError
 from datamat.run.report import reporting
-from datamat.run.shards import ShardBuilder, begin_run
+from datamat.run.shards import ShardBuilder, begin_run, remove_waiting
 from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, session_of, task_folder
 from datamat.run.targets import claim_names, refuse_own_source
-from datamat.run.upload import StoredShard, Uploaded, UploadTask, opened_output
+from datamat.run.upload import StoredShard, UploadTask, opened_output
 
 if TYPE_CHECKING:
     import pathlib
@@ -87,6 +85,7 @@ if TYPE_CHECKING:
     from datamat.plan.plan import PartSpec, ShardSpec
     from datamat.run.dispatch import Feed, Tasks
     from datamat.run.receipts import Receipt
+    from datamat.run.repair import Wanted
     from datamat.run.report import RunEvents, RunReport
     from datamat.run.upload import RemoteOutput
 
@@ -209,7 +208,7 @@ def judge_existing(planned: PlannedJob, finished: Finished) -> None:
     num_rows = _num_rows(known, again)
     if not again or (existing != "refuse" and num_rows <= _SILENT_SHARE * _num_rows(known, known)):
         return
-    if existing != "refuse" and is_being_replaced(output, job.work / "shards"):
+    if existing != "refuse" and manifest is not None and run_folder(job.work).exists():
         return  # the unfinished run that this one continues has warned
     share = num_rows / max(_num_rows(known, known), 1)
     made = ""
@@ -262,11 +261,8 @@ def _reasons(
 #     manifest, entries, receipts of earlier runs ──> missing parts ──> PartQueue ──> receipts ──> shards ──> manifest
 #
 # The order of the last steps keeps a directory honest: shards are flushed and named, then the index files, and the
-# manifest last. Before a shard that a manifest lists is replaced, that manifest is removed.
-#
-# So that no reader ever sees shards of two plans together, new ones that replace others wait without a name until the
-# whole plan is finished. Until then the old ones stay, with their manifest. Then the manifest and all old shards are
-# removed, and only then do the new ones get their names.
+# manifest last. What would take the place of something that is published or visible waits until the whole plan is
+# finished, and is then published by one write, see `datamat.directory.publication`: until then the old set is whole.
 
 
 Mode: TypeAlias = Literal["make", "finalize", "repair"]
@@ -278,7 +274,9 @@ _MOMENT_S = 0.5  # between two looks at who writes the manifest
 _MOST_DAMAGED = 3  # times that one part may turn out damaged before it is no accident
 
 
-def run_job(job: Job, tasks: Tasks, *, mode: Mode = "make", task: TaskNumber | None = None) -> RunReport:
+def run_job(
+    job: Job, tasks: Tasks, *, mode: Mode = "make", task: TaskNumber | None = None, wanted: Wanted = NOTHING_WANTED
+) -> RunReport:
     """Lock the output, index the source, make the plan, and run it.
 
     Args:
@@ -286,6 +284,7 @@ def run_job(job: Job, tasks: Tasks, *, mode: Mode = "make", task: TaskNumber | N
         tasks: the bound methods that travel to the workers; they find the rows in `.datamat/rows`.
         mode: what the run is for.
         task: which of several tasks that share the output this is; None for the only one.
+        wanted: what must come out, of a repair.
     """
     began = time.perf_counter()
     refuse_own_source(job)
@@ -295,7 +294,7 @@ def run_job(job: Job, tasks: Tasks, *, mode: Mode = "make", task: TaskNumber | N
         if task is None:
             session.refuse_if_alive(job.how.logger)
         with opened_output(job) as remote:
-            report = _run_locked(job, tasks, mode, remote, session, began)
+            report = _run_locked(job, tasks, mode, remote, session, began, wanted)
             if remote is not None and session.is_there and report.is_complete:
                 session.take_ledgers(job.work)
         # Once the ledger is uploaded. What tasks have made on a disk is moved by now, whatever this run still lacks.
@@ -311,9 +310,12 @@ def _run_locked(
     remote: RemoteOutput | None,
     session: TaskSession,
     began: float,
+    wanted: Wanted,
 ) -> RunReport:
     how = job.how
+    finish_publication(LocalFolder(job.output))
     session.adopt()
+    seen = version_there(LocalFolder(job.output))
     finished = known_shards(job.output, job.work)
     refuse_other_dataset(job, finished)
     with reporting(job, began=began) as events:
@@ -324,8 +326,7 @@ def _run_locked(
             if mode != "repair":  # which restores what was there
                 claim_names(planned, *finished, job.store)
             if remote is not None:
-                remote.adopt_made(planned.plan, session.made(), are_held=session.replaces)
-                remote.adopt(planned.plan)
+                remote.adopt(planned.plan, session.made())
             if mode == "finalize" and (lacking := [change.shard for change in find_changes(planned)]):
                 raise IncompleteRunError(
                     f"{job.place} lacks {count_of(len(lacking), 'shard')} ({join_problems(lacking)}): run the tasks "
@@ -346,7 +347,7 @@ def _run_locked(
                 planned.plan.groups,
             )
         events.emit(PlanMade.of(planned.plan, planned.chosen))
-        return Run(planned, tasks, events, remote, mode=mode).execute()
+        return Run(planned, tasks, events, remote, mode=mode, seen=seen, wanted=wanted).execute()
 
 
 def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], task: TaskNumber) -> RunReport:
@@ -459,6 +460,8 @@ class _Task:
 
     def _claims(self, whole: PlannedJob) -> TaskClaims | None:
         """Return what there is to take; None where the output is complete."""
+        with contextlib.suppress(OutputLockedError), locked(self._shared.work / "lock"):
+            finish_publication(LocalFolder(self._shared.output))
         finished = known_shards(self._shared.output, self._shared.work)
         refuse_other_dataset(self._shared, finished)
         judge_existing(whole, finished)
@@ -571,9 +574,9 @@ class _BucketTask(_Task):
         claims = TaskClaims(planned, self._task, shards, session, own.work)
         events.emit(PlanMade.of(planned.plan, planned.chosen))
         with contextlib.closing(claims):
-            # Else this one would take the mark of the one that writes the manifest, or of a run after that.
+            # Else its folder would be left: the one that writes the manifest removes those of all.
             if not claims.is_over and not claims.are_all_done:
-                remote.share(claims.run, session.made_folder(own.work))
+                remote.show_plan(planned.plan)
             write_snapshot(own.work / "rows", planned.plan)
             run = Run(planned, tasks_of(own), events, remote, claims)
             return self._made(run, claims), claims, planned
@@ -607,6 +610,8 @@ class Run:
         remote: the output in its store, of which `.output` is the scratch folder; None for a local output.
         claims: what this task takes, where several share an output, of which `.output` is the task's folder.
         mode: what the run is for.
+        seen: version of the manifest from which the run was planned; "" where there was none.
+        wanted: what must come out, of a repair.
     """
 
     def __init__(
@@ -618,6 +623,8 @@ class Run:
         claims: TaskClaims | None = None,
         *,
         mode: Mode = "make",
+        seen: str = "",
+        wanted: Wanted = NOTHING_WANTED,
     ) -> None:
         self._remote = remote
         self._claims = claims
@@ -643,13 +650,15 @@ class Run:
         self._reused: dict[str, ReusedRows] = {}
         self._builders: dict[str, ShardBuilder] = {}  # of the chosen shards, where anything is to be done
         self._in_quarantine = {split: kept_names(job.work, split) for split in planned.plan.splits}
-        self._before: Manifest | None = None  # of the old shards, while readers can see it
+        self._before: Manifest | None = None  # what is published
+        self._seen = seen
         self._is_current = False
         self._finished: dict[str, ShardFiles] = {}
-        self._held: dict[str, ShardBuilder] = {}  # finished shards whose files have no names yet
-        self._replaces = claims is not None and claims.replaces
+        self._waiting: set[str] = set()  # finished shards whose files have no names yet
+        self._replaces = claims is not None and remote is not None  # where a late task can do no harm
         self._damaged: collections.Counter[tuple[str, int]] = collections.Counter()
-        self._wanted = read_wanted(job.work)
+        self._wanted = wanted
+        self._is_repair = mode == "repair"
         self._unlike: dict[str, str] = {}  # by shard: why its bytes are not those that a repair wants
 
     def execute(self) -> RunReport:
@@ -668,6 +677,8 @@ class Run:
             self._show_plan()
             if self._before is None:
                 self._withdraw()
+            elif not self._is_repair:
+                run_folder(self._work).mkdir(exist_ok=True)
             self._make()
         return self.end(is_complete=not self._queue.stopped and self._finish())
 
@@ -684,7 +695,8 @@ class Run:
         return report
 
     def _builder(self, shard: ShardSpec) -> ShardBuilder:
-        return ShardBuilder(self._work, self._output, shard, self._job.formats, self._inputs)
+        listed = () if self._before is None else self._listed.get(shard.name, ())
+        return ShardBuilder(self._work, self._output, shard, self._job.formats, self._inputs, listed)
 
     def _in_order(self) -> list[ShardFiles]:
         """Return the files of each finished shard, in the order of the plan."""
@@ -698,14 +710,19 @@ class Run:
             return False
         except CorruptDataError as error:
             self._logger.warning("%s: shards that it no longer lists are rebuilt", error)
-            put_aside(self._output, self._work / "shards", salvaged_shards(self._output))
+            (self._work / "shards").mkdir(exist_ok=True)
+            for files in by_shard(salvaged_shards(self._output)).values():
+                if not (self._work / "shards" / f"{files[0].name}.json").exists():
+                    write_entry(self._work / "shards", files)
             return False
+        self._before = manifest
         wanted = {shard.name: shard for shard in self._plan.shards}
-        known = by_shard(manifest.all_files)
+        known = self._listed
         fresh = {
             name: files
             for name, files in known.items()
             if name in wanted
+            and name not in self._wanted.hurt
             and self._stands(files)
             and not any(missing_files(self._output, info) for info in files)
             and self._inputs.stand(wanted[name], files)
@@ -713,7 +730,7 @@ class Run:
         self._refuse_left_out({name: files for name, files in fresh.items() if files[0].num_failed})
         self._inputs.save()
         indexed = {name for split in self._plan.splits for name in (index_file(split), keys_file(split))}
-        has_index = indexed == {info.file for info in manifest.index}
+        has_index = indexed == manifest.index_infos.keys()
         has_index = has_index and all(info.is_there(self._output) for info in manifest.index)
         if len(fresh) == len(wanted) == len(known) and has_index:
             infos = [files[0] for files in fresh.values()]
@@ -722,22 +739,20 @@ class Run:
             for name, files in fresh.items():
                 self._set_finished(wanted[name], files, is_reused=True)
             return True
-        note_finished(self._output, self._work / "shards", manifest.all_files)
-        self._before = manifest
         return False
 
+    @functools.cached_property
+    def _listed(self) -> dict[str, ShardFiles]:
+        """The shards that the published manifest lists, by name."""
+        return {} if self._before is None else by_shard(self._before.all_files)
+
     def _withdraw(self) -> None:
-        """Remove what lists the old shards: they are about to change, or have changed."""
-        if self._before is not None:
-            withdraw_manifest(self._output)
-            self._before = None
-        described = known_sidecars(self._output)
-        # Otherwise shards of the same fingerprint get more records, or come from input files that changed.
-        is_same = not self._retries and not self._has_changed_inputs()
-        planned = {shard.name: shard.fingerprint for shard in self._plan.shards} if is_same else {}
-        withdraw_sidecars(self._output, planned, self._logger)
+        """Remove files that describe the old shards: these are about to change, or have changed."""
         if self._remote is not None:
-            self._remote.withdraw(sorted(described - known_sidecars(self._output)))
+            self._remote.fetch_edited(shards=self._listed)
+        withdrawn = withdraw_sidecars(self._output, self._before, self._logger)
+        if self._remote is not None:
+            self._remote.delete(withdrawn)
 
     def _refuse_left_out(self, shards: Mapping[str, ShardFiles], rows: Sequence[FailedRow] = ()) -> None:
         """Refuse to take over work that lacks some rows, where the policy wants all of them.
@@ -771,23 +786,21 @@ class Run:
         self._finished[shard.name] = files
         if self._claims is not None:
             self._events.sync()  # before the shard counts
-            is_held, remote = shard.name in self._held, self._remote
-            stored = StoredShard(files, "", {}) if remote is None else remote.stored(files, is_held=is_held)
-            self._claims.finish(shard.name, stored)
-        self._events.emit(ShardFinished.of(shard, files, is_reused=is_reused, is_held=shard.name in self._held))
+            self._claims.finish(shard.name, StoredShard(files) if self._remote is None else self._remote.stored(files))
+        self._events.emit(ShardFinished.of(shard, files, is_reused=is_reused, is_held=shard.name in self._waiting))
 
     def _set_complete(self, shard: ShardSpec, files: ShardFiles, *, is_reused: bool) -> None:
         """Note a finished shard; where its place is a store, once a worker has uploaded it."""
         if self._remote is not None:
-            task = self._remote.task(shard.name, files, is_held=shard.name in self._held)
+            task = self._remote.task(shard.name, files, waits=shard.name in self._waiting)
             if task is not None:
                 self._uploads[shard.name] = (task, shard, files, is_reused)
                 self._queue.upload(task)
                 return
         self._set_finished(shard, files, is_reused=is_reused)
 
-    def _take_uploaded(self, uploaded: Uploaded) -> None:
-        task, shard, files, is_reused = self._uploads.pop(uploaded.shard)
+    def _take_uploaded(self, uploaded: StoredShard) -> None:
+        task, shard, files, is_reused = self._uploads.pop(uploaded.name)
         assert self._remote is not None
         self._remote.settle(task, uploaded)
         self._set_finished(shard, files, is_reused=is_reused)
@@ -798,8 +811,9 @@ class Run:
 
     def _make(self) -> None:
         self._builders = {shard.name: self._builder(shard) for shard in self._planned.chosen}
-        self._discard_held_of_other_plans()
-        self._replaces = self._has_others()
+        self._discard_waiting_of_other_plans()
+        has_others = self._has_others() or (self._remote is not None and self._remote.has_others)
+        self._replaces = self._before is None and has_others
         for builder in self._builders.values():
             self._resume(builder)
         self._inputs.save()
@@ -815,7 +829,7 @@ class Run:
         with contextlib.closing(self._queue.of(parts, self._reused, feed)) as results:
             for result in results:
                 check_lock(self._work)
-                if isinstance(result, Uploaded):
+                if isinstance(result, StoredShard):
                     self._take_uploaded(result)
                 elif isinstance(result, Sealed):
                     self._take_sealed(result)
@@ -842,8 +856,6 @@ class Run:
     def _claimed(self, shard: ShardSpec) -> list[PartSpec]:
         """Return the parts to make of a shard that this task has just taken."""
         builder = self._builders[shard.name] = self._builder(shard)
-        if self._remote is not None:
-            self._remote.adopt_one(shard)
         self._resume(builder)
         there = {shard.name: self._finished[shard.name]} if shard.name in self._finished else {}
         if shard.name in self._uploads:
@@ -862,7 +874,7 @@ class Run:
             self._limit.add(files[0].num_rows - files[0].num_failed, files[0].num_failed)
             self._set_complete(shard, files, is_reused=True)
             return
-        self._held.pop(shard.name, None)
+        self._waiting.discard(shard.name)
         if self._manifest_before is not None and (previous := builder.previous()):
             reused = find_reusable(self._planned, self._manifest_before, shard, previous[0], self._old_index)
             if reused is not None:
@@ -879,7 +891,7 @@ class Run:
         """The manifest of the last finished run, where records of its shards may be reused."""
         if self._retries and self._remote is None:  # of shards in a store, no record is here to be taken
             with contextlib.suppress(OutputError, CorruptDataError):
-                return Manifest.read(self._work / "shards")
+                return Manifest.read(self._output)
         return None
 
     @functools.cached_property
@@ -941,48 +953,51 @@ class Run:
     def _publish(self, builder: ShardBuilder, sealed: Sealed) -> None:
         if any(receipt.failed or receipt.dropped for receipt in builder.taken()):
             self._events.sync()  # once the shard is finished, only the ledger says which rows it lacks
-        finish = builder.hold if self._replaces else builder.publish
+        files = builder.complete(sealed)
         try:
-            files = finish(sealed, self._judge, self._queue.remove)
+            files = self._judge(files)
         except OtherBytesError as error:
             builder.discard()
             self._unlike[builder.spec.name] = str(error)
             return
-        if self._replaces:
-            self._held[builder.spec.name] = builder
+        waits = not self._may_have_names(files)
+        if waits:
+            self._waiting.add(builder.spec.name)
+        builder.publish(files, waits=waits, remove=self._queue.remove)
         _check_published(builder.spec, files[0])
         self._set_complete(builder.spec, files, is_reused=False)
 
     def _judge(self, files: ShardFiles) -> ShardFiles:
-        """Return the entries of a shard, before it gets its name; remove a manifest that they contradict.
-
-        Raises where the shard is not what a repair wants.
-        """
+        """Return the entries of a shard, before it gets its name; raise where it is not what a repair wants."""
         self._wanted.judge(files)
         keys = [row.key for receipt in self._builders[files[0].name].taken() for row in receipt.failed]
         self._events.record_lack(files[0], keys)
         # Of equal bytes the same is known: parts that a repair has kept are not encoded again.
-        files = tuple(
+        return tuple(
             dataclasses.replace(info, statistics=info.statistics or known.statistics)
             if (known := self._known.get(info.file, info)).checksum == info.checksum
             and known.fingerprint == info.fingerprint
             else info
             for info in files
         )
-        if self._before is None or self._replaces:
-            return files
-        if any(self._known.get(info.file, info).checksum != info.checksum for info in files):
-            self._withdraw()  # a lost shard came back with other bytes
-        return files
 
     @functools.cached_property
     def _known(self) -> dict[str, ShardInfo]:
-        """The entry of each file that the last manifest lists, whether readers see that or it was put aside."""
-        manifest, entries = self._before, self._work / "shards"
-        if manifest is None and (entries / MANIFEST_FILE).exists():
-            with contextlib.suppress(CorruptDataError):
-                manifest = Manifest.read(entries)
-        return {info.file: info for info in manifest.all_files} if manifest else {}
+        """The entry of each file that the published manifest lists."""
+        return {info.file: info for info in self._before.all_files} if self._before else {}
+
+    def _may_have_names(self, files: Iterable[ShardInfo | IndexInfo]) -> bool:
+        """Return whether finished files replace nothing: nothing is published or visible, or these very bytes are."""
+        if self._before is None:
+            return not self._replaces
+        index = self._before.index_infos
+        return all(
+            index.get(info.name) == info
+            if isinstance(info, IndexInfo)
+            else (known := self._known.get(info.file)) is not None
+            and (known.checksum, known.offsets) == (info.checksum, info.offsets)
+            for info in files
+        )
 
     def _finish(self) -> bool:
         """Write the files beside the shards, the manifest last; return whether the whole plan is finished."""
@@ -1011,44 +1026,69 @@ class Run:
         check_lock(self._work)
         is_complete = self._is_complete(finished)
         if is_complete:
-            manifest = Manifest.read(self._output) if self._is_current else self._described(finished)
+            if self._is_current and self._before is not None:
+                self._write_sidecars(self._before)
+            else:
+                self._publish_set(finished)
             if self._remote is not None:
-                self._remote.fetch_edited(sidecar_names(manifest), {info.name for info in manifest.all_files})
-            write_sidecars(self._output, manifest, self._logger, sidecars=self._job.sidecars)
-            if not self._is_current:
-                self._inputs.remember(map(self._inputs_of, self._plan.shards))
-                manifest.write(self._output, through=self._work / "shards")
-            if self._remote is not None:
-                self._remote.finish(manifest)
-            for folder in ("parts", "shards"):
-                shutil.rmtree(self._work / folder, ignore_errors=True)
+                self._remote.sweep()
+            for folder in (self._work / "parts", self._work / "shards", run_folder(self._work)):
+                shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(self._work / "rows", ignore_errors=True)
         return is_complete
 
-    def _described(self, finished: Sequence[ShardFiles]) -> Manifest:
-        """Have the finished shards take their places, write the index files, and return the manifest."""
+    def _publish_set(self, finished: Sequence[ShardFiles]) -> None:
+        """Write the index, and have readers see the finished shards, and no others."""
         from datamat.directory.equal_inputs import equal_inputs
 
-        self._withdraw()
-        self._replace()
-        infos = [files[0] for files in finished]
+        manifest, waiting = self._described(finished)
+        self._inputs.remember(map(self._inputs_of, self._plan.shards))
+        visible = {name for files in self._others().values() for info in files for name in (info.file, info.index_file)}
+        visible |= self._before.index_infos.keys() if self._before else set()
+        going = sorted(visible - (manifest.file_names - waiting))
+        if going or waiting:
+            self._withdraw()
+        else:
+            self._write_sidecars(manifest)
+        if self._remote is not None:
+            self._remote.publish(manifest, waiting, going)
+        if self._before is None or manifest.render() != self._before.render():
+            place = run_folder(self._work).relative_to(self._output)
+            changed = dataclasses.replace(manifest, moving={name: f"{place}/{name}" for name in waiting})
+            publish_manifest(LocalFolder(self._output), changed, self._seen, going)
+        if going or waiting:
+            self._write_sidecars(manifest)
+        if equal := equal_inputs(self._output, self._plan.splits):
+            self._logger.warning("%s: %s", self._job.place, equal)
+        self._warn_of_ranks([files[0] for files in finished])
+
+    def _write_sidecars(self, manifest: Manifest) -> None:
+        if self._remote is not None:
+            self._remote.fetch_edited(sidecar_names(manifest), shards={info.name for info in manifest.all_files})
+        trusted = self._before
+        write_sidecars(self._output, manifest, self._logger, sidecars=self._job.sidecars, trusted=trusted)
+        if self._remote is not None:
+            self._remote.send_small(manifest)
+
+    def _described(self, finished: Sequence[ShardFiles]) -> tuple[Manifest, set[str]]:
+        """Write the index files; return the manifest, and the names of its files that wait for them."""
         index = write_index_files(
             self._output,
             self._store,
             self._plan,
-            infos,
+            [files[0] for files in finished],
             self._inputs_of,
             through=self._work / "shards",
-            before=self._old_splits(),
+            place=lambda info: self._output if self._may_have_names([info]) else run_folder(self._work),
             wanted=self._wanted.index,
         )
-        if equal := equal_inputs(self._output, self._plan.splits):
-            self._logger.warning("%s: %s", self._job.place, equal)
-        self._warn_of_ranks(infos)
+        waiting = {info.name for info in index if not self._may_have_names([info])}
+        for name in self._waiting:
+            waiting |= {file for info in self._finished[name] for file in (info.file, info.index_file)}
         manifest = self._job.manifest(self._plan, self._planned.digests, finished, index)
         if self._wanted.manifest and self._wanted.is_met(manifest.all_files, manifest.index):
-            return self._wanted.manifest
-        return manifest
+            return self._wanted.manifest, waiting
+        return manifest, waiting
 
     def _is_complete(self, finished: Sequence[ShardFiles]) -> bool:
         """Return whether the whole plan is finished; raise `IncompleteRunError` where that leaves no record at all."""
@@ -1079,24 +1119,16 @@ class Run:
         """Return the files of a shard of the plan that an earlier run finished, with their names or still waiting."""
         if self._replaces:
             builder.unname()
-        if files := builder.held():
-            self._held[builder.spec.name] = builder
+        if (files := builder.waiting()) and self._remote is None and self._may_have_names(files):
+            builder.give_names(files)
+        elif files:
+            self._waiting.add(builder.spec.name)
             return files
-        return builder.finished()
+        return None if builder.spec.name in self._wanted.hurt else builder.finished()
 
     def _others(self) -> dict[str, ShardFiles]:
-        """Return the shards that earlier runs finished, by name: those with an entry, or in the last manifest."""
-        entries = self._work / "shards"
-        found: dict[str, ShardFiles] = {}
-        with contextlib.suppress(OutputError, CorruptDataError):
-            found = by_shard(Manifest.read(entries, strict=False).all_files)
-        return {**found, **read_entries(entries)}
-
-    def _old_splits(self) -> list[str]:
-        """Return the splits of which the last manifest lists an index."""
-        with contextlib.suppress(OutputError, CorruptDataError):
-            return [info.split for info in Manifest.read(self._work / "shards", strict=False).index]
-        return []
+        """Return the shards that earlier runs finished, by name: those with an entry, or that are published."""
+        return {**self._listed, **read_entries(self._work / "shards")}
 
     def _has_others(self) -> bool:
         """Return whether a visible shard is to go: one of another plan, or with rows that are tried again."""
@@ -1110,48 +1142,12 @@ class Run:
             for info in files
         )
 
-    def _has_changed_inputs(self) -> bool:
-        """Return whether a finished shard of the plan was made from input files whose content has changed."""
-        planned = {shard.name: shard for shard in self._plan.shards}
-        return any(
-            not self._inputs.stand(planned[name], files)
-            for name, files in self._others().items()
-            if name in planned and all(info.fingerprint == planned[name].fingerprint for info in files)
-        )
-
-    def _discard_held_of_other_plans(self) -> None:
+    def _discard_waiting_of_other_plans(self) -> None:
         """Remove what an unfinished run left of shards that are not in this plan: they take up disk space."""
-        entries, names = self._work / "shards", {shard.name for shard in self._plan.shards}
-        for name, files in read_entries(entries / HELD).items():
+        folder, names = run_folder(self._work), {shard.name for shard in self._plan.shards}
+        for name, files in read_entries(folder).items():
             if name not in names:
-                for info in files:
-                    for file in (info.file, info.index_file):
-                        growing_path(entries, file).unlink(missing_ok=True)
-                (entries / HELD / f"{name}.json").unlink()
-
-    def _replace(self) -> None:
-        """Remove all shards that are to go, and then give those that wait their names.
-
-        After a kill in between, the next run finds the rest still waiting. Only files that the entries and the manifest
-        of earlier runs list are removed, whatever their names.
-        """
-        stay = {
-            name
-            for shard, files in self._finished.items()
-            if shard not in self._held
-            for info in files
-            for name in (info.file, info.index_file)
-        }
-        listed = {name for files in self._others().values() for info in files for name in (info.file, info.index_file)}
-        gone = sorted(listed - stay)
-        for name in gone:
-            (self._output / name).unlink(missing_ok=True)
-        if gone:
-            fsync_folder(self._output)
-        for name, builder in self._held.items():
-            builder.publish_held(self._finished[name])
-        if self._remote is not None:
-            self._remote.replace(gone, [self._finished[name] for name in self._held])
+                remove_waiting(folder, files)
 
 
 class _ClaimedParts:

@@ -5,8 +5,9 @@
                     SHARD.idx.growing       its offsets, once it is complete
                     SHARD.json              of a finished shard: its entry, see `write_entry`
                     SHARD.inputs            what its input files held, see `inputs`
-                    held/SHARD.json         of a complete shard that waits for others before it is named
                     run                     the mark of the run whose workers may write here
+    .datamat/run-N/SHARD.EXT, SHARD.idx     a complete shard that waits for others before it is published
+                   SHARD.json               its entry
 
 A worker writes a part straight onto the end of the shard's file where the parts before it are there, so that every
 byte is written once. Where they are not, because two workers are at one shard, the part lies apart, in a file of its
@@ -29,17 +30,17 @@ import numpy as np
 import xxhash
 
 from datamat.directory.counts import Counts
-from datamat.directory.files import commit, digest_file, is_stand_in, publish
+from datamat.directory.files import commit, digest_file, fsync_folder, is_stand_in, publish
 from datamat.directory.keys import KeyDigest
 from datamat.directory.manifest import (
-    HELD,
     FilePart,
     ShardInfo,
     ends_of,
     file_names,
     growing_path,
-    is_older,
     read_entry,
+    read_versions,
+    run_folder,
     tree_checksum,
     write_entry,
 )
@@ -47,8 +48,9 @@ from datamat.directory.rows import INPUT
 from datamat.directory.sidecars.indexes import index_ahead, prepare_index
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError, count_of
 from datamat.features import Statistics
-from datamat.folders.local import read_regular
+from datamat.folders.local import read_regular, version_of
 from datamat.formats.io import write_all
+from datamat.plan.changes import missing_files
 from datamat.plan.inputs import content_digest, read_inputs
 from datamat.run.receipts import (
     DamagedPartError,
@@ -80,7 +82,15 @@ if TYPE_CHECKING:
     from datamat.run.receipts import Outcome
 
 
-__all__ = ["GrowingShard", "PartWriter", "ShardBuilder", "begin_run", "inputs_of_shard", "remove_folder"]
+__all__ = [
+    "GrowingShard",
+    "PartWriter",
+    "ShardBuilder",
+    "begin_run",
+    "inputs_of_shard",
+    "remove_folder",
+    "remove_waiting",
+]
 
 _ASIDE = ".done"  # ends the name of the folder of the parts of a published shard, until somebody removes it
 _COPY_BYTES = 1 << 20
@@ -807,6 +817,7 @@ class ShardBuilder:
         spec: shard to build, with its parts.
         formats: formats that the shard is written in.
         inputs: knows whether input files have changed; None where rows have none.
+        listed: files of the shard of this name that the published manifest lists, if it has one.
     """
 
     def __init__(
@@ -816,6 +827,7 @@ class ShardBuilder:
         spec: ShardSpec,
         formats: Sequence[ShardFormat],
         inputs: InputFiles | None = None,
+        listed: ShardFiles = (),
     ) -> None:
         self.spec = spec
         self._formats = formats
@@ -825,8 +837,9 @@ class ShardBuilder:
         self._inputs_file = inputs_of_shard(work / "shards", spec.name)
         self._growing = GrowingShard(work, spec.name, spec.fingerprint, formats, len(spec.parts))
         self._entries = work / "shards"
-        self._held = self._entries / HELD / f"{spec.name}.json"
+        self._waiting = run_folder(work)
         self._output = output
+        self._listed = listed
         self._names = file_names(spec.name, [made.extension for made in formats])
         self._receipts: dict[int, Receipt] = {}
 
@@ -835,19 +848,38 @@ class ShardBuilder:
         files = self.previous()
         if files is None or not self._is_mine(files):
             return None
-        with contextlib.suppress(OSError):
-            if all(self._is_finished(info) for info in files):
-                return files
+        if self._entry(waits=False).exists():
+            return files if self._are_there(files, waits=False) else None
+        return None if any(missing_files(self._output, info) for info in files) else files
+
+    def waiting(self) -> ShardFiles | None:
+        """Return the files of the shard if it is complete, and waits to be published; remove what waits otherwise."""
+        files = read_entry(self._entry(waits=True))
+        if files is None or (self._is_mine(files) and self._are_there(files, waits=True)):
+            return files
+        remove_waiting(self._waiting, files)
         return None
 
-    def _is_finished(self, info: ShardInfo) -> bool:
-        """Return whether a file and its offsets match the entry; name them if nothing else is left to do."""
-        entry = self._entries / f"{self.spec.name}.json"
-        if not _holds(self._output / info.file, info, entry):
-            if not _holds(self._growing.files[_extension(info)], info, entry):
-                return False
-            self._name(info)  # killed between the entry and the names
-        return _has_offsets(self._output / info.index_file, info)
+    def _entry(self, *, waits: bool) -> pathlib.Path:
+        return (self._waiting if waits else self._entries) / f"{self.spec.name}.json"
+
+    def _are_there(self, files: ShardFiles, *, waits: bool) -> bool:
+        """Return whether files and offsets match their entry; move those there with which nothing else is left to do.
+
+        A kill may have come between an entry and the names of its files.
+        """
+        folder, versions = self._waiting if waits else self._output, read_versions(self._entry(waits=waits))
+        with contextlib.suppress(OSError):
+            for info in files:
+                version = versions.get(info.file, "")
+                if not _holds(folder / info.file, info, version):
+                    if not _holds(self._growing.files[info.extension], info, version):
+                        return False
+                    self._name(info, folder)
+                if not _has_offsets(folder / info.index_file, info):
+                    return False
+            return True
+        return False
 
     def _is_mine(self, files: ShardFiles) -> bool:
         """Return whether files have the present formats, rows and options, and the same input files."""
@@ -862,9 +894,9 @@ class ShardBuilder:
 
         Those of the present formats come first, in their order.
         """
-        files = read_entry(self._entries / f"{self.spec.name}.json")
+        files = read_entry(self._entry(waits=False)) or self._listed
         order = {file: number for number, (file, _) in enumerate(self._names)}
-        return files and tuple(sorted(files, key=lambda info: order.get(info.file, len(order))))
+        return tuple(sorted(files, key=lambda info: order.get(info.file, len(order)))) or None
 
     # ------------------------------------------------------------ parts
 
@@ -937,38 +969,27 @@ class ShardBuilder:
     # ------------------------------------------------------------ the end of a shard
 
     def publish(
-        self,
-        sealed: Sealed,
-        judge: Callable[[ShardFiles], ShardFiles] | None = None,
-        remove: Callable[[pathlib.Path], None] = remove_folder,
-    ) -> ShardFiles:
+        self, files: ShardFiles, *, waits: bool, remove: Callable[[pathlib.Path], None] = remove_folder
+    ) -> None:
         """Name the files of the shard and their offsets, and have the folder of its parts removed.
 
         Args:
-            sealed: the files, complete and flushed.
-            judge: takes the entries of the files and returns them, or raises where these must not get their names.
+            files: what `complete` has returned.
+            waits: whether they wait in the folder of the run, under these names, until a manifest lists them.
             remove: removes a folder, now or later: nobody looks into it any more.
         """
-        infos = self._infos(sealed, judge)
-        self._drop_other_formats(infos)
-        write_entry(self._entries, infos)
-        for info in infos:
-            self._name(info)
+        entry = self._entry(waits=waits)
+        if waits:
+            self._waiting.mkdir(exist_ok=True)
+        else:
+            self._drop_other_formats(files)
+        write_entry(entry.parent, files, self._growing_place)
+        for info in files:
+            self._name(info, self._waiting if waits else self._output)
         self._let_parts_go(remove)
-        return infos
 
-    def hold(
-        self,
-        sealed: Sealed,
-        judge: Callable[[ShardFiles], ShardFiles] | None = None,
-        remove: Callable[[pathlib.Path], None] = remove_folder,
-    ) -> ShardFiles:
-        """Do what `publish` does, without names: `publish_held` gives them once the old files are gone."""
-        infos = self._infos(sealed, judge)
-        self._held.parent.mkdir(parents=True, exist_ok=True)
-        write_entry(self._held.parent, infos)
-        self._let_parts_go(remove)
-        return infos
+    def _growing_place(self, file: str) -> pathlib.Path:
+        return growing_path(self._entries, file)
 
     def _let_parts_go(self, remove: Callable[[pathlib.Path], None]) -> None:
         """Move the folder of the parts aside, and have it removed.
@@ -982,38 +1003,24 @@ class ShardBuilder:
             os.rename(folder, aside)
             remove(aside)
 
-    def held(self) -> ShardFiles | None:
-        """Return the files of a shard that waits for its names, of the same rows and options; drop any other."""
-        files = read_entry(self._held)
-        if files is None:
-            return None
-        with contextlib.suppress(OSError):
-            if self._is_mine(files) and all(
-                _has_offsets(self._growing.index_files[_extension(info)], info)
-                and _holds(self._growing.files[_extension(info)], info, self._held)
-                for info in files
-            ):
-                return files
-        self._held.unlink()
-        return None
-
     def unname(self) -> None:
         """Have a finished shard wait whose files have no names yet: a kill came between its entry and its names.
 
         Meanwhile shards of another plan may have become visible, beside which it must not appear.
         """
-        files = read_entry(entry := self._entries / f"{self.spec.name}.json")
-        if files is None or not self._is_mine(files) or self._held.exists():
+        files = read_entry(self._entry(waits=False))
+        if files is None or not self._is_mine(files) or self._entry(waits=True).exists():
             return
         if not any((self._output / info.file).exists() or (self._output / info.index_file).exists() for info in files):
-            self._held.parent.mkdir(parents=True, exist_ok=True)
-            publish(entry, self._held)
+            self._waiting.mkdir(exist_ok=True)
+            publish(self._entry(waits=False), self._entry(waits=True))
 
-    def publish_held(self, files: ShardFiles) -> None:
-        """Name the files of a shard that waits; `finished` completes what a kill interrupts."""
-        publish(self._held, self._entries / f"{self.spec.name}.json")
+    def give_names(self, files: ShardFiles) -> None:
+        """Name the files of a shard that waits, but for nothing."""
+        publish(self._entry(waits=True), self._entry(waits=False))
         for info in files:
-            self._name(info)
+            for name in (info.index_file, info.file):
+                publish(self._waiting / name, self._output / name)
 
     def discard(self) -> None:
         """Remove the files and parts of a shard that will not be published."""
@@ -1021,12 +1028,12 @@ class ShardBuilder:
             path.unlink(missing_ok=True)
         shutil.rmtree(self._growing.folder, ignore_errors=True)
 
-    def _name(self, info: ShardInfo) -> None:
-        """Name a file and its offsets, the offsets first."""
-        index = self._growing.index_files[_extension(info)]
+    def _name(self, info: ShardInfo, folder: pathlib.Path) -> None:
+        """Name a file and its offsets in a folder, the offsets first."""
+        index = self._growing.index_files[info.extension]
         if index.exists():
-            publish(index, self._output / info.index_file)
-        publish(self._growing.files[_extension(info)], self._output / info.file)
+            publish(index, folder / info.index_file)
+        publish(self._growing.files[info.extension], folder / info.file)
 
     def inputs(self) -> np.ndarray:
         """Return `INPUT` (rows, file fields): the content of the input files when the shard was made."""
@@ -1061,8 +1068,8 @@ class ShardBuilder:
             return part
         return inputs.records(receipt.start, receipt.stop)
 
-    def _infos(self, sealed: Sealed, judge: Callable[[ShardFiles], ShardFiles] | None) -> ShardFiles:
-        """Return what the entry will list, once `judge` has accepted it."""
+    def complete(self, sealed: Sealed) -> ShardFiles:
+        """Return what the entry will list of files that are complete and flushed."""
         receipts = [self._receipts[part.number] for part in self.spec.parts]
         counts = Counts.of(*receipts)
         if sealed.num_records != counts.num_records:
@@ -1101,13 +1108,13 @@ class ShardBuilder:
             for file, (name, index_name) in zip(sealed.files, self._names, strict=True)
         )
         for info in infos:
-            path = self._growing.files[_extension(info)]
+            path = self._growing.files[info.extension]
             if path.stat().st_size != info.num_bytes:
                 raise CorruptDataError(
                     f"{path} holds {path.stat().st_size} bytes, its receipts say {info.num_bytes}; something else "
                     f"writes to it: end that, remove {self._entries.parent} and run again"
                 )
-        return infos if judge is None else judge(infos)
+        return infos
 
     def _drop_other_formats(self, infos: ShardFiles) -> None:
         """Remove the files of the shard in formats that are no longer wanted."""
@@ -1117,16 +1124,23 @@ class ShardBuilder:
                 (self._output / name).unlink(missing_ok=True)
 
 
-def _extension(info: ShardInfo) -> str:
-    return info.file.partition(".")[2]
+def remove_waiting(folder: pathlib.Path, files: ShardFiles) -> None:
+    """Remove a shard that waits in the folder of a run, its entry last."""
+    for info in files:
+        for file in (info.file, info.index_file):
+            (folder / file).unlink(missing_ok=True)
+    fsync_folder(folder)
+    (folder / f"{files[0].name}.json").unlink(missing_ok=True)
 
 
 def _has_offsets(path: pathlib.Path, info: ShardInfo) -> bool:
     return is_stand_in(path) or info.has_offsets(path)
 
 
-def _holds(path: pathlib.Path, info: ShardInfo, entry: pathlib.Path) -> bool:
+def _holds(path: pathlib.Path, info: ShardInfo, version: str) -> bool:
     """Return whether a file matches its entry; it is read only if something has written to it since."""
     with contextlib.suppress(OSError, CorruptDataError):
-        return is_older(path, entry, info) or info.is_whole(path)
+        if path.stat().st_size != info.num_bytes:
+            return False
+        return is_stand_in(path) or version_of(path) == version or info.is_whole(path)
     return False

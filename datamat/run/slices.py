@@ -19,8 +19,8 @@ at worst a shard was made twice. All of this is the same in every `Folder`. The 
 
     on a disk    a task works in .datamat/slices/task-00003, an output of its own, whose lock tells whether it is alive;
                  the last one moves the shards to where an ordinary run finds them
-    elsewhere    a task has a scratch folder on its host, and uploads its shards to SESSION/made/HOLDER, and its ledger;
-                 the last one makes an ordinary run in its scratch folder, and the store copies what counts
+    elsewhere    a task has a scratch folder on its host, and uploads its shards to a folder of its own, and its ledger;
+                 the last one makes an ordinary run in its scratch folder, which publishes what counts
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ import xxhash
 from datamat.directory.fetching import each
 from datamat.directory.files import WORK, fsync_folder, lock_holder, parse_json, render_json
 from datamat.directory.ledger import LEDGER_FILE
-from datamat.directory.manifest import HELD, MANIFEST_FILE, growing_path, write_entry
+from datamat.directory.manifest import growing_path, run_folder, write_entry
 from datamat.directory.sidecars.indexes import index_ahead
 from datamat.errors import CorruptDataError, OptionError, OutputError, OutputLockedError
 from datamat.folders import ExistsError, LocalFolder, UnsupportedError, create_once
@@ -167,15 +167,10 @@ class TaskClaims:
         in_order = [*shards[first:], *shards[:first]]  # tasks begin apart, so that they rarely meet
         self._shards = sorted(in_order, key=lambda shard: not _is_begun(work, shard.name))
         self._num_leased = 0  # of the first shards, each of which somebody has taken
-        self.run = f"tasks of session {session.begin(planned, task.lease_s)}"
+        session.begin(planned, task.lease_s)
         self._holder = f"{task.name}.{_own_id(work)}"
         self.beat()
         self._leases = self._latest()  # as they were when this task looked last
-
-    @property
-    def replaces(self) -> bool:
-        """Whether shards wait until all are there, and those that they replace are gone."""
-        return self._session.replaces
 
     @property
     def pause_s(self) -> float:
@@ -397,11 +392,6 @@ class TaskSession:
         there = self._read()
         return there is None or there["session"] != self._plan.get("session")
 
-    @property
-    def replaces(self) -> bool:
-        """Whether shards wait until all are there, and those that they replace are gone."""
-        return bool(self._plan.get("replaces"))
-
     def begin(self, planned: PlannedJob, lease_s: float) -> str:
         """Write down what the tasks make, if this is the first of them, and compare otherwise; return the session.
 
@@ -417,9 +407,6 @@ class TaskSession:
             "session": uuid.uuid4().hex,
         }
         if not self._plan:
-            # In its own folder, a task on a disk replaces nothing.
-            shown = () if self.is_local else (MANIFEST_FILE, f"{WORK}/{MANIFEST_FILE}")
-            mine["replaces"] = any(self._output.stat(name) for name in shown)
             with contextlib.suppress(ExistsError):
                 self._output.write(_PLAN, render_json(mine), "create")
             self._plan = self._read() or mine  # the second where another has cleared up
@@ -557,8 +544,7 @@ class TaskSession:
 
     # ------------------------------------------------------------ the end
     #
-    # What tasks have made becomes what an ordinary run finds. Elsewhere than on a disk, `RemoteOutput.adopt_made` has
-    # the store copy the shards.
+    # What tasks have made becomes what an ordinary run finds. Elsewhere than on a disk, `RemoteOutput.adopt` does that.
 
     def adopt(self) -> None:
         """Move what tasks have completed on a disk to where an ordinary run finds it: shards that wait for their names.
@@ -569,17 +555,15 @@ class TaskSession:
             return
         work = self._path / WORK
         entries = work / "shards"
-        (entries / HELD).mkdir(parents=True, exist_ok=True)
+        waiting = run_folder(work)
+        waiting.mkdir(parents=True, exist_ok=True)
+        entries.mkdir(exist_ok=True)
         for task, stored in self._notes().values():
             if task.startswith("task-") and "/" not in task:
                 with contextlib.suppress(OSError):  # the run makes it again
-                    _adopt(folder / task, entries, stored.files)
+                    _adopt(folder / task, entries, waiting, stored.files)
         for path in self._task_folders():
             _adopt_notes(path / WORK, work)
-
-    def made_folder(self, work: pathlib.Path) -> str:
-        """Return the folder for the shards of the task that has a scratch folder, which no other writes to."""
-        return self._of(f"made/{_own_id(work)}")
 
     def send_ledger(self, work: pathlib.Path) -> None:
         """Upload what the ledger of a task has got since the last time: its scratch folder may be lost."""
@@ -633,7 +617,7 @@ def _own_id(work: pathlib.Path) -> str:
     return found.decode("ascii")
 
 
-def _adopt(task: pathlib.Path, entries: pathlib.Path, files: ShardFiles) -> None:
+def _adopt(task: pathlib.Path, entries: pathlib.Path, waiting: pathlib.Path, files: ShardFiles) -> None:
     """Move the files of one shard, flushed already, and write the entry of a shard that waits."""
     mine, shard = task / WORK / "shards", files[0].name
     has_moved = False
@@ -642,14 +626,14 @@ def _adopt(task: pathlib.Path, entries: pathlib.Path, files: ShardFiles) -> None
     for info in files:
         for file in (info.index_file, info.file):
             for place in (task / file, growing_path(mine, file)):  # the second: killed before it had its name
-                has_moved |= _moved(place, growing_path(entries, file))
-        ahead = f"{shard}.{info.file.partition('.')[2]}", info.checksum
+                has_moved |= _moved(place, waiting / file)
+        ahead = f"{shard}.{info.extension}", info.checksum
         _moved(index_ahead(mine, *ahead), index_ahead(entries, *ahead))
     _moved(inputs_of_shard(mine, shard), inputs_of_shard(entries, shard))
-    fsync_folder(entries)
-    is_there = all(growing_path(entries, info.file).exists() for info in files)
-    if is_there and (has_moved or not (entries / HELD / f"{shard}.json").exists()):
-        write_entry(entries / HELD, files)
+    fsync_folder(waiting)
+    is_there = all((waiting / info.file).exists() for info in files)
+    if is_there and (has_moved or not (waiting / f"{shard}.json").exists()):
+        write_entry(waiting, files, lambda file: waiting / file)
 
 
 def _moved(path: pathlib.Path, target: pathlib.Path) -> bool:

@@ -35,7 +35,6 @@ from datamat.directory.files import WORK, lock_holder, parse_json, printable, re
 from datamat.directory.keys import ShardName
 from datamat.directory.ledger import LEDGER_FILE, LedgerEntry, ledger_in, parse_ledger, read_ledger
 from datamat.directory.manifest import (
-    HELD,
     MANIFEST_FILE,
     MOST_MANIFEST_BYTES,
     Manifest,
@@ -43,7 +42,7 @@ from datamat.directory.manifest import (
     ShardInfo,
     by_shard,
     counts_of,
-    is_being_replaced,
+    run_folder,
 )
 from datamat.errors import CorruptDataError, OutputError, count_of, join_problems
 from datamat.folders import LocalFolder, open_folder
@@ -53,10 +52,10 @@ from datamat.plan.changes import (
     ShardChange,
     find_changes,
     find_loss,
-    held_shards,
     known_shards,
     parse_snapshot,
     read_snapshot,
+    waiting_shards,
 )
 from datamat.run.receipts import Receipt, part_folder
 from datamat.run.report import describe_dropped
@@ -251,11 +250,11 @@ def folder_status(
         planned = None
         there: list[ShardFiles | Receipt] = [*{**known, **shared}.values()]
     else:
-        held = {**held_shards(work, planned), **shared}
+        ready = {**waiting_shards(work, planned), **shared}
         there = [
             made
             for shard in planned
-            for made in ([held[shard.name]] if shard.name in held else _made(output, work, shard, known))
+            for made in ([ready[shard.name]] if shard.name in ready else _made(output, work, shard, known))
         ]
     of_tasks = sorted(slices_folder(work).glob(f"task-*/{WORK}/{LEDGER_FILE}"))
     folders = [work, *(path.parent for path in of_tasks)]
@@ -310,7 +309,7 @@ def _state(output: pathlib.Path, work: pathlib.Path, holder: str, note: str) -> 
         return ("unfinished" if work.is_dir() else "empty"), note
     except CorruptDataError as error:
         return "damaged", str(error)
-    return ("unfinished" if is_being_replaced(output, work / "shards") else "complete"), note
+    return ("unfinished" if run_folder(work).exists() else "complete"), note
 
 
 # ---------------------------------------------------------------- outputs in a store
@@ -339,7 +338,7 @@ class _StoredOutput:
             is_damaged, note = True, str(error)
         before = {} if visible is None else by_shard(visible.all_files)
         tasks, shared = ((), {}) if self._names is None else TaskSession(self._root).tasks()
-        made = {**self._entries(HELD), **self._entries("shards"), **shared}
+        made = {**self._entries(), **shared}
         made = {name: files for name, files in made.items() if files != before.get(name)}
         holder = self._holder() or next((holder for _, holder, _ in tasks if holder), "")
         is_begun = bool(made or tasks)
@@ -352,8 +351,6 @@ class _StoredOutput:
             return dataclasses.replace(found, note=self._others())
         if state in {"complete", "damaged"}:
             return dataclasses.replace(found, **self._counted(list(before.values())))
-        if not before:  # withdrawn, while its shards are replaced
-            before = self._withdrawn()
         return dataclasses.replace(
             found,
             note="; ".join(filter(None, [found.note, "" if holder else self._mark(events)])),
@@ -388,11 +385,6 @@ class _StoredOutput:
 
     # ------------------------------------------------------------ objects
 
-    def _below(self, folder: str) -> list[str]:
-        """Return the names of what is directly in a folder of `.datamat`."""
-        names = [name.removeprefix(f"{folder}/") for name in self._names or () if name.startswith(f"{folder}/")]
-        return [name for name in names if "/" not in name]
-
     def _contents(self, names: Sequence[str]) -> list[Any]:
         """Return the values of JSON objects in `.datamat`; of those that are gone, or damaged, None."""
 
@@ -404,20 +396,15 @@ class _StoredOutput:
 
         return each(content, names)
 
-    def _entries(self, folder: str) -> dict[str, ShardFiles]:
+    def _entries(self) -> dict[str, ShardFiles]:
+        """Return the shards that are in the store, and that no manifest lists yet, by name."""
         found: dict[str, ShardFiles] = {}
-        for value in self._contents([f"{folder}/{name}" for name in self._below(folder) if name.endswith(".json")]):
+        names = [name for name in self._names or () if name.startswith("run-") and name.endswith(".json")]
+        for value in self._contents([name for name in names if not name.endswith("/plan.json")]):
             with contextlib.suppress(ValueError, TypeError, LookupError):
                 files = tuple(ShardInfo.from_json(info) for info in value["files"])
                 found[files[0].name] = files
         return found
-
-    def _withdrawn(self) -> dict[str, ShardFiles]:
-        content = self._work.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES)
-        with contextlib.suppress(CorruptDataError):
-            if content is not None:
-                return by_shard(Manifest.parse(content, self._work.place(MANIFEST_FILE), strict=False).all_files)
-        return {}
 
     def _last_run(self) -> tuple[tuple[LedgerEntry, ...], str]:
         there = self._work.stat(LEDGER_FILE)
@@ -447,7 +434,9 @@ class _StoredOutput:
     # ------------------------------------------------------------ who writes
 
     def _read_mark(self) -> dict[str, Any]:
-        (value,) = self._contents(["run"])
+        """Return what the run that began last has written down: its process, and its plan."""
+        names = [name for name in self._names or () if name.startswith("run-") and name.endswith("/plan.json")]
+        (value,) = self._contents(names[-1:]) or [None]
         return value if isinstance(value, dict) else {}
 
     def _holder(self) -> str:
@@ -466,8 +455,7 @@ class _StoredOutput:
         return f"{who} began to write there last: whether it is still at work, a store does not show"
 
     def _plan(self) -> list[PlannedShard] | None:
-        (value,) = self._contents(["plan.json"])
-        return None if value is None else parse_snapshot(value)
+        return parse_snapshot(self._read_mark().get("shards"))
 
 
 def _made(

@@ -16,8 +16,7 @@ from datamat.directory.manifest import (
     Manifest,
     ShardInfo,
     file_names,
-    put_aside,
-    read_entry,
+    part_of,
     salvaged_shards,
 )
 from datamat.errors import CorruptDataError, OutputError
@@ -104,15 +103,49 @@ def test_entries_are_salvaged_from_a_damaged_manifest(tmp_path):
     assert salvaged_shards(tmp_path) == []
 
 
-def test_manifest_is_set_aside_with_its_entries(tmp_path):
-    """None of it is lost, and no reader takes the directory for finished."""
-    _manifest().write(tmp_path)
+NAMES = ("set-train-00000-of-00001.tfrecord", "set-train-00000-of-00001.idx", "_index/train.index")
 
-    put_aside(tmp_path, tmp_path / "work" / "shards", _manifest().shards)
 
-    assert not (tmp_path / "manifest.json").exists()
-    assert Manifest.read(tmp_path / "work" / "shards") == _manifest()
-    assert read_entry(tmp_path / "work" / "shards" / "set-train-00000-of-00001.json") == _manifest().shards
+@pytest.mark.parametrize("there", [(), NAMES[:1], NAMES[:2], NAMES, "old"])
+def test_readers_take_the_place_that_fits(tmp_path, there):
+    """While files move, each is where it waits, or has its name already, under which that of the set before may be."""
+    places = {name: f".datamat/run-00001/{name}" for name in NAMES}
+    contents = {name: bytes([number]) * 100 for number, name in enumerate(NAMES)}
+    for name, place in places.items():
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / (name if name in there else place)).write_bytes(contents[name])
+        if there == "old":
+            (tmp_path / name).write_bytes(b"o" * 100)
+    part = part_of(contents[NAMES[0]])
+    info = ShardInfo(NAMES[0], "train", 2, 8, (part,), "k" * 32, "f" * 32, part, part, part_of(contents[NAMES[1]]))
+    index = IndexInfo("train", *part_of(contents[NAMES[2]]))
+    _manifest(shards=(info,), index=(index,), moving=places).write(tmp_path)
+
+    found = Manifest.read(tmp_path)
+
+    wanted = {name: name if name in there else places[name] for name in NAMES}
+    assert (found.shards[0].file, found.shards[0].index_file, found.index[0].file) == tuple(wanted.values())
+    assert (found.shards[0].name, found.shards[0].extension) == ("set-train-00000-of-00001", "tfrecord")
+    assert found.index_infos.keys() == {NAMES[2]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"moving": {NAMES[0]: "../elsewhere"}},
+        {"moving": {NAMES[0]: ".datamat/lock"}},
+        {"moving": {"README.md": ".datamat/run-00001/README.md"}},
+        {"going": {"README.md": "1"}},
+        {"going": {"../set-train-00000-of-00001.idx": "1"}},
+    ],
+)
+def test_places_that_no_run_gives_are_refused(tmp_path, change):
+    """Who finishes a publication moves and deletes what the manifest says."""
+    _manifest(**change).write(tmp_path)
+
+    with pytest.raises(CorruptDataError, match="moving or going"):
+        Manifest.read(tmp_path)
 
 
 def test_missing_manifest_tells_an_unfinished_run_from_a_foreign_folder(tmp_path):

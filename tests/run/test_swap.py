@@ -7,7 +7,7 @@ import os
 import small_pairs
 
 from datamat import ShardOptions, verify
-from datamat.directory.manifest import Manifest, by_shard, note_finished, withdraw_manifest, write_entry
+from datamat.directory.manifest import Manifest, by_shard, write_entry
 
 
 class VisibleShards:
@@ -26,19 +26,20 @@ def leave_unnamed(finished, entries):
     for files in by_shard(Manifest.read(finished).all_files).values():
         for name in [name for info in files for name in (info.file, info.index_file)]:
             os.link(finished / name, entries / f"{name}.growing")
-        write_entry(entries, files)
+        write_entry(entries, files, lambda file: entries / f"{file}.growing")
 
 
 def test_shard_that_a_kill_left_unnamed_waits_for_shards_of_another_plan_to_go(source, tmp_path):
-    """Its entry is there and its files are complete, but a run of another plan has since published its own."""
+    """Its entry is there and its files are complete, but a run of another plan has since finished its own."""
     output, one = tmp_path / "out", ShardOptions(num_shards=1)
     small_pairs.job(source, tmp_path / "other", shards=one).run(progress=False)
     small_pairs.job(source, output, shards=ShardOptions(num_shards=2)).run(progress=False)
     theirs = {path.name for path in output.glob("*.tfrecord")}
     entries = output / ".datamat" / "shards"
-    note_finished(output, entries, Manifest.read(output).all_files)
-    withdraw_manifest(output)
-    (entries / "manifest.json").unlink()
+    entries.mkdir()
+    for files in by_shard(Manifest.read(output).all_files).values():
+        write_entry(entries, files, lambda file: output / file)
+    (output / "manifest.json").unlink()
     leave_unnamed(tmp_path / "other", entries)
     looks = VisibleShards(output)
 

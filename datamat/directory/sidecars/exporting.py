@@ -45,6 +45,7 @@ from datamat.directory.files import (
     render_json,
 )
 from datamat.directory.manifest import MANIFEST_FILE, Manifest
+from datamat.directory.publication import finish_publication
 from datamat.directory.sidecars import FromShard, Sidecar
 from datamat.directory.sidecars.croissant import croissant_sidecars
 from datamat.directory.sidecars.huggingface import hugging_face_sidecars
@@ -56,8 +57,9 @@ from datamat.directory.sidecars.indexes import (
     wids_sidecars,
 )
 from datamat.directory.sidecars.tfds import tfds_sidecars
-from datamat.errors import CorruptDataError, OptionError, OutputError, count_of
+from datamat.errors import OptionError, OutputError, count_of
 from datamat.features import Features
+from datamat.folders import LocalFolder
 from datamat.folders.local import expand_home, read_regular, regular_path
 from datamat.folders.urls import is_url, without_secrets
 from datamat.values import frozen
@@ -84,7 +86,7 @@ BUILT_IN: tuple[Sidecar, ...] = (
 )
 _DOCUMENTS = frozenset({"README.md", "croissant.json"})
 _MOST_BYTES = 1 << 32  # of one file: the index of a hundred million members
-_ASIDE = pathlib.PurePath(WORK, "shards")  # the manifest that was there before the run that is under way
+_AHEAD = pathlib.PurePath(WORK, "shards")  # the end of a run removes it, and what a kill leaves there
 RECORD = f"{WORK}/sidecars.json"
 """The digest of each file of a directory that datamat wrote for other readers."""
 _EDITED = pathlib.PurePath(WORK, "quarantine", "edited")
@@ -163,18 +165,20 @@ def export(path: str | os.PathLike[str], *, sidecars: Sequence[Sidecar] = ()) ->
             "written them there: run the job again if some are missing, or export a copy"
         )
     output = pathlib.Path(expand_home(path))
-    manifest = Manifest.read(output)
+    Manifest.read(output)
     work = output / WORK
     refuse_links(work)
     work.mkdir(exist_ok=True)
     with locked(work / "lock"):
+        finish_publication(LocalFolder(output))
+        manifest = Manifest.read(output)
         files = _files(manifest)
         added = _added_files(manifest, sidecars, files)
         record = _read_record(output)
         known = _presumed({**files, **added}) if record is None else record
         report = _write(output, manifest, files, added, known, trusted=None)
         with contextlib.suppress(OSError):  # it is not empty: a run was killed, and the next one resumes from it
-            (output / _ASIDE).rmdir()
+            (output / _AHEAD).rmdir()
     return report
 
 
@@ -184,6 +188,7 @@ def write_sidecars(
     logger: logging.Logger = _LOGGER,
     *,
     sidecars: Sequence[Sidecar] = (),
+    trusted: Manifest | None = None,
 ) -> None:
     """Write what `export` writes, at the end of a run, which holds the lock.
 
@@ -192,10 +197,10 @@ def write_sidecars(
         manifest: the manifest of the run, whether or not it is written already.
         logger: receives a message for each file that stays as it is, and for each that somebody had edited.
         sidecars: sidecars of the user, written beside the built-in ones.
+        trusted: manifest of shards whose indexes, where they exist, are right: that of the set before.
     """
     files = _files(manifest)
     added = _added_files(manifest, sidecars, files)
-    trusted = manifest if _read(output) is not None else _read(output / _ASIDE)
     report = _write(output, manifest, files, added, _read_record(output) or {}, trusted=trusted)
     for name in report.kept:
         if name in _DOCUMENTS:
@@ -205,23 +210,20 @@ def write_sidecars(
     _warn_of_edits(output, report.edited, logger)
 
 
-def withdraw_sidecars(output: pathlib.Path, fingerprints: Mapping[str, str], logger: logging.Logger = _LOGGER) -> None:
-    """Remove what earlier runs wrote for other readers, because it will be wrong once shards change.
+def withdraw_sidecars(output: pathlib.Path, before: Manifest | None, logger: logging.Logger = _LOGGER) -> set[str]:
+    """Remove, and return the names of, what earlier runs wrote for other readers, because it will be wrong once shards change.
 
     Args:
-        output: the directory, whose manifest is put aside.
-        fingerprints: fingerprint of each planned shard, by its name. What a finished run wrote for just these shards
-            stays.
+        output: the directory.
+        before: manifest of the shards that are there; None where there is none.
         logger: receives a warning for each file that somebody had edited.
     """
-    before = _read(output / _ASIDE)
-    if before and {shard.name: shard.fingerprint for shard in before.shards} == fingerprints:
-        return
     record = _read_record(output)
     if record is None and before:  # without a record, what is as that manifest gave it is datamat's, and nothing else
         texts = {name: content for name, content in _files(before).items() if isinstance(content, bytes)}
         record = {name: _Written(_digest(text)) for name, text in texts.items() if _content(output / name) == text}
     _warn_of_edits(output, _remove(output, record or {}, set(record or {})), logger)
+    return {name for name in record or () if not os.path.lexists(output / name)}
 
 
 def sidecar_names(manifest: Manifest) -> set[str]:
@@ -229,9 +231,14 @@ def sidecar_names(manifest: Manifest) -> set[str]:
     return set(_files(manifest))
 
 
-def known_sidecars(output: pathlib.Path) -> set[str]:
-    """Return the names of the files for programs that datamat wrote to a directory, by its record alone."""
-    return {*(_read_record(output) or ())} - _DOCUMENTS
+def known_sidecars(output: pathlib.Path, *, documents: bool = False) -> set[str]:
+    """Return the names of the files for programs that datamat wrote to a directory, by its record alone.
+
+    Args:
+        output: the directory.
+        documents: whether those for people count, too.
+    """
+    return {*(_read_record(output) or ())} - (frozenset() if documents else _DOCUMENTS)
 
 
 def sidecar_problems(
@@ -423,7 +430,7 @@ def _is_made_ahead(output: pathlib.Path, name: str, content: bytes | FromShard) 
     """Give an index that a worker has made its name, and tell whether there was one for it to take."""
     if isinstance(content, bytes):
         return False
-    ahead = index_ahead(output / _ASIDE, content.shard.file, content.shard.checksum)
+    ahead = index_ahead(output / _AHEAD, content.shard.file, content.shard.checksum)
     if os.path.lexists(output / name) or ahead.is_symlink() or not ahead.is_file():
         return False
     publish(ahead, output / name)
@@ -530,12 +537,6 @@ def _digest(content: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(content)
 
 
-def _read(folder: pathlib.Path) -> Manifest | None:
-    with contextlib.suppress(OutputError, CorruptDataError):
-        return Manifest.read(folder)
-    return None
-
-
 def _content(path: pathlib.Path) -> bytes | None:
     """Return the content of a file, None where nothing is there; nothing of what is no file that we may read.
 
@@ -557,8 +558,7 @@ def _content(path: pathlib.Path) -> bytes | None:
 
 
 def _commit(output: pathlib.Path, name: str | pathlib.PurePath, content: bytes) -> None:
-    # Through `shards`, which the end of a run removes: what a kill leaves there is not seen, and does not stay.
-    through = output / _ASIDE
+    through = output / _AHEAD
     through.mkdir(parents=True, exist_ok=True)
     with commit(output / name, through=through) as file:
         file.write(content)
