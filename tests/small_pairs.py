@@ -70,5 +70,5 @@ def digests(folder):
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(pathlib.Path(folder).rglob("*"))
-        if path.is_file() and ".datamat" not in path.parts
+        if path.is_file() and not any(part.startswith(".datamat") for part in path.relative_to(folder).parts)
     }

@@ -21,7 +21,7 @@ from datamat.directory.fetching import each
 from datamat.directory.files import WORK, check_lock
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
 from datamat.errors import CorruptDataError
-from datamat.folders.base import AbsentError, ChangedError, ExistsError, ReplaceIf, UnsupportedError
+from datamat.folders.base import ASIDE, AbsentError, ChangedError, ExistsError, ReplaceIf, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -63,6 +63,9 @@ def publish_manifest(folder: Folder, manifest: Manifest, seen: str, going: Itera
 
 def finish_publication(folder: Folder) -> None:
     """Finish what a killed process has begun to publish; whoever writes to a set calls this first."""
+    if (here := folder.local_path()) is not None:
+        for path in here.glob(f"{ASIDE}*"):  # what it has left of the manifest
+            path.unlink(missing_ok=True)
     version = version_there(folder)
     try:
         content = folder.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES) if version else None

@@ -286,7 +286,10 @@ def opened_output(job: Job, *, is_shared: bool = False) -> Iterator[RemoteOutput
     remote.begin()
     try:
         yield remote
-    except OutputError:  # the store is out of reach, or another run's
+    except ChangedError:  # another has published
+        remote.give_up()
+        raise
+    except OutputError:  # the store is out of reach
         raise
     except BaseException:
         remote.end()
@@ -596,21 +599,16 @@ class RemoteOutput:
                 moving |= {name: f"{stored.folder}{name}" for name in stored.objects}
         if manifest.render() == self._content and not moving:
             return
-        lost = [name for names in each(self._lost, self._stored.values()) for name in names]
-        if lost:
+        mine = {info.name for info in manifest.all_files}
+        late = [name for name in self._store.list() or () if name.partition(".")[0] in self._others - mine]
+        changed = dataclasses.replace(manifest, moving=moving)
+        check_published(self._store, self._seen)
+        if lost := [name for names in each(self._lost, self._stored.values()) for name in names]:
             raise OutputError(
                 f"{self._store.place(lost[0])} was uploaded, and is gone or another one now; something else deletes or "
                 "writes there: end that, and run again"
             )
-        mine = {info.name for info in manifest.all_files}
-        late = [name for name in self._store.list() or () if name.partition(".")[0] in self._others - mine]
-        changed = dataclasses.replace(manifest, moving=moving)
-        try:
-            self._seen = publish_manifest(self._store, changed, self._seen, {*going, *late} - moving.keys())
-        except ChangedError:
-            named = {name for stored in self._stored.values() if not stored.folder for name in stored.objects}
-            remove_unlisted(self._store, named | moving.keys())
-            raise
+        self._seen = publish_manifest(self._store, changed, self._seen, {*going, *late} - moving.keys())
         self._content = manifest.render()
         for name in [info.name for info in manifest.index if info.name in moving]:
             known = self._known.pop(moving[name])
@@ -657,6 +655,10 @@ class RemoteOutput:
                 continue
             if path.is_file() and not path.is_symlink() and not is_stand_in(path):
                 yield name, path
+
+    def give_up(self) -> None:
+        """Delete what this run has given names to, as far as the set of another that is published lacks it."""
+        remove_unlisted(self._store, {name for stored in self._stored.values() for name in stored.objects})
 
     def sweep(self) -> None:
         """Remove what runs have left in the store, their plans last, once the set is published; not what is newer."""

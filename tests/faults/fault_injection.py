@@ -23,6 +23,8 @@ import psutil
 import pytest
 import small_pairs
 
+from datamat import load, verify
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -350,7 +352,15 @@ def check_visible(output: pathlib.Path, reference: dict[str, str]) -> None:
     assert {name: reference.get(name) for name in found} == found
 
 
+def records(output: pathlib.Path | str) -> dict[str, bytes]:
+    """Return what readers find in a finished directory, with which nothing is wrong: the image of each key."""
+    report = verify(output)
+    assert report.ok, str(report)
+    return {sample["key"]: sample["image"].tobytes() for sample in load(output)}
+
+
 def left_behind(output: pathlib.Path) -> list[str]:
-    """Return what a run should have removed from `.datamat` but did not."""
+    """Return what a run should have removed from `.datamat`, or beside it, but did not."""
     kept = {"inputs", "lock", "ledger.jsonl", "memos.json", "names.json", "quarantine", "sidecars.json"}
-    return sorted(path.name for path in (output / ".datamat").iterdir() if path.name not in kept)
+    found = [path.name for path in (output / ".datamat").iterdir() if path.name not in kept]
+    return sorted(found + [path.name for path in output.rglob(".datamat-*")])

@@ -169,7 +169,7 @@ def test_lost_object_is_made_again(s3, make):
     ("verb", "path", "is_published"),
     [
         ("write", "manifest.json", False),
-        ("delete", r"data-train-00001-of-00002.tfrecord", True),
+        ("delete", r"data-train-00001-of-00003.tfrecord", True),
         ("copy", r"data-train-.*idx", True),
         ("copy", r"_index/train.keys", True),
         ("write", "README.md", True),
@@ -177,7 +177,7 @@ def test_lost_object_is_made_again(s3, make):
 )
 def test_work_of_a_lost_machine_is_taken_over(s3, make, stopped, numbers, tmp_path, verb, path, is_published, machine):
     """By one that has the dataset before, or nothing: shards that wait, and those that were being moved."""
-    make(20, "old")
+    make(20, "old", 3)
     stopped(verb, path, 30, "lost")
 
     assert numbers() == rows(30 if is_published else 20)

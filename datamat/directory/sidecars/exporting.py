@@ -211,7 +211,7 @@ def write_sidecars(
 
 
 def withdraw_sidecars(output: pathlib.Path, before: Manifest | None, logger: logging.Logger = _LOGGER) -> set[str]:
-    """Remove, and return the names of, what earlier runs wrote for other readers, because it will be wrong once shards change.
+    """Remove what earlier runs wrote for other readers, as it will be wrong once shards change; return what is gone.
 
     Args:
         output: the directory.
