@@ -1119,7 +1119,7 @@ class ShardBuilder:
     def _drop_other_formats(self, infos: ShardFiles) -> None:
         """Remove the files of the shard in formats that are no longer wanted."""
         mine = {name for info in infos for name in (info.file, info.index_file)}
-        for info in self.previous() or ():
+        for info in read_entry(self._entry(waits=False)) or ():  # what is published goes with its set
             for name in {info.file, info.index_file} - mine:
                 (self._output / name).unlink(missing_ok=True)
 
