@@ -20,6 +20,7 @@ from dict_folder import DictFolder
 from lines_format import AssembledLines, LinesAssembler, LinesFormat, LinesWriter
 
 from datamat import DatasetWriter, DataSource, Features, IndexRow, Scalar, Text, register_standin, testing
+from datamat.directory.sidecars.tfds import tfds_entries
 from datamat.errors import CorruptDataError, OutputError, SchemaError
 from datamat.events import LimitReached, PartDone, RunEnded, RunStarted, ShardFinished
 from datamat.features import Feature
@@ -336,6 +337,13 @@ class EncodesBlocksInSeconds(Seconds):
 class OtherInBlocks(Seconds):
     def decode_block(self, name, columns):
         return np.array([row[0] for row in columns[name].rows()]) / 999
+
+
+class UnknownToTfds(Seconds):
+    pass
+
+
+tfds_entries.register(UnknownToTfds)(lambda feature, name: {})
 
 
 class OtherInTensorFlow(Seconds):
@@ -760,6 +768,7 @@ DEFECTS = {
         ),
         "test_value_survives_every_format": (OtherInBlocks, "tfrecord: values, as a block: entry 1: found"),
         "test_value_survives_a_run": (DecodesOnce, "values, one by one: entry 0: found"),
+        "test_sidecars_describe_its_columns": (UnknownToTfds, "columns with an entry for TFDS: found set"),
         "test_tf_data_gives_the_same_values": (OtherInTensorFlow, "values of tf.data: entry 1: found"),
     },
     SidecarTests: {

@@ -683,20 +683,6 @@ class Feature(abc.ABC):
         """
         return None
 
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        """Return an entry of TFDS's `features.json` for each column: a TFDS feature that reads it as stored."""
-        text = tfds_feature("text_feature.Text", text={})
-        binary = {"bytes": text, "bytes_list": tfds_sequence(text, None)}
-        return {column: binary.get(kind) or tfds_tensor((None,), kind) for column, kind in self.columns(name).items()}
-
-    def hugging_face_type(self) -> Any:
-        """Return the type of the column `name` in a Hugging Face dataset card; None derives it from the Arrow type."""
-        return None
-
-    def croissant_type(self) -> str | None:
-        """Return the `dataType` of the column `name` in Croissant; None derives it from the Arrow type."""
-        return None
-
 
 to_json_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode
 """Returns the one text that stands for a JSON value: keys in order, no spaces, no NaN."""
@@ -757,42 +743,6 @@ def bytes_array(values: Sequence[Any]) -> np.ndarray:
     found = np.empty(len(values), object)
     found[:] = values
     return found
-
-
-_TFDS = "tensorflow_datasets.core.features."
-_NOT_DECODED = {"uint32"}  # `tf.io.decode_raw` has no such type
-
-
-def tfds_feature(kind: str, **content: Any) -> dict[str, Any]:
-    """Return an entry of `features.json`, in the form of TFDS's feature.proto.
-
-    Args:
-        kind: module and class of the feature, below `tensorflow_datasets.core.features`.
-        content: further fields of the entry.
-    """
-    return {"pythonClassName": f"{_TFDS}{kind}", **content}
-
-
-def tfds_tensor(shape: Shape, dtype: str, *, is_raw: bool = False) -> dict[str, Any]:
-    """Return the entry of an array of numbers, or of its little-endian bytes."""
-    if is_raw and dtype in _NOT_DECODED:
-        return tfds_feature("text_feature.Text", text={})
-    tensor = {"shape": tfds_shape(shape), "dtype": dtype, "encoding": "bytes" if is_raw else "none"}
-    return tfds_feature("tensor_feature.Tensor", tensor=tensor)
-
-
-def tfds_sequence(feature: dict[str, Any], length: int | None) -> dict[str, Any]:
-    """Return the entry of a list of features."""
-    return tfds_feature("sequence_feature.Sequence", sequence={"feature": feature, "length": str(_tfds_size(length))})
-
-
-def tfds_shape(shape: Shape) -> dict[str, Any]:
-    """Return a shape as protobuf's JSON writes it: 64-bit numbers as strings, -1 for a size that varies."""
-    return {"dimensions": [str(_tfds_size(size)) for size in shape]} if shape else {}
-
-
-def _tfds_size(size: int | None) -> int:
-    return -1 if size is None else size
 
 
 def checked_shape(shape: Any, where: str) -> Shape:

@@ -35,9 +35,6 @@ from datamat.features.base import (
     ragged,
     shape_text,
     tf_dtype,
-    tfds_feature,
-    tfds_sequence,
-    tfds_tensor,
 )
 from datamat.features.pictures import Depth, Image, Keypoints, Mask, Polygons, Video, video_extension
 from datamat.features.statistics import FieldStatistics, Numbers, Statistics, merged
@@ -752,102 +749,96 @@ class _OfAnother(Feature):
 
     @property
     @abc.abstractmethod
-    def _asked(self) -> Feature:
+    def stored(self) -> Feature:
         """The feature that answers."""
 
     @property
     def preview(self) -> Any:  # type: ignore[override]  # a class has no single answer
         """What previews draw: what they draw of the other feature, and nothing of many values."""
-        return None if self._holds_many else self._asked.preview
+        return None if self._holds_many else self.stored.preview
 
     def value_type(self) -> tuple[str, Shape]:
-        return self._asked.value_type()
+        return self.stored.value_type()
 
     def packages(self, *, drawn: bool) -> frozenset[str]:
-        return self._asked.packages(drawn=drawn)
+        return self.stored.packages(drawn=drawn)
 
     def class_names(self) -> tuple[str, ...] | None:
-        return self._asked.class_names()
+        return self.stored.class_names()
 
     def class_colours(self) -> tuple[tuple[int, int, int], ...]:
-        return self._asked.class_colours()
+        return self.stored.class_colours()
 
     def target(self) -> Target | None:
-        return self._asked.target()
+        return self.stored.target()
 
     def points(self, value: Any) -> np.ndarray:
-        return self._asked.points(value)
+        return self.stored.points(value)
 
     def with_points(
         self, value: Any, points: np.ndarray, size: tuple[int, int] | None
     ) -> tuple[Any, np.ndarray | None]:
-        return self._asked.with_points(value, points, size)
+        return self.stored.with_points(value, points, size)
 
     def needs_every_point(self) -> bool:
-        return self._asked.needs_every_point()
+        return self.stored.needs_every_point()
 
     def may_lose_rows(self) -> bool:
-        return self._asked.may_lose_rows()
+        return self.stored.may_lose_rows()
 
     def outlines(self, value: Any, height: int, width: int) -> list[np.ndarray]:
-        return self._asked.outlines(value, height, width)
+        return self.stored.outlines(value, height, width)
 
     def outline_names(self) -> tuple[str, ...]:
-        return self._asked.outline_names()
+        return self.stored.outline_names()
 
     def display(self, value: Any) -> np.ndarray:
-        return self._asked.display(value)
+        return self.stored.display(value)
 
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        return self._asked.arrow_types(name)
+        return self.stored.arrow_types(name)
 
     def is_large(self) -> bool:
-        return self._asked.is_large()
+        return self.stored.is_large()
 
     def is_compressed(self) -> bool:
-        return self._asked.is_compressed()
+        return self.stored.is_compressed()
 
     def is_smooth(self) -> bool:
-        return self._asked.is_smooth()
+        return self.stored.is_smooth()
 
     def tar_form(self) -> Literal["json", "npy", "file"]:
-        return self._asked.tar_form()
+        return self.stored.tar_form()
 
     def extension(self, data: bytes) -> str:
-        return self._asked.extension(data)
+        return self.stored.extension(data)
 
     def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        return self._asked.observe(name, columns)
+        return self.stored.observe(name, columns)
 
     def observes(self) -> bool:
-        return self._asked.observes()
+        return self.stored.observes()
 
     def observed_bytes(self, data: bytes) -> bytes:
-        return self._asked.observed_bytes(data)
+        return self.stored.observed_bytes(data)
 
     def observe_value(self, value: Any) -> FieldStatistics:
-        return self._asked.observe_value(value)
+        return self.stored.observe_value(value)
 
     def observes_values(self) -> bool:
-        return self._asked.observes_values()
+        return self.stored.observes_values()
 
     def observes_stored_values(self) -> bool:
-        return self._asked.observes_stored_values()
+        return self.stored.observes_stored_values()
 
     def encodes_blocks(self) -> bool:
-        return self._asked.encodes_blocks()
+        return self.stored.encodes_blocks()
 
     def decodes_blocks(self) -> bool:
-        return self._asked.decodes_blocks()
+        return self.stored.decodes_blocks()
 
     def decodes_in_graph(self) -> bool:
-        return self._asked.decodes_in_graph()
-
-    def hugging_face_type(self) -> Any:
-        return self._asked.hugging_face_type()
-
-    def croissant_type(self) -> str | None:
-        return self._asked.croissant_type()
+        return self.stored.decodes_in_graph()
 
 
 @frozen()
@@ -889,7 +880,7 @@ class Nullable(_OfAnother):
             )
 
     @property
-    def _asked(self) -> Feature:
+    def stored(self) -> Feature:
         return _alone(self.feature, "Nullable")
 
     def parts(self) -> tuple[Feature, ...]:
@@ -916,13 +907,13 @@ class Nullable(_OfAnother):
         return found
 
     def encodes_blocks(self) -> bool:
-        return not _holds_lists(self.feature) and self._asked.encodes_blocks()
+        return not _holds_lists(self.feature) and self.stored.encodes_blocks()
 
     def decodes_blocks(self) -> bool:
-        return not _holds_lists(self.feature) and self._asked.decodes_blocks()
+        return not _holds_lists(self.feature) and self.stored.decodes_blocks()
 
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        found = self._asked.arrow_types(name)
+        found = self.stored.arrow_types(name)
         return {**found, f"{name}/present": ("int64", ())} if _holds_lists(self.feature) else found
 
     def encode_block(self, name: str, values: Any) -> dict[str, Any]:
@@ -1033,10 +1024,6 @@ class Nullable(_OfAnother):
     def tf_block(self) -> Literal["tensor"] | None:
         return _tf_block_of_many(self.feature)
 
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        found = _tfds_entries_of_many(self._gathered(name), self.feature, name)
-        return {**found, f"{name}/present": tfds_tensor((None,), "int64")} if _holds_lists(self.feature) else found
-
     def _gathered(self, name: str) -> Mapping[str, _Gathered]:
         return _gathered_columns(self.feature, name)
 
@@ -1118,17 +1105,6 @@ def _stacked_for_tf(feature: Feature, values: collections.abc.Sequence[Any]) -> 
     else:
         kind = dtype_of(dtype)
     return np.stack(found) if found else np.empty((0, *(size or 0 for size in shape)), kind)
-
-
-def _tfds_entries_of_many(gathered: Mapping[str, _Gathered], feature: Feature, name: str) -> dict[str, dict[str, Any]]:
-    """Return the entries of TFDS for columns of any number of values of a feature."""
-    text = tfds_feature("text_feature.Text", text={})
-    entries = feature.tfds_entries(name)
-    changed = {
-        column: tfds_sequence(text if found.kind == "bytes_list" != found.inner else entries[column], None)
-        for column, found in gathered.items()
-    }
-    return {**entries, **changed}
 
 
 def _in_tensor(value: Any) -> bytes:
@@ -1231,7 +1207,7 @@ class _ListOf(_OfAnother):
 
 
 @frozen()
-class _Listed(_ListOf):
+class Listed(_ListOf):
     """Any number of values that no array holds: strings, bytes, JSON, times, pictures, lists, arrays of any size."""
 
     feature: Feature
@@ -1251,7 +1227,7 @@ class _Listed(_ListOf):
             )
 
     @property
-    def _asked(self) -> Feature:
+    def stored(self) -> Feature:
         return self.feature
 
     def columns(self, name: str) -> dict[str, Kind]:
@@ -1399,16 +1375,6 @@ class _Listed(_ListOf):
     def tf_block(self) -> Literal["tensor"] | None:
         return None if self._flattened("value") else _tf_block_of_many(self.feature)
 
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        found = _tfds_entries_of_many(self._gathered(name), self.feature, name)
-        types = self.arrow_types(name)
-        for column, how in self._flattened(name).items():
-            if how.kind != "bytes_list":
-                dtype, sizes = types[column]
-                found[column] = tfds_tensor(sizes, dtype, is_raw=how.kind == "bytes")
-            found[f"{column}/lengths"] = tfds_tensor((None,), "int64")
-        return found
-
     def _gathered(self, name: str) -> Mapping[str, _Gathered]:
         """Return how the columns are stored whose values are all of one size."""
         flattened = self._flattened(name)
@@ -1440,41 +1406,41 @@ _COUNTS_OF_ITEMS = {"items", "length"}
 
 
 @frozen()
-class _WithGaps(_ListOf):
+class WithGaps(_ListOf):
     """A list in which each item is None or a value of a feature: a list of the values, and where they are."""
 
     feature: Feature
 
     def __post_init__(self) -> None:
-        if "value/present" in self._asked.columns("value"):
+        if "value/present" in self.stored.columns("value"):
             raise SchemaError(f"ListOf: {self.feature.declared()} marks what is missing in itself; declare Json()")
 
     @property
-    def _asked(self) -> ListOf:
+    def stored(self) -> ListOf:
         return ListOf(self.feature)
 
     def columns(self, name: str) -> dict[str, Kind]:
-        return {**self._asked.columns(name), f"{name}/present": "int64"}
+        return {**self.stored.columns(name), f"{name}/present": "int64"}
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         rows = list(value)
         present = np.array([row is not None for row in rows], np.int64)
         try:
-            columns = self._asked.encode(name, [row for row in rows if row is not None])
+            columns = self.stored.encode(name, [row for row in rows if row is not None])
         except SchemaError:
             for number in np.flatnonzero(present).tolist():
                 try:
                     self.feature.encode(name, as_array(rows[number]))
                 except SchemaError as error:
                     found = _of_item(name, self.feature, number, rows[number], error)
-                    raise _declared_as(self, self._asked, found) from error
+                    raise _declared_as(self, self.stored, found) from error
             raise
         return {**columns, f"{name}/present": present}
 
     def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
         present = columns[f"{name}/present"]
         assert isinstance(present, RaggedColumn)
-        found = {key: one for key, one in self._asked.observe(name, columns).items() if key not in _COUNTS_OF_ITEMS}
+        found = {key: one for key, one in self.stored.observe(name, columns).items() if key not in _COUNTS_OF_ITEMS}
         items = Numbers.of(present.lengths, with_bins=True)
         return {**found, "items": items, "missing": int(np.count_nonzero(present.values == 0))}
 
@@ -1488,13 +1454,13 @@ class _WithGaps(_ListOf):
         self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
     ) -> Any:
         del out
-        return self._spread(name, columns, self._asked.decode_into(name, columns, None, are_intact=are_intact))
+        return self._spread(name, columns, self.stored.decode_into(name, columns, None, are_intact=are_intact))
 
     def decodes_blocks(self) -> bool:
         return False
 
     def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return self._spread(name, columns, self._asked.encoded_value(name, columns))
+        return self._spread(name, columns, self.stored.encoded_value(name, columns))
 
     def prepare(self, name: str, value: Any) -> Any:
         return [None if item is None else self.feature.prepare(name, item) for item in value]
@@ -1503,7 +1469,7 @@ class _WithGaps(_ListOf):
         return f"list of {self.feature.declared()}, or None"
 
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        return {**self._asked.arrow_types(name), f"{name}/present": ("int64", (None,))}
+        return {**self.stored.arrow_types(name), f"{name}/present": ("int64", (None,))}
 
     def json_value(self, value: Any) -> Any:
         return [None if item is None else self.feature.json_value(item) for item in value]
@@ -1523,16 +1489,13 @@ class _WithGaps(_ListOf):
     def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
         import tensorflow as tf
 
-        found, present = self._asked.decode_tf(name, columns), columns[f"{name}/present"]
+        found, present = self.stored.decode_tf(name, columns), columns[f"{name}/present"]
         if None not in self.feature.tf_type()[1]:  # where they differ in shape, they are strings already
             found = tf.map_fn(tf.io.serialize_tensor, found, fn_output_signature=tf.TensorSpec((), tf.string))
         return tf.gather(tf.concat([[""], found], 0), tf.cumsum(present) * present)
 
     def tf_block(self) -> None:
         return None
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        return {**self._asked.tfds_entries(name), f"{name}/present": tfds_tensor((None,), "int64")}
 
     def _spread(self, name: str, columns: Mapping[str, Column], values: Any) -> list[Any]:
         """Return values with None where one is missing."""
@@ -1552,7 +1515,7 @@ def _stored_list(feature: Feature) -> Feature:
         return Tensor((None, *feature.shape), feature.dtype, feature.encoding)
     if type(feature) is ClassLabel and not feature.shape:
         return dataclasses.replace(feature, shape=(None,))
-    return _WithGaps(feature.feature) if isinstance(feature, Nullable) else _Listed(feature)
+    return WithGaps(feature.feature) if isinstance(feature, Nullable) else Listed(feature)
 
 
 @frozen()
@@ -1586,46 +1549,46 @@ class ListOf(_OfAnother):
             _stored_list(self.feature)
 
     @property
-    def _asked(self) -> Feature:
+    def stored(self) -> Feature:
         return _stored_list(_alone(self.feature, "ListOf"))
 
     def parts(self) -> tuple[Feature, ...]:
         return (self.feature,)
 
     def columns(self, name: str) -> dict[str, Kind]:
-        return self._asked.columns(name)
+        return self.stored.columns(name)
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         found = self._list(name, value)
         try:
-            return self._asked.encode(name, found)
+            return self.stored.encode(name, found)
         except SchemaError as error:
-            raise _declared_as(self, self._asked, error) from error
+            raise _declared_as(self, self.stored, error) from error
 
     def encode_block(self, name: str, values: Any) -> dict[str, Any]:
         if not isinstance(values, (np.ndarray, RaggedColumn)):
             values = [self._list(name, value) for value in values]
         try:
-            return self._asked.encode_block(name, values)
+            return self.stored.encode_block(name, values)
         except SchemaError as error:
-            raise _declared_as(self, self._asked, error) from error
+            raise _declared_as(self, self.stored, error) from error
 
     def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return self._asked.decode(name, columns)
+        return self.stored.decode(name, columns)
 
     def decode_into(
         self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
     ) -> Any:
-        return self._asked.decode_into(name, columns, out, are_intact=are_intact)
+        return self.stored.decode_into(name, columns, out, are_intact=are_intact)
 
     def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
-        return self._asked.decode_block(name, columns)
+        return self.stored.decode_block(name, columns)
 
     def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return self._asked.encoded_value(name, columns)
+        return self.stored.encoded_value(name, columns)
 
     def prepare(self, name: str, value: Any) -> Any:
-        return self._asked.prepare(name, value)
+        return self.stored.prepare(name, value)
 
     def is_ragged(self) -> bool:
         return True
@@ -1641,28 +1604,25 @@ class ListOf(_OfAnother):
         return cls(**{**arguments, "feature": _feature_from_json("feature", arguments["feature"])})
 
     def json_value(self, value: Any) -> Any:
-        return self._asked.json_value(value)
+        return self.stored.json_value(value)
 
     def value_of_json(self, plain: Any) -> Any:
-        return self._asked.value_of_json(plain)
+        return self.stored.value_of_json(plain)
 
     def tf_type(self) -> tuple[str, Shape]:
-        return self._asked.tf_type()
+        return self.stored.tf_type()
 
     def tf_value(self, value: Any) -> Any:
-        return self._asked.tf_value(value)
+        return self.stored.tf_value(value)
 
     def value_of_tf(self, value: Any) -> Any:
-        return self._asked.value_of_tf(value)
+        return self.stored.value_of_tf(value)
 
     def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        return self._asked.decode_tf(name, columns)
+        return self.stored.decode_tf(name, columns)
 
     def tf_block(self) -> Literal["tensor", "python"] | None:
-        return self._asked.tf_block()
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        return self._asked.tfds_entries(name)
+        return self.stored.tf_block()
 
     def _list(self, name: str, value: Any) -> Any:
         """Return a value as the feature that stores it takes it: numbers as an array."""
@@ -1671,7 +1631,7 @@ class ListOf(_OfAnother):
             return value
         if not isinstance(value, (list, tuple)):
             raise mismatch(name, self, f"{kind_of(value)}", "give a list")
-        stored = self._asked
+        stored = self.stored
         return _array_of_items(name, self, stored, value) if isinstance(stored, Tensor) else value
 
 
@@ -1816,7 +1776,6 @@ def _check_foreign(name: str, feature: Feature) -> None:
         "columns": not kinds or any(column != name and not column.startswith(f"{name}/") for column in kinds),
         "the kinds of columns": not set(kinds.values()) <= {*get_args(Kind)},
         "arrow_types": feature.arrow_types(name).keys() != kinds.keys(),
-        "tfds_entries": feature.tfds_entries(name).keys() != kinds.keys(),
         "target": feature.target() not in {None, *get_args(Target)},
         "tar_form": feature.tar_form() not in {"json", "npy", "file"},
         "tf_block": feature.tf_block() not in {None, "tensor", "python"} or (feature.tf_block() and len(kinds) != 1),

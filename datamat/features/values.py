@@ -33,10 +33,6 @@ from datamat.features.base import (
     mismatch,
     one_bytes,
     shape_text,
-    tfds_feature,
-    tfds_sequence,
-    tfds_shape,
-    tfds_tensor,
     to_json_text,
 )
 from datamat.features.statistics import Counts, FieldStatistics, Numbers
@@ -186,14 +182,6 @@ class ClassLabel(Feature):
     def tf_block(self) -> Literal["tensor"]:
         return "tensor"
 
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        label = tfds_feature("class_label_feature.ClassLabel", classLabel={"numClasses": str(self.num_classes)})
-        return {name: tfds_sequence(label, self.shape[0]) if self.shape else label}
-
-    def hugging_face_type(self) -> Any:
-        names = {str(number): name for number, name in enumerate(self.names)}
-        return {"class_label": {"names": names}} if names else None
-
     def _are_ids(self, values: np.ndarray) -> bool:
         return not values.size or bool(values.min() >= 0 and values.max() < (self.num_classes or 0))
 
@@ -333,12 +321,6 @@ class BBoxes(Feature):
 
     def tf_block(self) -> Literal["tensor"]:
         return "tensor"
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        if self.rotated:
-            return {name: tfds_tensor((None, 5), "float32")}
-        box = {"shape": tfds_shape((4,)), "dtype": "float32", "bboxFormat": "REL_YXYX"}
-        return {name: tfds_sequence(tfds_feature("bounding_boxes.BBoxFeature", boundingBox=box), None)}
 
 
 @frozen()
@@ -603,9 +585,6 @@ class Timestamp(Feature):
     def tf_block(self) -> Literal["tensor"]:
         return "tensor"
 
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        return {name: tfds_tensor((), "int64")}
-
     def _microseconds(self, name: str, value: Any) -> int:
         if isinstance(value, np.ndarray) and value.ndim == 0:
             value = value[()]
@@ -697,9 +676,6 @@ class Scalar(Feature):
 
     def tf_block(self) -> Literal["tensor"]:
         return "tensor"
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        return {name: tfds_tensor((), self.dtype, is_raw=_KIND_OF_DTYPE[self.dtype] == "bytes")}
 
 
 @frozen()
@@ -857,15 +833,6 @@ class Tensor(Feature):
     def tf_block(self) -> Literal["tensor"]:
         return "tensor"
 
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        is_raw = self._kind == "bytes"
-        if not self.keeps_shape:
-            return {name: tfds_tensor(self.shape, self.dtype, is_raw=is_raw)}
-        return {
-            name: tfds_tensor((None,), self.dtype, is_raw=is_raw),
-            f"{name}/shape": tfds_tensor((len(self.shape),), "int64"),
-        }
-
 
 @frozen()
 class Tokens(Feature):
@@ -955,9 +922,6 @@ class Tokens(Feature):
 
     def tf_block(self) -> Literal["tensor"]:
         return "tensor"
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        return {name: tfds_tensor((None,), str(self.dtype), is_raw=True)}
 
     @property
     def _bounds(self) -> tuple[int, int]:
@@ -1390,12 +1354,6 @@ class Audio(Feature):
             picture[top : bottom + 1, column] = _WAVE_INK
         picture[-_SPECTRUM_HEIGHT:] = _spectrogram(value.mean(axis=1) if value.size else np.zeros(0, np.float32))
         return picture
-
-    def hugging_face_type(self) -> Any:
-        return "audio" if self.sample_rate is None else {"audio": {"sampling_rate": self.sample_rate}}
-
-    def croissant_type(self) -> str:
-        return "sc:AudioObject"
 
     def _samples(self, name: str, value: Any) -> np.ndarray:
         """Return an array as float32 (num_samples, num_channels)."""

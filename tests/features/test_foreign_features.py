@@ -127,6 +127,22 @@ def test_foreign_feature_is_read_by_frameworks(tmp_path, installed, format_name)
     assert dataset.to_tf().element_spec["sound"].shape.as_list() == [None, 2]
 
 
+def test_clients_know_a_foreign_feature_by_its_arrow_type(tmp_path, installed):
+    """Unless its package says more, as this one says to Croissant."""
+    folder = write(tmp_path / "out", installed, ["tfrecord", "parquet"])
+
+    entries = json.loads((folder / "features.json").read_text())["content"]["features"]
+    fields = {
+        field["source"]["extract"]["column"]: field["dataType"]
+        for field in json.loads((folder / "croissant.json").read_text())["recordSet"][0]["field"]
+    }
+
+    assert "text" in entries["sound"] and entries["degrees"]["tensor"]["dtype"] == "int64"
+    assert "text" in entries["maybe"]["sequence"]["feature"]
+    assert "- name: sound\n      dtype: binary\n" in (folder / "README.md").read_text()
+    assert fields["sound"] == "sc:AudioObject" and fields["degrees"] == "sc:Integer"
+
+
 def test_foreign_feature_is_converted(tmp_path, installed):
     """A conversion copies columns to every format, in a worker that registered no class."""
     source = write(tmp_path / "source", installed, "parquet")
