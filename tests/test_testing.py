@@ -26,6 +26,7 @@ from datamat.events import LimitReached, PartDone, RunEnded, RunStarted, ShardFi
 from datamat.features import Feature
 from datamat.folders import AbsentError
 from datamat.formats import Offsets
+from datamat.readers.tf import TfField, tf_field
 
 # ---------------------------------------------------------------- dataset writers
 
@@ -347,10 +348,16 @@ tfds_entries.register(UnknownToTfds)(lambda feature, name: {})
 
 
 class OtherInTensorFlow(Seconds):
-    def decode_tf(self, name, columns):
-        import tensorflow as tf
+    pass
 
-        return tf.cast(columns[name][0], tf.float64)
+
+def in_thousandths(name, columns):
+    import tensorflow as tf
+
+    return tf.cast(columns[name][0], tf.float64)
+
+
+tf_field.register(OtherInTensorFlow)(lambda _: TfField("float64", (), in_thousandths))
 
 
 class FeatureTests(testing.FeatureConformance):

@@ -35,8 +35,6 @@ __all__ = [
     "join_blocks",
     "num_bytes_of",
     "ragged",
-    "tf_dtype",
-    "tf_value",
 ]
 
 Column: TypeAlias = bytes | Sequence[bytes] | np.ndarray
@@ -66,7 +64,6 @@ _PILLOW_MODES = {"L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "
 # object            what JSON can hold     list               list                string: its JSON
 
 _NO_NUMBERS = {"string", "bytes", "object"}
-_TF_DTYPES = {**dict.fromkeys(_NO_NUMBERS, "string"), "datetime64[us]": "int64"}
 
 
 def holds_numbers(dtype: str) -> bool:
@@ -108,11 +105,6 @@ def as_bfloat16(numbers: np.ndarray) -> np.ndarray:
 def is_number_dtype(dtype: np.dtype[Any]) -> bool:
     """Return whether an array of a dtype holds numbers, truth values or times; ml_dtypes' floats are of kind "V"."""
     return dtype.kind in "biufcmM" or (dtype.kind == "V" and dtype.type is not np.void)
-
-
-def tf_dtype(dtype: str) -> str:
-    """Return the name of TensorFlow's dtype for values of a dtype."""
-    return _TF_DTYPES.get(dtype, dtype)
 
 
 @frozen(slots=False, eq=False)
@@ -629,77 +621,9 @@ class Feature(abc.ABC):
 
     # ---------------------------------------------------------------- readers of others
 
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        """Return the value that `decode` returns, as a tensor, in a `tf.data` pipeline.
-
-        The default calls `decode` from the graph, which takes the interpreter's lock. An override imports TensorFlow
-        itself and uses its operations only; then the workers of a `tf.data` service, which run no Python, can decode
-        the field as well.
-
-        Args:
-            name: name of the field, for messages and as prefix of its columns.
-            columns: 1-D tensor of strings, int64 or float32 for each column of one record.
-        """
-        import tensorflow as tf
-
-        names = list(self.columns(name))
-        dtype, shape = self.value_type()
-
-        def decode(*values: Any) -> Any:
-            found = {column: value.tolist() if value.dtype == object else value
-                     for column, value in zip(names, values, strict=True)}  # fmt: skip
-            return tf_value(self.decode(name, found), dtype)
-
-        value = tf.numpy_function(decode, [columns[column] for column in names], tf_dtype(dtype), stateful=False)
-        return tf.ensure_shape(value, shape)
-
-    def decodes_in_graph(self) -> bool:
-        """Return whether `decode_tf` is overridden, and so needs no Python."""
-        return type(self).decode_tf is not Feature.decode_tf
-
-    def tf_type(self) -> tuple[str, Shape]:
-        """Return dtype, as `value_type` names it, and shape of the tensors that `decode_tf` returns."""
-        return self.value_type()
-
-    def tf_value(self, value: Any) -> Any:
-        """Return a decoded value as `decode_tf` returns it, for values that Python decodes: as numpy array or bytes."""
-        return tf_value(value, self.value_type()[0])
-
-    def value_of_tf(self, value: Any) -> Any:
-        """Return what `decode` returns, given what TensorFlow has in its place: an array, a number or bytes."""
-        dtype = self.value_type()[0]
-        if isinstance(value, bytes):
-            return value if dtype == "bytes" else json.loads(value) if dtype == "object" else value.decode()
-        if dtype == "datetime64[us]" and value.dtype == np.int64:
-            return value.astype(dtype)
-        return value.copy() if isinstance(value, np.ndarray) else value  # TensorFlow keeps the memory of this one
-
-    def tf_block(self) -> Literal["tensor", "python"] | None:
-        """Return how `tf.data` decodes many values at once, if no field varies in size but along its first dimension.
-
-        "tensor": the only column holds the value itself, as numbers, little-endian bytes or text, or as a list of the
-        bytes or texts of what it consists of. "python": threads
-        call `decode_into` with the only column, which holds bytes. None: `decode_tf` decodes one value at a time.
-        """
-        return None
-
 
 to_json_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode
 """Returns the one text that stands for a JSON value: keys in order, no spaces, no NaN."""
-
-
-def tf_value(value: Any, dtype: str) -> Any:
-    """Return a decoded value as TensorFlow has it: bytes in place of text and JSON, microseconds in place of times."""
-    match dtype:
-        case "string":
-            return value.encode()
-        case "bytes":
-            return value
-        case "object":
-            return to_json_text(value).encode()
-        case "datetime64[us]":
-            return np.asarray(value, dtype).view(np.int64)
-    return np.asarray(value, dtype_of(dtype))
 
 
 def _is_overridden(feature_type: type, method: str, single: set[str]) -> bool:

@@ -97,9 +97,6 @@ class PictureFile(Feature):
     def extension(self, data: bytes) -> str:
         return _extension(data)
 
-    def tf_block(self) -> Literal["python"]:
-        return "python"
-
 
 @frozen()
 class Image(PictureFile):
@@ -219,16 +216,6 @@ class Image(PictureFile):
     def target(self) -> Target:
         return "image"
 
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        import tensorflow as tf
-
-        if self.dtype == "uint16" or self.channels == 2:  # 0 has as many channels as the file, which are these two
-            channels = 0 if self.channels == 2 else self.channels
-            return tf.ensure_shape(tf.io.decode_png(columns[name][0], channels, self.dtype), self.shape)
-        # decode_jpeg reads PNG as well; the accurate DCT gives the pixels of libjpeg's default, as other readers have.
-        image = tf.io.decode_jpeg(columns[name][0], channels=self.channels, dct_method="INTEGER_ACCURATE")
-        return tf.ensure_shape(image, self.shape)
-
     def display(self, value: Any) -> np.ndarray:
         picture: np.ndarray = value if self.dtype == "uint8" else _spread(value, np.ones(value.shape[:2], bool))
         return picture[..., :1] if self.channels == 2 else picture
@@ -324,12 +311,6 @@ class Mask(PictureFile):
 
     def target(self) -> Target:
         return "mask"
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        import tensorflow as tf
-
-        mask = tf.io.decode_png(columns[name][0], 1, self.dtype)
-        return tf.ensure_shape(tf.squeeze(mask, -1), self.shape)  # not mask[..., 0], which copies the pixels
 
     def _check_ids(self, name: str, mask: np.ndarray) -> None:
         if not self.names or mask.size == 0 or int(mask.max()) < len(self.names):
@@ -449,13 +430,6 @@ class Depth(PictureFile):
         distances = value[..., None]
         is_measured = np.isfinite(value) & (value > 0)
         return np.where(is_measured[..., None], 255 - _spread(distances, is_measured), 0).astype(np.uint8)
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        import tensorflow as tf
-
-        if self.dtype == "uint16":
-            return tf.ensure_shape(tf.squeeze(tf.io.decode_png(columns[name][0], 1, "uint16"), -1), self.shape)
-        return tf.ensure_shape(tf.bitcast(tf.io.decode_png(columns[name][0], 4), "float32"), self.shape)
 
 
 @frozen()
@@ -579,12 +553,6 @@ class Keypoints(Feature):
     def tar_form(self) -> Literal["json"]:
         return "json"
 
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        return self._tensor.decode_tf(name, columns)
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
-
     @property
     def _tensor(self) -> Tensor:
         return _floats(self.shape)
@@ -698,13 +666,6 @@ class Polygons(Feature):
 
     def value_of_json(self, plain: Any) -> Any:
         return plain
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        import tensorflow as tf
-
-        vertices = tf.reshape(columns[name], [-1, 2])
-        ragged = tf.RaggedTensor.from_row_lengths(vertices, columns[f"{name}/sizes"])
-        return tf.ensure_shape(ragged.to_tensor(float("nan")), (None, None, 2))
 
 
 @functools.cache
@@ -955,15 +916,6 @@ class Video(Feature):
 
         frames = value[numbers(len(value))] if self.decoded else self.frames(value, numbers)
         return side_by_side([*frames])
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        return Feature.decode_tf(self, name, columns) if self.decoded else columns[name][0]
-
-    def decodes_in_graph(self) -> bool:
-        return not self.decoded
-
-    def tf_block(self) -> Literal["tensor"] | None:
-        return None if self.decoded else "tensor"
 
     def _numbers(self, num_frames: int) -> Sequence[int]:
         """Return which frames are read of a video with so many."""

@@ -49,7 +49,6 @@ __all__ = [
     "Text",
     "Timestamp",
     "Tokens",
-    "decode_raw",
     "numbers_in",
     "side_by_side",
     "sound_extension",
@@ -80,8 +79,6 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "c": (int, float, complex),
 }
 """Python's numbers that a scalar accepts, by the kind of its dtype."""
-_SIGNED = {"uint32": "int32", "uint64": "int64"}
-"""Types of the same size for those that `tf.io.decode_raw` does not know."""
 
 
 @frozen()
@@ -173,14 +170,6 @@ class ClassLabel(Feature):
 
     def tar_form(self) -> Literal["json"]:
         return "json"
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        import tensorflow as tf
-
-        return tf.ensure_shape(columns[name], self.shape) if self.shape else columns[name][0]
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
 
     def _are_ids(self, values: np.ndarray) -> bool:
         return not values.size or bool(values.min() >= 0 and values.max() < (self.num_classes or 0))
@@ -314,14 +303,6 @@ class BBoxes(Feature):
     def tar_form(self) -> Literal["json"]:
         return "json"
 
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        import tensorflow as tf
-
-        return tf.reshape(columns[name], [-1, self._width])
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
-
 
 @frozen()
 class Text(Feature):
@@ -366,12 +347,6 @@ class Text(Feature):
     def tar_form(self) -> Literal["json"]:
         return "json"
 
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        return columns[name][0]
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
-
 
 @frozen()
 class Bytes(Feature):
@@ -415,12 +390,6 @@ class Bytes(Feature):
 
     def is_large(self) -> bool:
         return True
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        return columns[name][0]
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
 
 
 @frozen()
@@ -477,12 +446,6 @@ class Json(Feature):
 
     def tar_form(self) -> Literal["json"]:
         return "json"
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        return columns[name][0]
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
 
     def _plain(self, name: str, value: Any, place: str) -> Any:
         """Return a part of a value in the types that JSON has; `place` says which, as in `["boxes"][2]`."""
@@ -579,12 +542,6 @@ class Timestamp(Feature):
     def value_of_json(self, plain: Any) -> Any:
         return np.datetime64(plain.removesuffix("Z"), "us")
 
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        return columns[name][0]
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
-
     def _microseconds(self, name: str, value: Any) -> int:
         if isinstance(value, np.ndarray) and value.ndim == 0:
             value = value[()]
@@ -670,12 +627,6 @@ class Scalar(Feature):
 
     def tar_form(self) -> Literal["json", "npy"]:
         return "npy" if dtype_of(self.dtype).kind == "c" else "json"  # JSON has no complex numbers
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        return _tf_numbers(self.dtype, columns[name])[0]
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
 
 
 @frozen()
@@ -822,17 +773,6 @@ class Tensor(Feature):
     def tar_form(self) -> Literal["npy"]:
         return "npy"
 
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        import tensorflow as tf
-
-        flat = _tf_numbers(self.dtype, columns[name])
-        if self.keeps_shape:
-            return tf.ensure_shape(tf.reshape(flat, columns[f"{name}/shape"]), self.shape)
-        return tf.reshape(flat, [-1 if size is None else size for size in self.shape])
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
-
 
 @frozen()
 class Tokens(Feature):
@@ -916,12 +856,6 @@ class Tokens(Feature):
 
     def tar_form(self) -> Literal["npy"]:
         return "npy"
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        return _tf_numbers(str(self.dtype), columns[name])
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
 
     @property
     def _bounds(self) -> tuple[int, int]:
@@ -1009,21 +943,6 @@ def side_by_side(pictures: Sequence[np.ndarray]) -> np.ndarray:
     gap = np.full((height, max(width // 40, 1), channels), 255, np.uint8)
     row = [part for picture in pictures for part in (gap, picture)]
     return np.concatenate(row[1:], axis=1)
-
-
-def decode_raw(dtype: str, values: Any) -> Any:
-    """Return the numbers in a tensor of little-endian bytes, as a new last dimension, in a `tf.data` pipeline."""
-    import tensorflow as tf
-
-    if dtype in _SIGNED:
-        return tf.bitcast(tf.io.decode_raw(values, _SIGNED[dtype]), dtype)
-    return tf.io.decode_raw(values, dtype)
-
-
-def _tf_numbers(dtype: str, column: Any) -> Any:
-    import tensorflow as tf
-
-    return decode_raw(dtype, column[0]) if column.dtype == tf.string else tf.cast(column, dtype)
 
 
 def _utf8(name: str, feature: Feature, text: str, where: str = "") -> bytes:

@@ -16,7 +16,7 @@ import datamat
 from datamat import DatasetWriter, Features, Image, IndexRow, Materializer, Nullable, Scalar, WorkerOptions
 from datamat.errors import MissingDependencyError, OptionError, SchemaError
 from datamat.features import Feature, register_feature, schema
-from datamat.readers.tf import TfOptions
+from datamat.readers.tf import TfOptions, in_python, tf_field
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "plugin_package"
 FORMATS = ["tfrecord", "webdataset", "parquet"]
@@ -318,8 +318,8 @@ class Disparity(Feature):
     def target(self):
         return "mask"
 
-    def tf_block(self):
-        return "python"
+
+tf_field.register(Disparity)(lambda feature: in_python(feature, block="python"))
 
 
 def test_foreign_feature_of_fixed_shape_is_decoded_in_blocks(tmp_path):
@@ -334,7 +334,7 @@ def test_foreign_feature_of_fixed_shape_is_decoded_in_blocks(tmp_path):
     (batch,) = dataset.to_tf(batch_size=6)
 
     np.testing.assert_array_equal(batch["disparity"].numpy(), maps[batch["number"].numpy()])
-    with pytest.raises(OptionError, match=r"field 'disparity'.*write decode_tf in Disparity"):
+    with pytest.raises(OptionError, match=r"field 'disparity'.*register a function for Disparity"):
         dataset.to_tf(tf=TfOptions(service="grpc://localhost:1"))
 
 
