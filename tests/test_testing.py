@@ -846,6 +846,7 @@ def outcome(conformance, name, folder):
     return ""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.timeout(300)  # some start workers several times
 @pytest.mark.parametrize(
     ("kind", "name"),

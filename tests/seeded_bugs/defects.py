@@ -1238,7 +1238,7 @@ DEFECTS = {
         Defect(
             "no-pickling-error",
             "a program that catches PicklingError, as other pools raise it, does not catch ours",
-            "datamat.errors:UnpicklableError",
+            "datamat.parallel.errors:UnpicklableError",
             replace("PicklingError", "ValueError"),
             "tests/parallel/test_objects.py::test_unpicklable_argument_is_caught_as_from_other_pools",
         ),
