@@ -12,10 +12,10 @@ from datamat.errors import OptionError
 from datamat.folders.base import Folder, not_written
 from datamat.folders.local import LocalFolder, expand_home
 from datamat.folders.options import OBJECT_SCHEMES
-from datamat.folders.urls import READ_ONLY, halves, is_url, refuse_chain, scheme_of
+from datamat.folders.urls import READ_ONLY, halves, is_url, refuse_chain, scheme_of, without_secrets
 from datamat.options import check_mappings
 
-__all__ = ["open_file", "open_folder", "open_output", "register_folder"]
+__all__ = ["local_folder", "open_file", "open_folder", "open_output", "register_folder"]
 
 _registered: dict[str, Callable[[str, Mapping[str, Any]], Folder]] = {}
 
@@ -76,12 +76,26 @@ def open_folder(place: str | os.PathLike[str], storage_options: Mapping[str, Any
     return FsspecFolder(text, options)
 
 
+def local_folder(place: str | os.PathLike[str], who: str, remedy: str) -> pathlib.Path:
+    """Return the path on this machine of a folder that a user names.
+
+    Raises:
+        OptionError: it has none; `who` wants one, and `remedy` says what else to do.
+    """
+    found = open_folder(place).local_path()
+    if found is None:
+        raise OptionError(
+            f"{who}: {without_secrets(os.fspath(place))} is a URL, whose files have no paths on this machine; {remedy}"
+        )
+    return found
+
+
 def open_file(place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> tuple[Folder, str]:
     """Return the folder of a file that a user names, as `open_folder` does, and the file's name in it."""
     text = os.fspath(place)
     if not is_url(text) or text.startswith("file://"):
-        folder, name = os.path.split(expand_home(text.removeprefix("file://")).rstrip("/"))
-        return open_folder(folder or ".", storage_options), name
+        folder, name = os.path.split(os.path.abspath(expand_home(text.removeprefix("file://"))))
+        return open_folder(folder, storage_options), name
     head, query = halves(text)
     parent, _, name = head.rstrip("/").rpartition("/")
     return open_folder(f"{parent}{'?' if query else ''}{query}", storage_options), name
