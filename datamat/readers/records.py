@@ -460,6 +460,7 @@ class _IndexFile:
 
 
 _ATTEMPTS = 5
+_MOST_LINE_BYTES = 3 * 21  # of a record's offsets: three numbers of 64 bits, and what stands between them
 _UNKEPT_BYTES = 128 << 20  # of offsets in memory: those of other shards are fetched again
 _BYTES_PER_OFFSET = 48  # of the arrays, and of the text that they come from
 
@@ -507,9 +508,9 @@ class ShardOpener:
             raise CorruptDataError(self._damaged[info.file])
         try:
             spans = self._spans(info)
-            for _ in range(_ATTEMPTS):
-                with contextlib.suppress(FileNotFoundError):  # made room for others, or whole now, a moment ago
-                    return self._opened(info, spans)
+            for attempt in range(_ATTEMPTS):
+                with contextlib.suppress(FileNotFoundError):  # made room for others, or whole or given up, a moment ago
+                    return self._opened(info, spans, waits=attempt > 0)
         except CorruptDataError as error:
             self._loaded.check(info)
             if self._store is not None:
@@ -564,12 +565,16 @@ class ShardOpener:
         said = re.sub(rf"\S*{re.escape(name)}(?:\.part)?", lambda _: self.folder.place(info.file), text)
         return error if said == text else CorruptDataError(said)
 
-    def _opened(self, info: ShardInfo, spans: RecordSpans) -> ShardReader:
-        """Return the reader of a shard; raise `FileNotFoundError` where a copy has just gone: then try again."""
+    def _opened(self, info: ShardInfo, spans: RecordSpans, *, waits: bool) -> ShardReader:
+        """Return the reader of a shard; `waits` for a copy that is being made.
+
+        Raises:
+            FileNotFoundError: the copy has just gone: try again.
+        """
         download = None
         if self._store is not None and info.file not in self._bad_sources:
             try:
-                is_wanted, download = self._wants_copy(self._store, info)
+                is_wanted, download = (True, None) if waits else self._wants_copy(self._store, info)
                 if is_wanted and (found := self._of_copy(self._store, info, spans)) is not None:
                     return found
             except CorruptDataError:
@@ -631,7 +636,7 @@ class ShardOpener:
         except CorruptDataError as error:  # of its beginning or end
             if not self.renew(info):
                 raise self.named(info, error) from error
-            return self._opened(info, spans)
+            return self._opened(info, spans, waits=True)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -747,7 +752,7 @@ class ShardOpener:
                 # The name of a copy is its checksum, and its time that of its last use.
                 identity = found.st_dev, found.st_ino, found.st_size, self._loaded.here and found.st_mtime_ns
                 if marks is None or marks.identity != identity:
-                    content = file.read(info.offsets.num_bytes + 1)
+                    content = file.read(_MOST_LINE_BYTES * info.num_records + 1)
                     _tested(content, place, info)
                     marks = self._marks[info.file] = LineMarks.of(content, identity)
                 return MappedOffsets(place, file, marks)
