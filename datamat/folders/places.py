@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +13,16 @@ from datamat.errors import OptionError
 from datamat.folders.base import Folder, not_written
 from datamat.folders.local import LocalFolder, expand_home
 from datamat.folders.options import OBJECT_SCHEMES
-from datamat.folders.urls import READ_ONLY, halves, is_url, refuse_chain, scheme_of, without_secrets
+from datamat.folders.urls import (
+    READ_ONLY,
+    WEB_SCHEMES,
+    halves,
+    is_url,
+    refuse_braces,
+    refuse_chain,
+    scheme_of,
+    without_secrets,
+)
 from datamat.options import check_mappings
 
 __all__ = ["local_folder", "open_file", "open_folder", "open_output", "register_folder"]
@@ -59,6 +69,7 @@ def open_folder(place: str | os.PathLike[str], storage_options: Mapping[str, Any
     """
     text = os.fspath(place)
     check_mappings(storage_options=storage_options)
+    refuse_braces(text)
     if not is_url(text) or text.startswith("file://"):
         if storage_options is not None:
             raise OptionError(f"storage_options are for URLs, and {text} is a path; leave them out")
@@ -98,6 +109,7 @@ def open_file(place: str | os.PathLike[str], storage_options: Mapping[str, Any] 
         return open_folder(folder, storage_options), name
     head, query = halves(text)
     parent, _, name = head.rstrip("/").rpartition("/")
+    name = urllib.parse.unquote(name) if scheme_of(text) in WEB_SCHEMES else name
     return open_folder(f"{parent}{'?' if query else ''}{query}", storage_options), name
 
 
@@ -113,7 +125,7 @@ def open_output(place: str | os.PathLike[str], storage_options: Mapping[str, Any
     scheme, _, path = text.partition("://")
     if scheme_of(text) in READ_ONLY:
         raise not_written(text)
-    if re.match(r"[^/]*:[^/]*@", path) or "?" in path:
+    if re.match(r"[^/]*:[^/]*@", path) or re.search(r"\?.*=", path):
         raise OptionError(
             f"a {scheme}:// URL holds a password or a signature, which would end in logs and manifests; "
             "give them in storage_options={...}, or by the environment"
