@@ -464,8 +464,8 @@ def test_home_and_working_folder_are_found(tmp_path, monkeypatch):
     [
         ("out", {"anon": True}, "storage_options are for URLs, and out is a path"),
         ("simplecache::https://host/set", None, "is a chain of filesystems"),
-        ("s3://bucket/shard-{000..009}.tar", None, "a wildcard: s3://bucket/shard-*.tar"),
-        ("shard-{000..009}.tar", None, "a wildcard: shard-*.tar"),
+        ("s3://bucket/shard-{000..009}.tar", None, r"a wildcard: s3://bucket/shard-\*\.tar"),
+        ("shard-{000..009}.tar", None, r"a wildcard: shard-\*\.tar"),
     ],
 )
 def test_what_names_no_folder_is_refused(place, options, message):
