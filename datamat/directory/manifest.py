@@ -18,6 +18,7 @@ import xxhash
 
 from datamat.directory.counts import Counts
 from datamat.directory.files import (
+    WORK,
     commit,
     commit_json,
     commit_many,
@@ -865,10 +866,11 @@ def content_of_manifest(folder: Folder) -> bytes:
     """Return the content of the manifest's file; raises as `Manifest.read` does."""
     found = folder.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES)
     if found is None:
-        raise OutputError(
-            f"{folder} holds no {MANIFEST_FILE}; correct the path or URL, or finish its run, which writes that last: "
-            f"`datamat status {folder}` says how far it is"
-        )
+        remedy = "correct the path or URL, or finish its run"
+        with contextlib.suppress(OutputError):  # not everybody who may read may list
+            if folder.list(WORK, deep=True):
+                remedy = "finish its run, which writes that last: run it again to resume"
+        raise OutputError(f"{folder} holds no {MANIFEST_FILE}; {remedy}")
     return found
 
 

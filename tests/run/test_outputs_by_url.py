@@ -516,8 +516,8 @@ def test_commands_that_read_take_a_url(stored, capsys):
     ("line", "message"),
     [
         (["repair", "URL"], "name its JOB in place of the URL"),
-        (["export", "URL"], "files are written into a folder; its run has written them there"),
-        (["merge", "URL", "URL", "--output", "out"], "copy the directories to this machine, and merge there"),
+        (["export", "URL"], "have no paths on this machine; its run has written them there"),
+        (["merge", "URL", "URL", "--output", "out"], "have no paths on this machine; copy the directories to a disk"),
         (["run", "URL"], "is a URL, not a JOB; want MODULE:JOB"),
         (["verify", "URL/nothing"], "holds no manifest.json; correct the path or URL, or finish its run"),
         (["convert", "URL/nothing", "--format", "parquet"], "holds no manifest.json; correct the path or URL"),
