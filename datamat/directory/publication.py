@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from datamat.directory.fetching import each
 from datamat.directory.files import WORK, check_lock
-from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
+from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, content_of_manifest
 from datamat.errors import CorruptDataError
 from datamat.folders.base import ASIDE, AbsentError, ChangedError, ExistsError, ReplaceIf, UnsupportedError
 
@@ -122,7 +122,7 @@ def _written(folder: Folder, manifest: Manifest, seen: str) -> str:
 
 def remove_unlisted(folder: Folder, names: Iterable[str]) -> None:
     """Delete files that this process has named too late, but for those that the published set has."""
-    manifest = Manifest.read(folder)
+    manifest = Manifest.parse(content_of_manifest(folder), folder.place(MANIFEST_FILE))
     _each(folder, folder.delete, [name for name in names if name not in manifest.file_names | manifest.moving.keys()])
 
 

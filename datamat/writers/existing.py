@@ -67,7 +67,9 @@ from datamat.formats.tfrecord import frame, read_payload
 from datamat.parallel.logs import get_logger
 from datamat.readers.cache import RecordCache
 from datamat.readers.records import KeyIndex, RecordFiles
+from datamat.readers.remote import Loaded
 from datamat.transforms.seeding import signature_of
+from datamat.transforms.targets import target_of
 from datamat.values import frozen
 from datamat.writers.base import SOURCE_KINDS, DataSource
 from datamat.writers.foreign import (
@@ -2270,7 +2272,7 @@ class SpooledSource(DataSource):
         if isinstance(value, (bytes, bytearray)):
             return Text() if feature is not None and feature.value_type() == ("string", ()) else Bytes()
         is_number = isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "biufcV"
-        if is_number and (feature is None or feature.target() in {"image", "mask"}):
+        if is_number and (feature is None or target_of(feature) in {"image", "mask"}):
             return Tensor((None,) * value.ndim, value.dtype.name)
         if stored is not None:
             return stored
@@ -2424,11 +2426,10 @@ class _FinishedSource(DataSource):
     """Records of a finished directory; images stay encoded, so that their bytes are stored unchanged."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        place = LocalFolder(folder)
-        manifest = Manifest.read(place)
+        manifest, loaded = Manifest.read(folder), Loaded(LocalFolder(folder))
         shard_format = get_format(manifest.format).with_features(manifest.features)
-        self._records = RecordFiles(place, manifest.shards, shard_format, RecordCache(0))
-        self._keys = KeyIndex(place, manifest, None, self._records)
+        self._records = RecordFiles(loaded, manifest.shards, shard_format, RecordCache(0))
+        self._keys = KeyIndex(loaded, manifest, None, self._records)
         self._splits = {split: sum(info.num_records for info in infos) for split, infos in manifest.splits.items()}
         self.features = {name: feature for name, feature in manifest.features.items() if name != "key"}
         self.identity = [info.checksum for info in manifest.shards]

@@ -105,7 +105,7 @@ class Bucket:
         """Assert that the bucket holds the dataset, and nothing is left over, there or in the scratch folders."""
         found, work = self.there()
         assert found == wanted
-        assert work <= {"run", "objects.json", "ledger.jsonl", "names.json", "sidecars.json", "inputs"}
+        assert work <= {"ledger.jsonl", "names.json", "sidecars.json", "inputs"}
         assert not list(self.tmp_path.glob("*/one-*-task-*"))
 
 

@@ -287,7 +287,10 @@ def test_status_of_an_output_that_failed(source, bucket):
     compared = bucket.job(source, "another", writer=Failing(str(luck))).status()
 
     assert (status.state, status.num_shards, status.num_rows) == ("unfinished", 4, 24)
-    assert status.done.num_shards == sum(name.startswith("shards/") for name in bucket.content()[1])
+    assert (
+        status.done.num_shards
+        == sum(name.startswith("run-") and name.endswith(".json") for name in bucket.content()[1]) - 1
+    )  # its plan
     assert "no such luck" in str(status) and f"process {os.getpid()}" in str(status)
     assert {change.shard for change in compared.changes} <= {
         f"pairs-{split}-0000{number}-of-00002" for split in ("train", "val") for number in (0, 1)
@@ -295,27 +298,21 @@ def test_status_of_an_output_that_failed(source, bucket):
     luck.touch()
     bucket.job(source, "another", writer=Failing(str(luck))).run(progress=False)
     assert read_status(bucket.url, storage_options=bucket.options).is_complete
-    assert "plan.json" not in bucket.content()[1]
+    assert not [name for name in bucket.content()[1] if name.startswith("run-")]
 
 
 def test_status_of_a_store_that_is_being_written(source, bucket):
-    """A run that vanished is told by its mark: its ledger came with no end. Shards that replace others count."""
+    """A run that vanished is told by its plan: its ledger came with no end. Shards that replace others count."""
     bucket.job(source).run(progress=False)
-    other = {**json.loads(bucket.read(".datamat/run")), "pid": 7, "host": "elsewhere"}
-    bucket.write(".datamat/run", json.dumps(other).encode())
+    other = {"pid": 7, "host": "elsewhere", "shards": []}
+    bucket.write(".datamat/run-00001/plan.json", json.dumps(other).encode())
     manifest = json.loads(bucket.read("manifest.json"))
     entry = {"files": [{**manifest["shards"][0], "fingerprint": "0" * 32}], "objects": {}}
-    bucket.write(f".datamat/held/{SHARD}.json", json.dumps(entry).encode())
+    bucket.write(f".datamat/run-00001/{SHARD}.json", json.dumps(entry).encode())
 
     status = read_status(bucket.url, storage_options=bucket.options)
     assert status.state == "unfinished"
     assert "process 7 on elsewhere began to write there last: whether" in status.note
-
-    bucket.store.objects[f"{bucket.root}/.datamat/manifest.json"] = bucket.store.objects.pop(
-        f"{bucket.root}/manifest.json"
-    )
-    withdrawn = read_status(bucket.url, storage_options=bucket.options)
-    assert (withdrawn.state, withdrawn.done.num_shards) == ("unfinished", 4)
 
 
 def test_status_of_anything_else(bucket):
@@ -516,14 +513,14 @@ def test_commands_that_read_take_a_url(stored, capsys):
     ("line", "message"),
     [
         (["repair", "URL"], "name its JOB in place of the URL"),
-        (["export", "URL"], "files are written into a folder; its run has written them there"),
-        (["merge", "URL", "URL", "--output", "out"], "copy the directories to this machine, and merge there"),
+        (["export", "URL"], "have no paths on this machine; its run has written them there"),
+        (["merge", "URL", "URL", "--output", "out"], "have no paths on this machine; copy the directories to a disk"),
         (["run", "URL"], "is a URL, not a JOB; want MODULE:JOB"),
-        (["verify", "URL/nothing"], "holds no manifest.json; correct the URL, or finish its run"),
-        (["convert", "URL/nothing", "--format", "parquet"], "holds no manifest.json; correct the URL"),
+        (["verify", "URL/nothing"], "holds no manifest.json; correct the path or URL, or finish its run"),
+        (["convert", "URL/nothing", "--format", "parquet"], "holds no manifest.json; correct the path or URL"),
         (["convert", "URL", "--shards", "3", "--output", "URL/inside"], "give another URL"),
-        (["describe", "URL/nothing"], "is no file, and no directory with a manifest.json; correct the URL"),
-        (["preview", "URL/nothing"], "holds no manifest.json; correct the URL"),
+        (["describe", "URL/nothing"], "is no file of records, and holds no manifest.json; correct the path"),
+        (["preview", "URL/nothing"], "holds no manifest.json; correct the path or URL"),
         (["verify", "s3://nowhere/out"], "no such bucket"),
         (["verify", "URL", "--sample", "0.5"], "name the JOB in place of the directory"),
         (["verify", "job.toml", "--storage-options", "{}"], "--storage-options go with a URL, and a JOB has its own"),

@@ -54,7 +54,7 @@ def check(s3, source, tmp_path, **options):
     found = {name[len(ROOT) :]: one.content for name, one in s3.objects.items()}
     assert {name: found[name] for name in found if ".datamat" not in name} == sliced_job.content(tmp_path / "wanted")
     assert {name for name in found if ".datamat" in name} <= {
-        f".datamat/{name}" for name in ("run", "objects.json", "ledger.jsonl", "names.json", "sidecars.json", "inputs")
+        f".datamat/{name}" for name in ("ledger.jsonl", "names.json", "sidecars.json", "inputs")
     }
 
 

@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from datamat.errors import FingerprintError, OptionError, SampleError
-from datamat.features.base import tf_dtype
 from datamat.fingerprint import fingerprint
 from datamat.parallel.affinity import num_cpus
 from datamat.readers.batches import chosen_fields
@@ -49,6 +48,7 @@ from datamat.readers.tf.decode import (
     tensorflow,
 )
 from datamat.readers.tf.exit import feed_pipelines, free_iterators_at_exit
+from datamat.readers.tf.fields import tf_dtype, tf_fields
 from datamat.readers.tf.service import check_address, distribute
 from datamat.transforms.augmenter import SampleTransform, takes_arrays
 from datamat.transforms.seeding import with_rng
@@ -569,13 +569,10 @@ def _layouts(
     """
     features = source.features
     found = {}
-    for name, feature in features.items():
-        dtype, shape = feature.tf_type()
-        found[name] = _Layout(
-            tf_dtype(dtype),
-            tuple(shape),
-            feature.is_ragged() or (feature.tf_type() != feature.value_type() and None in shape),
-        )
+    for name, field in tf_fields(features).items():
+        is_other = (field.dtype, field.shape) != features[name].value_type()
+        is_ragged = features[name].is_ragged() or (is_other and None in field.shape)
+        found[name] = _Layout(tf_dtype(field.dtype), tuple(field.shape), is_ragged)
     if not samples:
         return found
     arrays = [_as_arrays(sample, features) for sample in samples]
@@ -1041,7 +1038,7 @@ class TfSource:
         identity: digest of the records; it changes when any record does.
         is_whole: whether all records of the shards are read, in their order.
         is_mapped: whether the samples go through functions of `map`, after which they may have any fields.
-        is_remote: whether the files lie behind a URL, which TensorFlow does not read.
+        has_paths: whether the files have paths on this machine, by which TensorFlow opens them.
         skips_damage: whether damaged records are skipped and counted, which TensorFlow does not do.
         explain: function of the path of a shard that returns its damage.
         form: what becomes of sequences in batches; Python plans these, so it reads them.
@@ -1061,7 +1058,7 @@ class TfSource:
     identity: str
     is_whole: bool
     is_mapped: bool
-    is_remote: bool
+    has_paths: bool
     skips_damage: bool
     explain: Callable[[str], Exception]
     form: Form
@@ -1073,7 +1070,7 @@ class TfSource:
     @property
     def is_native(self) -> bool:
         """Whether TensorFlow reads the shards itself."""
-        is_ours = self.skips_damage or self.is_remote or self.is_mapped or not self.is_whole or self.is_planned
+        is_ours = self.skips_damage or not self.has_paths or self.is_mapped or not self.is_whole or self.is_planned
         return self.format_name in _COMPRESSION and not is_ours
 
     @property
@@ -1256,10 +1253,10 @@ def _check_for_service(source: TfSource) -> None:
     """Raise `OptionError` where the workers of a service cannot read the records."""
     if source.skips_damage:
         raise OptionError("a service cannot skip damaged records; load with errors='raise', or read without a service")
-    if source.is_remote:
+    if not source.has_paths:
         raise OptionError(
             f"the workers of a service open the shards themselves, and {next(iter(source.files), 'these')} "
-            "lies behind a URL; copy the directory to a disk that they share, or read without a service"
+            "has no path on this machine; copy the directory to a disk that they share, or read without a service"
         )
     if source.is_planned:
         raise OptionError(
@@ -1276,11 +1273,12 @@ def _check_for_service(source: TfSource) -> None:
             f"the workers of a service read {' and '.join(_COMPRESSION)}; these shards are {source.format_name}, which "
             "needs Python; convert them: datamat convert DIR --format tfrecord"
         )
-    needs_python = [name for name, feature in source.features.items() if not feature.decodes_in_graph()]
+    needs_python = [name for name, field in tf_fields(source.features).items() if field.needs_python]
     if needs_python:
         raise OptionError(
-            f"the workers of a service have no Python, which field {needs_python[0]!r} is decoded by; write decode_tf "
-            f"in {type(source.features[needs_python[0]]).__qualname__}, or read without a service"
+            f"the workers of a service have no Python, which field {needs_python[0]!r} is decoded by; register a "
+            f"function for {type(source.features[needs_python[0]]).__qualname__} with datamat.readers.tf.tf_field, or "
+            "read without a service"
         )
 
 
