@@ -32,15 +32,27 @@ import errno
 import functools
 import operator
 import os
-import sys
 import sysconfig
 import traceback
-from concurrent.futures import BrokenExecutor
-from pickle import PicklingError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from datamat.parallel.errors import (
+    OWN,
+    BrokenPoolError,
+    DatamatError,
+    MissingDependencyError,
+    OptionError,
+    ParallelError,
+    TaskTimeout,
+    UnpicklableError,
+    WorkerDied,
+    is_own,
+)
+from datamat.parallel.errors import count_of as count_of
+from datamat.parallel.errors import fold as fold
+from datamat.parallel.errors import require_posix as require_posix
 
 if TYPE_CHECKING:
-    import types
     from collections.abc import Sequence
 
 
@@ -79,17 +91,6 @@ READ_FLAGS = functools.reduce(operator.or_, (getattr(os, name, 0) for name in _I
 """Flags to open any path for reading: a FIFO without a writer does not block, and no terminal becomes ours."""
 
 
-class DatamatError(Exception):
-    """Base of every error that datamat raises on purpose."""
-
-
-class OptionError(DatamatError, ValueError):
-    """An argument, or a combination of arguments, makes no sense.
-
-    Change the call or the argument file that the message names.
-    """
-
-
 class SourceError(DatamatError, ValueError):
     """The raw data cannot be indexed; the message names the line, row or file.
 
@@ -121,6 +122,8 @@ class SampleError(DatamatError, RuntimeError):
         key: key of the sample.
         reason: the failure, in one line.
     """
+
+    names_its_item = True
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(key, reason)
@@ -168,69 +171,6 @@ class CorruptDataError(DatamatError, ValueError):
     """
 
 
-class MissingDependencyError(DatamatError, ImportError):
-    """An optional package is missing; the message names what needs it and how to install it.
-
-    Install it into this Python's environment, and restart Python.
-    """
-
-
-class ParallelError(DatamatError, RuntimeError):
-    """Dispatch to worker processes failed.
-
-    The message has the worker's error, which says what to change. A run keeps its finished work: run again.
-    """
-
-
-class UnpicklableError(ParallelError, PicklingError, TypeError):
-    """Something cannot be sent to a worker; the message names the attribute path.
-
-    It is also a `PicklingError` and a `TypeError`, the two errors that pickle raises. Create such an object in the
-    worker (`setup_worker`, an initializer, the function itself) instead of sending it.
-    """
-
-
-class WorkerDied(ParallelError):  # noqa: N818 -- the name that DESIGN.md and users know
-    """A worker process died while it ran a task.
-
-    If signal 9 killed it, it most likely ran out of memory: use fewer workers, or smaller samples. After a crash in
-    native code, the message has the Python stack, which names the library. A run tells you which sample it was, and
-    `errors="skip"` leaves it out.
-
-    Attributes:
-        task: the call that was running, such as `fit[17]`.
-        exitcode: exit code of the process; negative for a signal.
-        signal: number of the signal that killed it; None if it exited.
-        peak_rss_bytes: highest resident memory seen, in bytes.
-        stack: Python frames at the moment of a crash, else "".
-        log_lines: last log messages of the worker.
-        worker_exit: all of the above, with the text that describes them.
-    """
-
-    task: str
-    exitcode: int | None
-    signal: int | None
-    peak_rss_bytes: int
-    stack: str
-    log_lines: tuple[str, ...]
-    worker_exit: Any
-
-
-class TaskTimeout(ParallelError):  # noqa: N818 -- reads as the event, like TimeoutExpired
-    """A task exceeded its time limit; the message has its Python stack.
-
-    Raise the limit (`sample_timeout_s`, `task_timeout_s`), or change the code where the stack ends.
-    """
-
-
-class BrokenPoolError(ParallelError, BrokenExecutor):
-    """Workers cannot be started, or die before they take a task; also a `BrokenExecutor`, as other executors raise.
-
-    The message has the cause: most often an import that fails in a new process, or a system limit on processes, open
-    files or memory.
-    """
-
-
 class Skip(Exception):  # noqa: N818 -- it is no error
     """Leaves a sample out, on purpose: raise or return it in `read`, the function of `materialize` or a transform.
 
@@ -257,11 +197,6 @@ class Skip(Exception):  # noqa: N818 -- it is no error
         self.reason = str(reason) or "no reason given"
 
 
-def count_of(number: int, noun: str) -> str:
-    """Return a number of things for a message: "1 row", "2,000 rows"; the noun's plural ends with "s"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def kind_of(value: object) -> str:
     """Return what a value is for a message, by its class: "an int", "a dict"."""
     name = type(value).__name__
@@ -278,23 +213,6 @@ def want_of_resources(path: object, error: Exception) -> OutputError | None:
     if not isinstance(error, OSError) or error.errno not in RESOURCES:
         return None
     return OutputError(f"{path}: {os.strerror(error.errno)}; close what is open, or raise the limit (ulimit -n)")
-
-
-def require_posix(what: str) -> None:
-    """Raise `MissingDependencyError` on a system without the locks of files and the processes that writing takes.
-
-    Args:
-        what: what needs them, for the message.
-    """
-    try:
-        import fcntl
-        import resource
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{what} needs the module {error.name!r}, which Python has on Linux and macOS, and not on {sys.platform}: "
-            "use WSL or another machine for it; datamat.load reads finished directories here"
-        ) from error
-    del fcntl, resource
 
 
 def require_package(name: str, what: str) -> None:
@@ -326,43 +244,16 @@ def place_of(error: BaseException) -> str:
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
-        if not code.co_filename.startswith(_not_of_users()) and not _is_own(frame):
+        if not code.co_filename.startswith(_not_of_users()) and not is_own(frame):
             place = f" (in {code.co_name}, {os.path.basename(code.co_filename)}:{line})"
     return place
-
-
-_OWN = os.path.dirname(__file__) + os.sep
-
-
-def fold(error: BaseException) -> None:
-    """Cut the frames of datamat off the traceback of an error and of its causes, down to the code that it called.
-
-    A `SampleError` is about the user's code, which its reader then sees first. An error of any other kind that arose
-    in datamat itself keeps its frames: they are what a report of a defect needs.
-    """
-    chain: BaseException | None = error
-    seen: set[int] = set()
-    while chain is not None and id(chain) not in seen:  # an error that is raised twice may be among its own causes
-        seen.add(id(chain))
-        trace = chain.__traceback__
-        while trace is not None and _is_own(trace.tb_frame):
-            trace = trace.tb_next
-        if trace is not None or isinstance(chain, DatamatError):
-            chain.__traceback__ = trace
-        chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
-
-
-def _is_own(frame: types.FrameType) -> bool:
-    """Return whether a frame runs code of datamat, of which that of dataclasses is in no file."""
-    is_ours = str(frame.f_globals.get("__name__")).startswith(f"{__package__}.")
-    return is_ours and frame.f_code.co_filename.startswith((_OWN, "<string>"))
 
 
 @functools.cache
 def _not_of_users() -> tuple[str, ...]:
     """Return how the paths of datamat's own code begin, and those of installed packages and Python."""
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return _OWN, "<frozen ", *(folder + os.sep for folder in sorted(folders) if folder)
+    return OWN, "<frozen ", *(folder + os.sep for folder in sorted(folders) if folder)
 
 
 _MOST_NAMED = 10

@@ -53,7 +53,10 @@ from datamat.codecs import encode_jpeg, encode_png
 from datamat.directory.manifest import Manifest
 from datamat.directory.rows import IndexRow, single_rows
 from datamat.directory.sidecars import Sidecar
+from datamat.directory.sidecars.croissant import croissant_type
 from datamat.directory.sidecars.exporting import export
+from datamat.directory.sidecars.huggingface import hugging_face_type
+from datamat.directory.sidecars.tfds import tfds_entries
 from datamat.directory.verify import verify
 from datamat.errors import (
     CorruptDataError,
@@ -738,6 +741,15 @@ class FeatureConformance:
         _compare(found, expected, "values of batches")
         report = verify(tmp_path / "out", deep=True)
         assert report.ok, f"found {report}, expected that the directory verifies"
+
+    def test_sidecars_describe_its_columns(self) -> None:
+        """TFDS finds an entry for each; Hugging Face and Croissant a type, or nothing, for that of the Arrow column."""
+        feature = self.make_feature()
+
+        _compare(set(tfds_entries(feature, "value")), set(feature.columns("value")), "columns with an entry for TFDS")
+        card, kind = hugging_face_type(feature), croissant_type(feature)
+        assert card is None or isinstance(card, str | dict), f"Hugging Face: found {card!r}, expected str, dict or None"
+        assert kind is None or isinstance(kind, str), f"Croissant: found {kind!r}, expected a str or None"
 
     def test_tf_data_gives_the_same_values(self, tmp_path: pathlib.Path) -> None:
         """`to_tf` decodes as `load` does."""

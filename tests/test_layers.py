@@ -18,10 +18,10 @@ import datamat
 # From the bottom up: each may import those before it.
 ROOMS = (
     "values",
+    "parallel",
     "errors",
     "options",
     "fingerprint",
-    "parallel",
     "folders",
     "codecs",
     "features",
@@ -42,7 +42,7 @@ ROOMS = (
 ALONE = {
     "codecs": {"errors", "values"},
     "formats": {"errors", "values", "features", "codecs"},
-    "parallel": {"errors"},
+    "parallel": set(),
     "folders": {"errors", "options", "values"},
     "features": {"errors", "values", "codecs"},
 }
@@ -98,7 +98,6 @@ def _may_import(importer: str, imported: str) -> bool:
     if imported == "datamat":
         # Their names load as the façade's do; the command line says its version.
         lazy = {
-            "datamat.parallel",
             "datamat.readers.tf",
             "datamat.writers",
             "datamat.events",

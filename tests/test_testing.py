@@ -20,11 +20,13 @@ from dict_folder import DictFolder
 from lines_format import AssembledLines, LinesAssembler, LinesFormat, LinesWriter
 
 from datamat import DatasetWriter, DataSource, Features, IndexRow, Scalar, Text, register_standin, testing
+from datamat.directory.sidecars.tfds import tfds_entries
 from datamat.errors import CorruptDataError, OutputError, SchemaError
 from datamat.events import LimitReached, PartDone, RunEnded, RunStarted, ShardFinished
 from datamat.features import Feature
 from datamat.folders import AbsentError
 from datamat.formats import Offsets
+from datamat.readers.tf import TfField, tf_field
 
 # ---------------------------------------------------------------- dataset writers
 
@@ -338,11 +340,24 @@ class OtherInBlocks(Seconds):
         return np.array([row[0] for row in columns[name].rows()]) / 999
 
 
-class OtherInTensorFlow(Seconds):
-    def decode_tf(self, name, columns):
-        import tensorflow as tf
+class UnknownToTfds(Seconds):
+    pass
 
-        return tf.cast(columns[name][0], tf.float64)
+
+tfds_entries.register(UnknownToTfds)(lambda feature, name: {})
+
+
+class OtherInTensorFlow(Seconds):
+    pass
+
+
+def in_thousandths(name, columns):
+    import tensorflow as tf
+
+    return tf.cast(columns[name][0], tf.float64)
+
+
+tf_field.register(OtherInTensorFlow)(lambda _: TfField("float64", (), in_thousandths))
 
 
 class FeatureTests(testing.FeatureConformance):
@@ -760,6 +775,7 @@ DEFECTS = {
         ),
         "test_value_survives_every_format": (OtherInBlocks, "tfrecord: values, as a block: entry 1: found"),
         "test_value_survives_a_run": (DecodesOnce, "values, one by one: entry 0: found"),
+        "test_sidecars_describe_its_columns": (UnknownToTfds, "columns with an entry for TFDS: found set"),
         "test_tf_data_gives_the_same_values": (OtherInTensorFlow, "values of tf.data: entry 1: found"),
     },
     SidecarTests: {
@@ -830,6 +846,7 @@ def outcome(conformance, name, folder):
     return ""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.timeout(300)  # some start workers several times
 @pytest.mark.parametrize(
     ("kind", "name"),

@@ -35,8 +35,6 @@ __all__ = [
     "join_blocks",
     "num_bytes_of",
     "ragged",
-    "tf_dtype",
-    "tf_value",
 ]
 
 Column: TypeAlias = bytes | Sequence[bytes] | np.ndarray
@@ -66,7 +64,6 @@ _PILLOW_MODES = {"L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "
 # object            what JSON can hold     list               list                string: its JSON
 
 _NO_NUMBERS = {"string", "bytes", "object"}
-_TF_DTYPES = {**dict.fromkeys(_NO_NUMBERS, "string"), "datetime64[us]": "int64"}
 
 
 def holds_numbers(dtype: str) -> bool:
@@ -108,11 +105,6 @@ def as_bfloat16(numbers: np.ndarray) -> np.ndarray:
 def is_number_dtype(dtype: np.dtype[Any]) -> bool:
     """Return whether an array of a dtype holds numbers, truth values or times; ml_dtypes' floats are of kind "V"."""
     return dtype.kind in "biufcmM" or (dtype.kind == "V" and dtype.type is not np.void)
-
-
-def tf_dtype(dtype: str) -> str:
-    """Return the name of TensorFlow's dtype for values of a dtype."""
-    return _TF_DTYPES.get(dtype, dtype)
 
 
 @frozen(slots=False, eq=False)
@@ -629,91 +621,9 @@ class Feature(abc.ABC):
 
     # ---------------------------------------------------------------- readers of others
 
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        """Return the value that `decode` returns, as a tensor, in a `tf.data` pipeline.
-
-        The default calls `decode` from the graph, which takes the interpreter's lock. An override imports TensorFlow
-        itself and uses its operations only; then the workers of a `tf.data` service, which run no Python, can decode
-        the field as well.
-
-        Args:
-            name: name of the field, for messages and as prefix of its columns.
-            columns: 1-D tensor of strings, int64 or float32 for each column of one record.
-        """
-        import tensorflow as tf
-
-        names = list(self.columns(name))
-        dtype, shape = self.value_type()
-
-        def decode(*values: Any) -> Any:
-            found = {column: value.tolist() if value.dtype == object else value
-                     for column, value in zip(names, values, strict=True)}  # fmt: skip
-            return tf_value(self.decode(name, found), dtype)
-
-        value = tf.numpy_function(decode, [columns[column] for column in names], tf_dtype(dtype), stateful=False)
-        return tf.ensure_shape(value, shape)
-
-    def decodes_in_graph(self) -> bool:
-        """Return whether `decode_tf` is overridden, and so needs no Python."""
-        return type(self).decode_tf is not Feature.decode_tf
-
-    def tf_type(self) -> tuple[str, Shape]:
-        """Return dtype, as `value_type` names it, and shape of the tensors that `decode_tf` returns."""
-        return self.value_type()
-
-    def tf_value(self, value: Any) -> Any:
-        """Return a decoded value as `decode_tf` returns it, for values that Python decodes: as numpy array or bytes."""
-        return tf_value(value, self.value_type()[0])
-
-    def value_of_tf(self, value: Any) -> Any:
-        """Return what `decode` returns, given what TensorFlow has in its place: an array, a number or bytes."""
-        dtype = self.value_type()[0]
-        if isinstance(value, bytes):
-            return value if dtype == "bytes" else json.loads(value) if dtype == "object" else value.decode()
-        if dtype == "datetime64[us]" and value.dtype == np.int64:
-            return value.astype(dtype)
-        return value.copy() if isinstance(value, np.ndarray) else value  # TensorFlow keeps the memory of this one
-
-    def tf_block(self) -> Literal["tensor", "python"] | None:
-        """Return how `tf.data` decodes many values at once, if no field varies in size but along its first dimension.
-
-        "tensor": the only column holds the value itself, as numbers, little-endian bytes or text, or as a list of the
-        bytes or texts of what it consists of. "python": threads
-        call `decode_into` with the only column, which holds bytes. None: `decode_tf` decodes one value at a time.
-        """
-        return None
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        """Return an entry of TFDS's `features.json` for each column: a TFDS feature that reads it as stored."""
-        text = tfds_feature("text_feature.Text", text={})
-        binary = {"bytes": text, "bytes_list": tfds_sequence(text, None)}
-        return {column: binary.get(kind) or tfds_tensor((None,), kind) for column, kind in self.columns(name).items()}
-
-    def hugging_face_type(self) -> Any:
-        """Return the type of the column `name` in a Hugging Face dataset card; None derives it from the Arrow type."""
-        return None
-
-    def croissant_type(self) -> str | None:
-        """Return the `dataType` of the column `name` in Croissant; None derives it from the Arrow type."""
-        return None
-
 
 to_json_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode
 """Returns the one text that stands for a JSON value: keys in order, no spaces, no NaN."""
-
-
-def tf_value(value: Any, dtype: str) -> Any:
-    """Return a decoded value as TensorFlow has it: bytes in place of text and JSON, microseconds in place of times."""
-    match dtype:
-        case "string":
-            return value.encode()
-        case "bytes":
-            return value
-        case "object":
-            return to_json_text(value).encode()
-        case "datetime64[us]":
-            return np.asarray(value, dtype).view(np.int64)
-    return np.asarray(value, dtype_of(dtype))
 
 
 def _is_overridden(feature_type: type, method: str, single: set[str]) -> bool:
@@ -757,42 +667,6 @@ def bytes_array(values: Sequence[Any]) -> np.ndarray:
     found = np.empty(len(values), object)
     found[:] = values
     return found
-
-
-_TFDS = "tensorflow_datasets.core.features."
-_NOT_DECODED = {"uint32"}  # `tf.io.decode_raw` has no such type
-
-
-def tfds_feature(kind: str, **content: Any) -> dict[str, Any]:
-    """Return an entry of `features.json`, in the form of TFDS's feature.proto.
-
-    Args:
-        kind: module and class of the feature, below `tensorflow_datasets.core.features`.
-        content: further fields of the entry.
-    """
-    return {"pythonClassName": f"{_TFDS}{kind}", **content}
-
-
-def tfds_tensor(shape: Shape, dtype: str, *, is_raw: bool = False) -> dict[str, Any]:
-    """Return the entry of an array of numbers, or of its little-endian bytes."""
-    if is_raw and dtype in _NOT_DECODED:
-        return tfds_feature("text_feature.Text", text={})
-    tensor = {"shape": tfds_shape(shape), "dtype": dtype, "encoding": "bytes" if is_raw else "none"}
-    return tfds_feature("tensor_feature.Tensor", tensor=tensor)
-
-
-def tfds_sequence(feature: dict[str, Any], length: int | None) -> dict[str, Any]:
-    """Return the entry of a list of features."""
-    return tfds_feature("sequence_feature.Sequence", sequence={"feature": feature, "length": str(_tfds_size(length))})
-
-
-def tfds_shape(shape: Shape) -> dict[str, Any]:
-    """Return a shape as protobuf's JSON writes it: 64-bit numbers as strings, -1 for a size that varies."""
-    return {"dimensions": [str(_tfds_size(size)) for size in shape]} if shape else {}
-
-
-def _tfds_size(size: int | None) -> int:
-    return -1 if size is None else size
 
 
 def checked_shape(shape: Any, where: str) -> Shape:

@@ -31,31 +31,32 @@ from datamat.features.base import (
     mismatch,
     one_bytes,
     shape_text,
-    tfds_feature,
-    tfds_shape,
-    tfds_tensor,
 )
 from datamat.features.statistics import Counts, FieldStatistics, Numbers
 from datamat.features.values import Tensor, side_by_side
 from datamat.values import frozen
 
-__all__ = ["Depth", "Image", "Keypoints", "Mask", "Polygons", "Video", "video_extension"]
+__all__ = ["Depth", "Image", "Keypoints", "Mask", "PictureFile", "Polygons", "Video", "video_extension"]
 
 _JPEG = b"\xff\xd8"
 _PNG = b"\x89PNG"
 _PNG_HEAD_BYTES = 33  # signature and IHDR, which has the size
-_CROISSANT = "sc:ImageObject"
 _MOST_IDS = {"uint8": 256, "uint16": 65536}
 """Number of class ids of each dtype of masks; segmentation datasets use the last for `not labelled`."""
 
 
-class _Picture(Feature):
+class PictureFile(Feature):
     """What pictures of all kinds have in common: one file each, decoded in Python."""
 
     __slots__ = ()
 
     dtype: str
     shape: Shape
+
+    @property
+    def fits_pillow(self) -> bool:
+        """Whether Pillow keeps all bits of the file: of 16-bit colours it keeps the higher eight, and no floats."""
+        return self.dtype == "uint8" or (self.dtype == "uint16" and self.shape[2:] in {(), (1,)})
 
     def columns(self, name: str) -> dict[str, Kind]:
         return {name: "bytes"}
@@ -96,12 +97,9 @@ class _Picture(Feature):
     def extension(self, data: bytes) -> str:
         return _extension(data)
 
-    def tf_block(self) -> Literal["python"]:
-        return "python"
-
 
 @frozen()
-class Image(_Picture):
+class Image(PictureFile):
     """An image: uint8 or uint16 (height, width, channels), channels in RGB or RGBA order.
 
     A sample holds it as an array (greyscale also as (height, width)), or as the `bytes` of a PNG, JPEG, WebP, BMP or
@@ -218,39 +216,13 @@ class Image(_Picture):
     def target(self) -> Target:
         return "image"
 
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        import tensorflow as tf
-
-        if self.dtype == "uint16" or self.channels == 2:  # 0 has as many channels as the file, which are these two
-            channels = 0 if self.channels == 2 else self.channels
-            return tf.ensure_shape(tf.io.decode_png(columns[name][0], channels, self.dtype), self.shape)
-        # decode_jpeg reads PNG as well; the accurate DCT gives the pixels of libjpeg's default, as other readers have.
-        image = tf.io.decode_jpeg(columns[name][0], channels=self.channels, dct_method="INTEGER_ACCURATE")
-        return tf.ensure_shape(image, self.shape)
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        if self.channels == 2:  # which TFDS does not decode
-            return {name: tfds_feature("text_feature.Text", text={})}
-        return {name: _tfds_image(self.shape, self.encoding, self.dtype)}
-
-    def hugging_face_type(self) -> str | None:
-        return "image" if self._fits_pillow else None
-
-    def croissant_type(self) -> str | None:
-        return _CROISSANT if self._fits_pillow else None
-
     def display(self, value: Any) -> np.ndarray:
         picture: np.ndarray = value if self.dtype == "uint8" else _spread(value, np.ones(value.shape[:2], bool))
         return picture[..., :1] if self.channels == 2 else picture
 
-    @property
-    def _fits_pillow(self) -> bool:
-        """Whether Pillow, by which others decode images, keeps all bits: of colours it keeps the higher eight."""
-        return self.dtype == "uint8" or self.channels == 1
-
 
 @frozen()
-class Mask(_Picture):
+class Mask(PictureFile):
     """Class ids per pixel: uint8 or uint16 (height, width), stored as PNG, always exact.
 
     A sample holds it as an array, or as the `bytes` of a PNG or TIFF file: 8-bit greyscale PNG files (16-bit for
@@ -340,25 +312,6 @@ class Mask(_Picture):
     def target(self) -> Target:
         return "mask"
 
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        import tensorflow as tf
-
-        mask = tf.io.decode_png(columns[name][0], 1, self.dtype)
-        return tf.ensure_shape(tf.squeeze(mask, -1), self.shape)  # not mask[..., 0], which copies the pixels
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        entry = _tfds_image((*self.shape, 1), "png", self.dtype)
-        if self.names:
-            image = {**entry["image"], "label": {"numClasses": str(len(self.names))}}
-            entry = tfds_feature("labeled_image.LabeledImage", image=image)
-        return {name: entry}
-
-    def hugging_face_type(self) -> str:
-        return "image"
-
-    def croissant_type(self) -> str:
-        return _CROISSANT
-
     def _check_ids(self, name: str, mask: np.ndarray) -> None:
         if not self.names or mask.size == 0 or int(mask.max()) < len(self.names):
             return
@@ -374,7 +327,7 @@ class Mask(_Picture):
 
 
 @frozen()
-class Depth(_Picture):
+class Depth(PictureFile):
     """A depth map: the distance of each pixel from the camera, (height, width).
 
     By default, uint16 millimetres, up to 65.535 m, with 0 where nothing was measured: the unit and the 16-bit greyscale
@@ -477,22 +430,6 @@ class Depth(_Picture):
         distances = value[..., None]
         is_measured = np.isfinite(value) & (value > 0)
         return np.where(is_measured[..., None], 255 - _spread(distances, is_measured), 0).astype(np.uint8)
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        import tensorflow as tf
-
-        if self.dtype == "uint16":
-            return tf.ensure_shape(tf.squeeze(tf.io.decode_png(columns[name][0], 1, "uint16"), -1), self.shape)
-        return tf.ensure_shape(tf.bitcast(tf.io.decode_png(columns[name][0], 4), "float32"), self.shape)
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        return {name: _tfds_image((*self.shape, 1), "png", self.dtype)}
-
-    def hugging_face_type(self) -> str | None:
-        return "image" if self.dtype == "uint16" else None
-
-    def croissant_type(self) -> str | None:
-        return _CROISSANT if self.dtype == "uint16" else None
 
 
 @frozen()
@@ -616,15 +553,6 @@ class Keypoints(Feature):
     def tar_form(self) -> Literal["json"]:
         return "json"
 
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        return self._tensor.decode_tf(name, columns)
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        return self._tensor.tfds_entries(name)
-
     @property
     def _tensor(self) -> Tensor:
         return _floats(self.shape)
@@ -739,16 +667,6 @@ class Polygons(Feature):
     def value_of_json(self, plain: Any) -> Any:
         return plain
 
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        import tensorflow as tf
-
-        vertices = tf.reshape(columns[name], [-1, 2])
-        ragged = tf.RaggedTensor.from_row_lengths(vertices, columns[f"{name}/sizes"])
-        return tf.ensure_shape(ragged.to_tensor(float("nan")), (None, None, 2))
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        return {name: tfds_tensor((None,), "float32"), f"{name}/sizes": tfds_tensor((None,), "int64")}
-
 
 @functools.cache
 def _floats(shape: Shape) -> Tensor:
@@ -808,11 +726,6 @@ def _encoded(
 
 def _extension(data: bytes) -> str:
     return "jpg" if data.startswith(_JPEG) else "png"
-
-
-def _tfds_image(shape: Shape, encoding: str, dtype: str) -> dict[str, Any]:
-    image = {"shape": tfds_shape(shape), "dtype": dtype, "encodingFormat": encoding}
-    return tfds_feature("image_feature.Image", image=image)
 
 
 def _checked_palette(palette: Any, most: int) -> tuple[tuple[int, int, int], ...]:
@@ -1003,21 +916,6 @@ class Video(Feature):
 
         frames = value[numbers(len(value))] if self.decoded else self.frames(value, numbers)
         return side_by_side([*frames])
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        return Feature.decode_tf(self, name, columns) if self.decoded else columns[name][0]
-
-    def decodes_in_graph(self) -> bool:
-        return not self.decoded
-
-    def tf_block(self) -> Literal["tensor"] | None:
-        return None if self.decoded else "tensor"
-
-    def hugging_face_type(self) -> str:
-        return "video"
-
-    def croissant_type(self) -> str:
-        return "sc:VideoObject"
 
     def _numbers(self, num_frames: int) -> Sequence[int]:
         """Return which frames are read of a video with so many."""

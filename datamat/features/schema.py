@@ -34,10 +34,6 @@ from datamat.features.base import (
     one_bytes,
     ragged,
     shape_text,
-    tf_dtype,
-    tfds_feature,
-    tfds_sequence,
-    tfds_tensor,
 )
 from datamat.features.pictures import Depth, Image, Keypoints, Mask, Polygons, Video, video_extension
 from datamat.features.statistics import FieldStatistics, Numbers, Statistics, merged
@@ -52,7 +48,6 @@ from datamat.features.values import (
     Text,
     Timestamp,
     Tokens,
-    decode_raw,
     numbers_in,
     sound_extension,
 )
@@ -66,9 +61,14 @@ __all__ = [
     "FLAT",
     "NO_MEMORY",
     "Features",
+    "Gathered",
     "ListOf",
+    "Listed",
     "Nesting",
     "Nullable",
+    "WithGaps",
+    "gathered_columns",
+    "holds_lists",
     "register_feature",
     "value_at",
     "with_value",
@@ -627,7 +627,7 @@ class Features(Mapping[str, Feature]):
 # There, and in a ListOf of Nullable, NAME/present holds 1 for each value, and 0 for each None in a list.
 
 
-class _Gathered(NamedTuple):
+class Gathered(NamedTuple):
     """How the values of a column are one column.
 
     Attributes:
@@ -687,29 +687,19 @@ class _Gathered(NamedTuple):
         lengths = np.fromiter(map(len, values), np.int64, len(values)) // self.dtype.itemsize
         return RaggedColumn(numbers, lengths), column.lengths
 
-    def tf_first(self, column: Any) -> Any:
-        """Return the column of the first value in a tensor."""
-        import tensorflow as tf
-
-        if self.kind != "bytes_list":
-            return column[: self.width]
-        if self.inner == "bytes":
-            return column[:1]
-        return tf.cast(decode_raw(self.dtype.name, column[0]), self.inner)
-
 
 @functools.lru_cache(maxsize=1024)
-def _gathered_columns(feature: Feature, name: str) -> Mapping[str, _Gathered]:
+def gathered_columns(feature: Feature, name: str) -> Mapping[str, Gathered]:
     """Return how a `Nullable` stores columns of a feature that are no lists, and a `ListOf` those of one size."""
     types = feature.arrow_types(name)
-    found: dict[str, _Gathered] = {}
+    found: dict[str, Gathered] = {}
     for column, kind in feature.columns(name).items():
         if kind == "bytes_list":
             continue
         dtype, sizes = types[column]
         is_open = kind != "bytes" and None in sizes
         raw = _raw_dtype(dtype) if is_open else np.dtype(np.uint8)
-        found[column] = _Gathered("bytes_list" if is_open or kind == "bytes" else kind, kind, raw, _width(sizes))
+        found[column] = Gathered("bytes_list" if is_open or kind == "bytes" else kind, kind, raw, _width(sizes))
     return found
 
 
@@ -723,7 +713,7 @@ def _width(sizes: Shape) -> int:
     return math.prod(size for size in sizes if size is not None)
 
 
-def _holds_lists(feature: Feature) -> bool:
+def holds_lists(feature: Feature) -> bool:
     """Return whether a column of a feature holds any number of bytes, so that an empty list is a value."""
     return "bytes_list" in feature.columns("value").values()
 
@@ -752,102 +742,93 @@ class _OfAnother(Feature):
 
     @property
     @abc.abstractmethod
-    def _asked(self) -> Feature:
+    def stored(self) -> Feature:
         """The feature that answers."""
 
     @property
     def preview(self) -> Any:  # type: ignore[override]  # a class has no single answer
         """What previews draw: what they draw of the other feature, and nothing of many values."""
-        return None if self._holds_many else self._asked.preview
+        return None if self._holds_many else self.stored.preview
 
     def value_type(self) -> tuple[str, Shape]:
-        return self._asked.value_type()
+        return self.stored.value_type()
 
     def packages(self, *, drawn: bool) -> frozenset[str]:
-        return self._asked.packages(drawn=drawn)
+        return self.stored.packages(drawn=drawn)
 
     def class_names(self) -> tuple[str, ...] | None:
-        return self._asked.class_names()
+        return self.stored.class_names()
 
     def class_colours(self) -> tuple[tuple[int, int, int], ...]:
-        return self._asked.class_colours()
+        return self.stored.class_colours()
 
     def target(self) -> Target | None:
-        return self._asked.target()
+        return self.stored.target()
 
     def points(self, value: Any) -> np.ndarray:
-        return self._asked.points(value)
+        return self.stored.points(value)
 
     def with_points(
         self, value: Any, points: np.ndarray, size: tuple[int, int] | None
     ) -> tuple[Any, np.ndarray | None]:
-        return self._asked.with_points(value, points, size)
+        return self.stored.with_points(value, points, size)
 
     def needs_every_point(self) -> bool:
-        return self._asked.needs_every_point()
+        return self.stored.needs_every_point()
 
     def may_lose_rows(self) -> bool:
-        return self._asked.may_lose_rows()
+        return self.stored.may_lose_rows()
 
     def outlines(self, value: Any, height: int, width: int) -> list[np.ndarray]:
-        return self._asked.outlines(value, height, width)
+        return self.stored.outlines(value, height, width)
 
     def outline_names(self) -> tuple[str, ...]:
-        return self._asked.outline_names()
+        return self.stored.outline_names()
 
     def display(self, value: Any) -> np.ndarray:
-        return self._asked.display(value)
+        return self.stored.display(value)
 
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        return self._asked.arrow_types(name)
+        return self.stored.arrow_types(name)
 
     def is_large(self) -> bool:
-        return self._asked.is_large()
+        return self.stored.is_large()
 
     def is_compressed(self) -> bool:
-        return self._asked.is_compressed()
+        return self.stored.is_compressed()
 
     def is_smooth(self) -> bool:
-        return self._asked.is_smooth()
+        return self.stored.is_smooth()
 
     def tar_form(self) -> Literal["json", "npy", "file"]:
-        return self._asked.tar_form()
+        return self.stored.tar_form()
 
     def extension(self, data: bytes) -> str:
-        return self._asked.extension(data)
+        return self.stored.extension(data)
 
     def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        return self._asked.observe(name, columns)
+        return self.stored.observe(name, columns)
 
     def observes(self) -> bool:
-        return self._asked.observes()
+        return self.stored.observes()
 
     def observed_bytes(self, data: bytes) -> bytes:
-        return self._asked.observed_bytes(data)
+        return self.stored.observed_bytes(data)
 
     def observe_value(self, value: Any) -> FieldStatistics:
-        return self._asked.observe_value(value)
+        return self.stored.observe_value(value)
 
     def observes_values(self) -> bool:
-        return self._asked.observes_values()
+        return self.stored.observes_values()
 
     def observes_stored_values(self) -> bool:
-        return self._asked.observes_stored_values()
+        return self.stored.observes_stored_values()
 
     def encodes_blocks(self) -> bool:
-        return self._asked.encodes_blocks()
+        return self.stored.encodes_blocks()
 
     def decodes_blocks(self) -> bool:
-        return self._asked.decodes_blocks()
-
-    def decodes_in_graph(self) -> bool:
-        return self._asked.decodes_in_graph()
-
-    def hugging_face_type(self) -> Any:
-        return self._asked.hugging_face_type()
-
-    def croissant_type(self) -> str | None:
-        return self._asked.croissant_type()
+        return self.stored.decodes_blocks()
 
 
 @frozen()
@@ -882,22 +863,22 @@ class Nullable(_OfAnother):
         if isinstance(self.feature, Nullable):
             raise SchemaError("Nullable: the feature is a Nullable itself; declare it once")
         _refuse_dicts_in(self.feature, "Nullable")
-        if _holds_lists(self.feature) and "value/present" in self.feature.columns("value"):
+        if holds_lists(self.feature) and "value/present" in self.feature.columns("value"):
             raise SchemaError(
                 f"Nullable: {self.feature.declared()} marks what is missing in itself; give an empty list for a list "
                 "that is missing, or declare Json()"
             )
 
     @property
-    def _asked(self) -> Feature:
+    def stored(self) -> Feature:
         return _alone(self.feature, "Nullable")
 
     def parts(self) -> tuple[Feature, ...]:
         return (self.feature,)
 
     def columns(self, name: str) -> dict[str, Kind]:
-        found = {column: how.kind for column, how in self._gathered(name).items()}
-        if not _holds_lists(self.feature):
+        found = {column: how.kind for column, how in gathered_columns(self.feature, name).items()}
+        if not holds_lists(self.feature):
             return found
         kinds: dict[str, Kind] = {
             column: found.get(column, kind) for column, kind in self.feature.columns(name).items()
@@ -907,23 +888,24 @@ class Nullable(_OfAnother):
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         values = [] if value is None else [self._encoded(name, value)]
         found: dict[str, Column] = {
-            column: how.join([one[column] for one in values]) for column, how in self._gathered(name).items()
+            column: how.join([one[column] for one in values])
+            for column, how in gathered_columns(self.feature, name).items()
         }
-        if _holds_lists(self.feature):
+        if holds_lists(self.feature):
             lists = self.feature.columns(name).keys() - found.keys()
             found.update({column: values[0][column] if values else [] for column in lists})
             found[f"{name}/present"] = np.ones(len(values), np.int64)
         return found
 
     def encodes_blocks(self) -> bool:
-        return not _holds_lists(self.feature) and self._asked.encodes_blocks()
+        return not holds_lists(self.feature) and self.stored.encodes_blocks()
 
     def decodes_blocks(self) -> bool:
-        return not _holds_lists(self.feature) and self._asked.decodes_blocks()
+        return not holds_lists(self.feature) and self.stored.decodes_blocks()
 
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        found = self._asked.arrow_types(name)
-        return {**found, f"{name}/present": ("int64", ())} if _holds_lists(self.feature) else found
+        found = self.stored.arrow_types(name)
+        return {**found, f"{name}/present": ("int64", ())} if holds_lists(self.feature) else found
 
     def encode_block(self, name: str, values: Any) -> dict[str, Any]:
         rows = values.rows() if isinstance(values, RaggedColumn) else values
@@ -931,7 +913,7 @@ class Nullable(_OfAnother):
         there = values if is_there.all() else [value for value in rows if value is not None]
         block = self._encoded_block(name, there)
         columns = {}
-        for column, found in self._gathered(name).items():
+        for column, found in gathered_columns(self.feature, name).items():
             one = found.join_block(block[column])
             lengths = np.zeros(len(is_there), np.int64)
             lengths[is_there] = one.lengths
@@ -950,7 +932,7 @@ class Nullable(_OfAnother):
     def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
         block: dict[str, ColumnBlock] = {}
         counts = np.zeros(0, np.int64)
-        for column, found in self._gathered(name).items():
+        for column, found in gathered_columns(self.feature, name).items():
             block[column], counts = found.split_block(columns[column])  # type: ignore[arg-type]
         if (counts > 1).any():
             raise SchemaError("a record holds several values, where one may be missing")
@@ -960,9 +942,9 @@ class Nullable(_OfAnother):
     def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
         block: dict[str, ColumnBlock] = {}
         counts = np.zeros(0, np.int64)
-        for column, found in self._gathered(name).items():
+        for column, found in gathered_columns(self.feature, name).items():
             block[column], counts = found.split_block(columns[column])  # type: ignore[arg-type]
-        if _holds_lists(self.feature):
+        if holds_lists(self.feature):
             mark = columns[f"{name}/present"]
             assert isinstance(mark, RaggedColumn)
             counts = mark.lengths
@@ -1001,45 +983,6 @@ class Nullable(_OfAnother):
     def value_of_json(self, plain: Any) -> Any:
         return None if plain is None else self.feature.value_of_json(plain)
 
-    def tf_type(self) -> tuple[str, Shape]:
-        dtype, shape = self.feature.tf_type()
-        return dtype, (None, *shape)
-
-    def tf_value(self, value: Any) -> Any:
-        return _stacked_for_tf(self.feature, [] if value is None else [value])
-
-    def value_of_tf(self, value: Any) -> Any:
-        return self.feature.value_of_tf(value[0]) if len(value) else None
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        import tensorflow as tf
-
-        dtype, shape = self.feature.tf_type()
-        gathered = self._gathered(name)
-        mark = f"{name}/present" if _holds_lists(self.feature) else next(iter(gathered))
-
-        def there() -> Any:
-            first = {column: gathered[column].tf_first(columns[column]) if column in gathered else columns[column]
-                     for column in self.feature.columns(name)}  # fmt: skip
-            return self.feature.decode_tf(name, first)[None]
-
-        value = tf.cond(
-            tf.size(columns[mark]) > 0,
-            there,
-            lambda: tf.zeros([0, *(size or 0 for size in shape)], tf_dtype(dtype)),
-        )
-        return tf.ensure_shape(value, (None, *shape))
-
-    def tf_block(self) -> Literal["tensor"] | None:
-        return _tf_block_of_many(self.feature)
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        found = _tfds_entries_of_many(self._gathered(name), self.feature, name)
-        return {**found, f"{name}/present": tfds_tensor((None,), "int64")} if _holds_lists(self.feature) else found
-
-    def _gathered(self, name: str) -> Mapping[str, _Gathered]:
-        return _gathered_columns(self.feature, name)
-
     def _encoded(self, name: str, value: Any) -> dict[str, Column]:
         try:
             return self.feature.encode(name, value)
@@ -1053,9 +996,9 @@ class Nullable(_OfAnother):
 
     def _there(self, name: str, columns: Mapping[str, Column]) -> dict[str, Column] | None:
         """Return the columns of the value; None where there is none."""
-        found = {column: how.split(columns[column]) for column, how in self._gathered(name).items()}
+        found = {column: how.split(columns[column]) for column, how in gathered_columns(self.feature, name).items()}
         counts = set(map(len, found.values()))
-        if _holds_lists(self.feature):
+        if holds_lists(self.feature):
             lists = self.feature.columns(name).keys() - found.keys()
             found.update({column: [columns[column]] for column in lists})
             counts.add(len(columns[f"{name}/present"]))
@@ -1098,53 +1041,6 @@ def _json_of(feature: Any) -> dict[str, Any]:
         found: dict[str, Any] = feature.to_json()
         return found
     return {"type": _DICT, "fields": {name: _json_of(part) for name, part in _parts_of(feature).items()}}
-
-
-def _tf_block_of_many(feature: Feature) -> Literal["tensor"] | None:
-    """Return how `tf.data` decodes values of a feature in one column, in many records at once."""
-    _, shape = feature.tf_type()
-    is_fixed = None not in shape and 0 not in shape
-    return "tensor" if is_fixed and feature.tf_block() == "tensor" and len(feature.columns("")) == 1 else None
-
-
-def _stacked_for_tf(feature: Feature, values: collections.abc.Sequence[Any]) -> np.ndarray:
-    """Return values as TensorFlow has them, along a new first dimension."""
-    dtype, shape = feature.tf_type()
-    found = [feature.tf_value(value) for value in values]
-    if not holds_numbers(dtype) and not shape:
-        return bytes_array(found)
-    if dtype.startswith("d") or not holds_numbers(dtype):
-        kind = np.dtype(object if tf_dtype(dtype) == "string" else tf_dtype(dtype))
-    else:
-        kind = dtype_of(dtype)
-    return np.stack(found) if found else np.empty((0, *(size or 0 for size in shape)), kind)
-
-
-def _tfds_entries_of_many(gathered: Mapping[str, _Gathered], feature: Feature, name: str) -> dict[str, dict[str, Any]]:
-    """Return the entries of TFDS for columns of any number of values of a feature."""
-    text = tfds_feature("text_feature.Text", text={})
-    entries = feature.tfds_entries(name)
-    changed = {
-        column: tfds_sequence(text if found.kind == "bytes_list" != found.inner else entries[column], None)
-        for column, found in gathered.items()
-    }
-    return {**entries, **changed}
-
-
-def _in_tensor(value: Any) -> bytes:
-    """Return a value as `tf.io.serialize_tensor` writes it."""
-    import tensorflow as tf
-
-    found: bytes = tf.make_tensor_proto(value).SerializeToString()
-    return found
-
-
-def _from_tensor(data: bytes) -> Any:
-    """Return what `_in_tensor` was given: an array, a numpy number or bytes."""
-    import tensorflow as tf
-
-    kind = type(tf.make_tensor_proto(0))  # TensorFlow's API does not name it
-    return tf.make_ndarray(kind.FromString(data))[()]
 
 
 class _Flattened(NamedTuple):
@@ -1231,7 +1127,7 @@ class _ListOf(_OfAnother):
 
 
 @frozen()
-class _Listed(_ListOf):
+class Listed(_ListOf):
     """Any number of values that no array holds: strings, bytes, JSON, times, pictures, lists, arrays of any size."""
 
     feature: Feature
@@ -1251,11 +1147,11 @@ class _Listed(_ListOf):
             )
 
     @property
-    def _asked(self) -> Feature:
+    def stored(self) -> Feature:
         return self.feature
 
     def columns(self, name: str) -> dict[str, Kind]:
-        flattened, gathered = self._flattened(name), self._gathered(name)
+        flattened, gathered = self.flattened(name), self.gathered(name)
         found: dict[str, Kind] = {}
         for column in self.feature.columns(name):
             found[column] = (flattened.get(column) or gathered[column]).kind
@@ -1269,9 +1165,9 @@ class _Listed(_ListOf):
             except SchemaError as error:
                 raise _of_item(name, self.feature, number, item, error) from error
         columns: dict[str, Column] = {}
-        for column, found in self._gathered(name).items():
+        for column, found in self.gathered(name).items():
             columns[column] = found.join([one[column] for one in items])
-        for column, flattened in self._flattened(name).items():
+        for column, flattened in self.flattened(name).items():
             values = [one[column] for one in items]
             columns[column], columns[f"{column}/lengths"] = flattened.join(values), flattened.lengths(values)
         return columns
@@ -1281,13 +1177,13 @@ class _Listed(_ListOf):
         counts = np.fromiter(map(len, rows), np.int64, len(rows))
         block = self.feature.encode_block(name, [item for row in rows for item in row])
         columns = {}
-        for column, found in self._gathered(name).items():
+        for column, found in self.gathered(name).items():
             one = found.join_block(block[column])
             columns[column] = RaggedColumn(one.values, counts * (1 if found.kind == "bytes_list" else found.width))
         return columns
 
     def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        gathered, flattened = self._gathered(name), self._flattened(name)
+        gathered, flattened = self.gathered(name), self.flattened(name)
         if flattened:  # items that are lists themselves
             lengths = columns[f"{next(iter(flattened))}/lengths"]
             assert isinstance(lengths, RaggedColumn)
@@ -1300,7 +1196,7 @@ class _Listed(_ListOf):
         return {**items, "items": Numbers.of(counts, with_bins=True)}
 
     def encodes_blocks(self) -> bool:
-        return not self._flattened("value") and self.feature.encodes_blocks()
+        return not self.flattened("value") and self.feature.encodes_blocks()
 
     def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
         return self.decode_into(name, columns, None)
@@ -1310,20 +1206,20 @@ class _Listed(_ListOf):
     ) -> Any:
         del out
         items = self._items(name, columns)
-        return self._together([self.feature.decode_into(name, one, None, are_intact=are_intact) for one in items])
+        return self.together([self.feature.decode_into(name, one, None, are_intact=are_intact) for one in items])
 
     def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
         block: dict[str, ColumnBlock] = {}
         counts = np.zeros(0, np.int64)
-        for column, found in self._gathered(name).items():
+        for column, found in self.gathered(name).items():
             block[column], counts = found.split_block(columns[column])  # type: ignore[arg-type]
         items: Any = self.feature.decode_block(name, block) if counts.any() else []
         bounds = np.concatenate([[0], np.cumsum(counts)]).tolist()
         rows = [items[start:stop] for start, stop in itertools.pairwise(bounds)]
-        return [row if len(row) and isinstance(row, np.ndarray) else self._together(list(row)) for row in rows]
+        return [row if len(row) and isinstance(row, np.ndarray) else self.together(list(row)) for row in rows]
 
     def decodes_blocks(self) -> bool:
-        return not self._flattened("value") and self.feature.decodes_blocks()
+        return not self.flattened("value") and self.feature.decodes_blocks()
 
     def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
         return [self.feature.encoded_value(name, one) for one in self._items(name, columns)]
@@ -1335,7 +1231,7 @@ class _Listed(_ListOf):
         return f"list of {self.feature.declared()}"
 
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        flattened, found = self._flattened(name), {}
+        flattened, found = self.flattened(name), {}
         for column, (dtype, sizes) in self.feature.arrow_types(name).items():
             is_list = column in flattened and sizes[:1] == (None,)
             found[column] = dtype, sizes if is_list else (None, *sizes)
@@ -1345,89 +1241,27 @@ class _Listed(_ListOf):
         return [self.feature.json_value(item) for item in value]
 
     def value_of_json(self, plain: Any) -> Any:
-        return self._together([self.feature.value_of_json(item) for item in plain])
+        return self.together([self.feature.value_of_json(item) for item in plain])
 
-    @property
-    def _is_serialized(self) -> bool:
-        """Whether items differ in shape, and so cannot be one tensor: TensorFlow gets each as a string."""
-        return None in self.feature.tf_type()[1]
-
-    def tf_type(self) -> tuple[str, Shape]:
-        dtype, shape = self.feature.tf_type()
-        return ("bytes", (None,)) if self._is_serialized else (dtype, (None, *shape))
-
-    def tf_value(self, value: Any) -> Any:
-        if self._is_serialized:
-            return bytes_array([_in_tensor(self.feature.tf_value(item)) for item in value])
-        return _stacked_for_tf(self.feature, value)
-
-    def value_of_tf(self, value: Any) -> Any:
-        items = map(_from_tensor, value) if self._is_serialized else value
-        return self._together([self.feature.value_of_tf(item) for item in items])
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        import tensorflow as tf
-
-        dtype, shape = self.tf_type()
-        if self.tf_block() and not holds_numbers(dtype):
-            return columns[name]
-        flattened = self._flattened(name)
-        items: dict[str, Any] = {}
-        for column, one in self._gathered(name).items():
-            values = columns[column]
-            items[column] = values if one.kind == "bytes_list" else tf.reshape(values, [-1, one.width])
-        for column, how in flattened.items():
-            sizes = columns[f"{column}/lengths"] * how.unit
-            if how.kind == "bytes":  # places in the one string
-                items[column] = tf.stack([tf.cumsum(sizes, exclusive=True), sizes], axis=1)
-            else:
-                items[column] = tf.RaggedTensor.from_row_lengths(columns[column], sizes)
-
-        def decoded(one: Mapping[str, Any]) -> Any:
-            item = {
-                column: tf.strings.substr(columns[column][:1], value[:1], value[1:])
-                if column in flattened and flattened[column].kind == "bytes"
-                else tf.reshape(value, [-1])
-                for column, value in one.items()
-            }
-            found = self.feature.decode_tf(name, item)
-            return tf.io.serialize_tensor(found) if self._is_serialized else found
-
-        found = tf.map_fn(decoded, items, fn_output_signature=tf.TensorSpec(shape[1:], tf_dtype(dtype)))
-        return tf.ensure_shape(found, shape)
-
-    def tf_block(self) -> Literal["tensor"] | None:
-        return None if self._flattened("value") else _tf_block_of_many(self.feature)
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        found = _tfds_entries_of_many(self._gathered(name), self.feature, name)
-        types = self.arrow_types(name)
-        for column, how in self._flattened(name).items():
-            if how.kind != "bytes_list":
-                dtype, sizes = types[column]
-                found[column] = tfds_tensor(sizes, dtype, is_raw=how.kind == "bytes")
-            found[f"{column}/lengths"] = tfds_tensor((None,), "int64")
-        return found
-
-    def _gathered(self, name: str) -> Mapping[str, _Gathered]:
+    def gathered(self, name: str) -> Mapping[str, Gathered]:
         """Return how the columns are stored whose values are all of one size."""
-        flattened = self._flattened(name)
-        found = _gathered_columns(self.feature, name)
+        flattened = self.flattened(name)
+        found = gathered_columns(self.feature, name)
         return {column: how for column, how in found.items() if column not in flattened}
 
-    def _flattened(self, name: str) -> Mapping[str, _Flattened]:
+    def flattened(self, name: str) -> Mapping[str, _Flattened]:
         """Return how the others are stored."""
         return _flattened_columns(self.feature, name)
 
     def _items(self, name: str, columns: Mapping[str, Column]) -> Iterator[dict[str, Column]]:
         """Yield the columns of each item."""
-        found = {column: how.split(columns[column]) for column, how in self._gathered(name).items()}
-        for column, how in self._flattened(name).items():
+        found = {column: how.split(columns[column]) for column, how in self.gathered(name).items()}
+        for column, how in self.flattened(name).items():
             found[column] = how.split(columns[column], columns[f"{column}/lengths"])
         for values in zip(*found.values(), strict=True):
             yield dict(zip(found, values, strict=True))
 
-    def _together(self, items: list[Any]) -> Any:
+    def together(self, items: list[Any]) -> Any:
         """Return items as one array where they all have one shape by declaration."""
         dtype, shape = self.feature.value_type()
         if not holds_numbers(dtype) or None in shape:
@@ -1440,41 +1274,41 @@ _COUNTS_OF_ITEMS = {"items", "length"}
 
 
 @frozen()
-class _WithGaps(_ListOf):
+class WithGaps(_ListOf):
     """A list in which each item is None or a value of a feature: a list of the values, and where they are."""
 
     feature: Feature
 
     def __post_init__(self) -> None:
-        if "value/present" in self._asked.columns("value"):
+        if "value/present" in self.stored.columns("value"):
             raise SchemaError(f"ListOf: {self.feature.declared()} marks what is missing in itself; declare Json()")
 
     @property
-    def _asked(self) -> ListOf:
+    def stored(self) -> ListOf:
         return ListOf(self.feature)
 
     def columns(self, name: str) -> dict[str, Kind]:
-        return {**self._asked.columns(name), f"{name}/present": "int64"}
+        return {**self.stored.columns(name), f"{name}/present": "int64"}
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         rows = list(value)
         present = np.array([row is not None for row in rows], np.int64)
         try:
-            columns = self._asked.encode(name, [row for row in rows if row is not None])
+            columns = self.stored.encode(name, [row for row in rows if row is not None])
         except SchemaError:
             for number in np.flatnonzero(present).tolist():
                 try:
                     self.feature.encode(name, as_array(rows[number]))
                 except SchemaError as error:
                     found = _of_item(name, self.feature, number, rows[number], error)
-                    raise _declared_as(self, self._asked, found) from error
+                    raise _declared_as(self, self.stored, found) from error
             raise
         return {**columns, f"{name}/present": present}
 
     def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
         present = columns[f"{name}/present"]
         assert isinstance(present, RaggedColumn)
-        found = {key: one for key, one in self._asked.observe(name, columns).items() if key not in _COUNTS_OF_ITEMS}
+        found = {key: one for key, one in self.stored.observe(name, columns).items() if key not in _COUNTS_OF_ITEMS}
         items = Numbers.of(present.lengths, with_bins=True)
         return {**found, "items": items, "missing": int(np.count_nonzero(present.values == 0))}
 
@@ -1488,13 +1322,13 @@ class _WithGaps(_ListOf):
         self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
     ) -> Any:
         del out
-        return self._spread(name, columns, self._asked.decode_into(name, columns, None, are_intact=are_intact))
+        return self._spread(name, columns, self.stored.decode_into(name, columns, None, are_intact=are_intact))
 
     def decodes_blocks(self) -> bool:
         return False
 
     def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return self._spread(name, columns, self._asked.encoded_value(name, columns))
+        return self._spread(name, columns, self.stored.encoded_value(name, columns))
 
     def prepare(self, name: str, value: Any) -> Any:
         return [None if item is None else self.feature.prepare(name, item) for item in value]
@@ -1503,36 +1337,13 @@ class _WithGaps(_ListOf):
         return f"list of {self.feature.declared()}, or None"
 
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        return {**self._asked.arrow_types(name), f"{name}/present": ("int64", (None,))}
+        return {**self.stored.arrow_types(name), f"{name}/present": ("int64", (None,))}
 
     def json_value(self, value: Any) -> Any:
         return [None if item is None else self.feature.json_value(item) for item in value]
 
     def value_of_json(self, plain: Any) -> Any:
         return [None if item is None else self.feature.value_of_json(item) for item in plain]
-
-    def tf_type(self) -> tuple[str, Shape]:
-        return "bytes", (None,)
-
-    def tf_value(self, value: Any) -> Any:
-        return bytes_array([b"" if item is None else _in_tensor(self.feature.tf_value(item)) for item in value])
-
-    def value_of_tf(self, value: Any) -> Any:
-        return [self.feature.value_of_tf(_from_tensor(item)) if item else None for item in value]
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        import tensorflow as tf
-
-        found, present = self._asked.decode_tf(name, columns), columns[f"{name}/present"]
-        if None not in self.feature.tf_type()[1]:  # where they differ in shape, they are strings already
-            found = tf.map_fn(tf.io.serialize_tensor, found, fn_output_signature=tf.TensorSpec((), tf.string))
-        return tf.gather(tf.concat([[""], found], 0), tf.cumsum(present) * present)
-
-    def tf_block(self) -> None:
-        return None
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        return {**self._asked.tfds_entries(name), f"{name}/present": tfds_tensor((None,), "int64")}
 
     def _spread(self, name: str, columns: Mapping[str, Column], values: Any) -> list[Any]:
         """Return values with None where one is missing."""
@@ -1552,7 +1363,7 @@ def _stored_list(feature: Feature) -> Feature:
         return Tensor((None, *feature.shape), feature.dtype, feature.encoding)
     if type(feature) is ClassLabel and not feature.shape:
         return dataclasses.replace(feature, shape=(None,))
-    return _WithGaps(feature.feature) if isinstance(feature, Nullable) else _Listed(feature)
+    return WithGaps(feature.feature) if isinstance(feature, Nullable) else Listed(feature)
 
 
 @frozen()
@@ -1586,46 +1397,46 @@ class ListOf(_OfAnother):
             _stored_list(self.feature)
 
     @property
-    def _asked(self) -> Feature:
+    def stored(self) -> Feature:
         return _stored_list(_alone(self.feature, "ListOf"))
 
     def parts(self) -> tuple[Feature, ...]:
         return (self.feature,)
 
     def columns(self, name: str) -> dict[str, Kind]:
-        return self._asked.columns(name)
+        return self.stored.columns(name)
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         found = self._list(name, value)
         try:
-            return self._asked.encode(name, found)
+            return self.stored.encode(name, found)
         except SchemaError as error:
-            raise _declared_as(self, self._asked, error) from error
+            raise _declared_as(self, self.stored, error) from error
 
     def encode_block(self, name: str, values: Any) -> dict[str, Any]:
         if not isinstance(values, (np.ndarray, RaggedColumn)):
             values = [self._list(name, value) for value in values]
         try:
-            return self._asked.encode_block(name, values)
+            return self.stored.encode_block(name, values)
         except SchemaError as error:
-            raise _declared_as(self, self._asked, error) from error
+            raise _declared_as(self, self.stored, error) from error
 
     def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return self._asked.decode(name, columns)
+        return self.stored.decode(name, columns)
 
     def decode_into(
         self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
     ) -> Any:
-        return self._asked.decode_into(name, columns, out, are_intact=are_intact)
+        return self.stored.decode_into(name, columns, out, are_intact=are_intact)
 
     def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
-        return self._asked.decode_block(name, columns)
+        return self.stored.decode_block(name, columns)
 
     def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return self._asked.encoded_value(name, columns)
+        return self.stored.encoded_value(name, columns)
 
     def prepare(self, name: str, value: Any) -> Any:
-        return self._asked.prepare(name, value)
+        return self.stored.prepare(name, value)
 
     def is_ragged(self) -> bool:
         return True
@@ -1641,28 +1452,10 @@ class ListOf(_OfAnother):
         return cls(**{**arguments, "feature": _feature_from_json("feature", arguments["feature"])})
 
     def json_value(self, value: Any) -> Any:
-        return self._asked.json_value(value)
+        return self.stored.json_value(value)
 
     def value_of_json(self, plain: Any) -> Any:
-        return self._asked.value_of_json(plain)
-
-    def tf_type(self) -> tuple[str, Shape]:
-        return self._asked.tf_type()
-
-    def tf_value(self, value: Any) -> Any:
-        return self._asked.tf_value(value)
-
-    def value_of_tf(self, value: Any) -> Any:
-        return self._asked.value_of_tf(value)
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        return self._asked.decode_tf(name, columns)
-
-    def tf_block(self) -> Literal["tensor", "python"] | None:
-        return self._asked.tf_block()
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        return self._asked.tfds_entries(name)
+        return self.stored.value_of_json(plain)
 
     def _list(self, name: str, value: Any) -> Any:
         """Return a value as the feature that stores it takes it: numbers as an array."""
@@ -1671,7 +1464,7 @@ class ListOf(_OfAnother):
             return value
         if not isinstance(value, (list, tuple)):
             raise mismatch(name, self, f"{kind_of(value)}", "give a list")
-        stored = self._asked
+        stored = self.stored
         return _array_of_items(name, self, stored, value) if isinstance(stored, Tensor) else value
 
 
@@ -1816,10 +1609,8 @@ def _check_foreign(name: str, feature: Feature) -> None:
         "columns": not kinds or any(column != name and not column.startswith(f"{name}/") for column in kinds),
         "the kinds of columns": not set(kinds.values()) <= {*get_args(Kind)},
         "arrow_types": feature.arrow_types(name).keys() != kinds.keys(),
-        "tfds_entries": feature.tfds_entries(name).keys() != kinds.keys(),
         "target": feature.target() not in {None, *get_args(Target)},
         "tar_form": feature.tar_form() not in {"json", "npy", "file"},
-        "tf_block": feature.tf_block() not in {None, "tensor", "python"} or (feature.tf_block() and len(kinds) != 1),
         "preview": feature.preview not in {None, "image", "mask", "depth", "outlines"},
     }
     found = [part for part, is_wrong in wrong.items() if is_wrong]

@@ -33,10 +33,6 @@ from datamat.features.base import (
     mismatch,
     one_bytes,
     shape_text,
-    tfds_feature,
-    tfds_sequence,
-    tfds_shape,
-    tfds_tensor,
     to_json_text,
 )
 from datamat.features.statistics import Counts, FieldStatistics, Numbers
@@ -53,7 +49,6 @@ __all__ = [
     "Text",
     "Timestamp",
     "Tokens",
-    "decode_raw",
     "numbers_in",
     "side_by_side",
     "sound_extension",
@@ -84,8 +79,6 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "c": (int, float, complex),
 }
 """Python's numbers that a scalar accepts, by the kind of its dtype."""
-_SIGNED = {"uint32": "int32", "uint64": "int64"}
-"""Types of the same size for those that `tf.io.decode_raw` does not know."""
 
 
 @frozen()
@@ -177,22 +170,6 @@ class ClassLabel(Feature):
 
     def tar_form(self) -> Literal["json"]:
         return "json"
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        import tensorflow as tf
-
-        return tf.ensure_shape(columns[name], self.shape) if self.shape else columns[name][0]
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        label = tfds_feature("class_label_feature.ClassLabel", classLabel={"numClasses": str(self.num_classes)})
-        return {name: tfds_sequence(label, self.shape[0]) if self.shape else label}
-
-    def hugging_face_type(self) -> Any:
-        names = {str(number): name for number, name in enumerate(self.names)}
-        return {"class_label": {"names": names}} if names else None
 
     def _are_ids(self, values: np.ndarray) -> bool:
         return not values.size or bool(values.min() >= 0 and values.max() < (self.num_classes or 0))
@@ -326,20 +303,6 @@ class BBoxes(Feature):
     def tar_form(self) -> Literal["json"]:
         return "json"
 
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        import tensorflow as tf
-
-        return tf.reshape(columns[name], [-1, self._width])
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        if self.rotated:
-            return {name: tfds_tensor((None, 5), "float32")}
-        box = {"shape": tfds_shape((4,)), "dtype": "float32", "bboxFormat": "REL_YXYX"}
-        return {name: tfds_sequence(tfds_feature("bounding_boxes.BBoxFeature", boundingBox=box), None)}
-
 
 @frozen()
 class Text(Feature):
@@ -384,12 +347,6 @@ class Text(Feature):
     def tar_form(self) -> Literal["json"]:
         return "json"
 
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        return columns[name][0]
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
-
 
 @frozen()
 class Bytes(Feature):
@@ -433,12 +390,6 @@ class Bytes(Feature):
 
     def is_large(self) -> bool:
         return True
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        return columns[name][0]
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
 
 
 @frozen()
@@ -495,12 +446,6 @@ class Json(Feature):
 
     def tar_form(self) -> Literal["json"]:
         return "json"
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        return columns[name][0]
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
 
     def _plain(self, name: str, value: Any, place: str) -> Any:
         """Return a part of a value in the types that JSON has; `place` says which, as in `["boxes"][2]`."""
@@ -597,15 +542,6 @@ class Timestamp(Feature):
     def value_of_json(self, plain: Any) -> Any:
         return np.datetime64(plain.removesuffix("Z"), "us")
 
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        return columns[name][0]
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        return {name: tfds_tensor((), "int64")}
-
     def _microseconds(self, name: str, value: Any) -> int:
         if isinstance(value, np.ndarray) and value.ndim == 0:
             value = value[()]
@@ -691,15 +627,6 @@ class Scalar(Feature):
 
     def tar_form(self) -> Literal["json", "npy"]:
         return "npy" if dtype_of(self.dtype).kind == "c" else "json"  # JSON has no complex numbers
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        return _tf_numbers(self.dtype, columns[name])[0]
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        return {name: tfds_tensor((), self.dtype, is_raw=_KIND_OF_DTYPE[self.dtype] == "bytes")}
 
 
 @frozen()
@@ -846,26 +773,6 @@ class Tensor(Feature):
     def tar_form(self) -> Literal["npy"]:
         return "npy"
 
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        import tensorflow as tf
-
-        flat = _tf_numbers(self.dtype, columns[name])
-        if self.keeps_shape:
-            return tf.ensure_shape(tf.reshape(flat, columns[f"{name}/shape"]), self.shape)
-        return tf.reshape(flat, [-1 if size is None else size for size in self.shape])
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        is_raw = self._kind == "bytes"
-        if not self.keeps_shape:
-            return {name: tfds_tensor(self.shape, self.dtype, is_raw=is_raw)}
-        return {
-            name: tfds_tensor((None,), self.dtype, is_raw=is_raw),
-            f"{name}/shape": tfds_tensor((len(self.shape),), "int64"),
-        }
-
 
 @frozen()
 class Tokens(Feature):
@@ -949,15 +856,6 @@ class Tokens(Feature):
 
     def tar_form(self) -> Literal["npy"]:
         return "npy"
-
-    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
-        return _tf_numbers(str(self.dtype), columns[name])
-
-    def tf_block(self) -> Literal["tensor"]:
-        return "tensor"
-
-    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
-        return {name: tfds_tensor((None,), str(self.dtype), is_raw=True)}
 
     @property
     def _bounds(self) -> tuple[int, int]:
@@ -1045,21 +943,6 @@ def side_by_side(pictures: Sequence[np.ndarray]) -> np.ndarray:
     gap = np.full((height, max(width // 40, 1), channels), 255, np.uint8)
     row = [part for picture in pictures for part in (gap, picture)]
     return np.concatenate(row[1:], axis=1)
-
-
-def decode_raw(dtype: str, values: Any) -> Any:
-    """Return the numbers in a tensor of little-endian bytes, as a new last dimension, in a `tf.data` pipeline."""
-    import tensorflow as tf
-
-    if dtype in _SIGNED:
-        return tf.bitcast(tf.io.decode_raw(values, _SIGNED[dtype]), dtype)
-    return tf.io.decode_raw(values, dtype)
-
-
-def _tf_numbers(dtype: str, column: Any) -> Any:
-    import tensorflow as tf
-
-    return decode_raw(dtype, column[0]) if column.dtype == tf.string else tf.cast(column, dtype)
 
 
 def _utf8(name: str, feature: Feature, text: str, where: str = "") -> bytes:
@@ -1390,12 +1273,6 @@ class Audio(Feature):
             picture[top : bottom + 1, column] = _WAVE_INK
         picture[-_SPECTRUM_HEIGHT:] = _spectrogram(value.mean(axis=1) if value.size else np.zeros(0, np.float32))
         return picture
-
-    def hugging_face_type(self) -> Any:
-        return "audio" if self.sample_rate is None else {"audio": {"sampling_rate": self.sample_rate}}
-
-    def croissant_type(self) -> str:
-        return "sc:AudioObject"
 
     def _samples(self, name: str, value: Any) -> np.ndarray:
         """Return an array as float32 (num_samples, num_channels)."""

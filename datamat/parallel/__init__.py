@@ -8,6 +8,7 @@
 The names load when they are first used, so importing the package costs nothing. Inside it, a module imports only from
 the lines above its own:
 
+    errors
     affinity, channel, logs, process_role
     crash                 what a worker leaves when it dies
     processes             starting workers
@@ -25,18 +26,52 @@ the lines above its own:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from datamat import _lazy
+if TYPE_CHECKING:
+    from datamat.parallel.affinity import physical_cores
+    from datamat.parallel.executor import PathosExecutor, PoolStats
+    from datamat.parallel.logs import get_logger
+    from datamat.parallel.pathos_pool import PathosPool
+    from datamat.parallel.process_role import retire
+    from datamat.parallel.standins import register_standin
+    from datamat.parallel.tasks import compute_chunksize
+    from datamat.parallel.workers import PoolProgress, WorkerStats
 
-if TYPE_CHECKING or not _lazy(__name__):
-    from datamat.parallel.affinity import physical_cores as physical_cores
-    from datamat.parallel.executor import PathosExecutor as PathosExecutor
-    from datamat.parallel.executor import PoolStats as PoolStats
-    from datamat.parallel.logs import get_logger as get_logger
-    from datamat.parallel.pathos_pool import PathosPool as PathosPool
-    from datamat.parallel.process_role import retire as retire
-    from datamat.parallel.standins import register_standin as register_standin
-    from datamat.parallel.tasks import compute_chunksize as compute_chunksize
-    from datamat.parallel.workers import PoolProgress as PoolProgress
-    from datamat.parallel.workers import WorkerStats as WorkerStats
+__all__ = [
+    "PathosExecutor",
+    "PathosPool",
+    "PoolProgress",
+    "PoolStats",
+    "WorkerStats",
+    "compute_chunksize",
+    "get_logger",
+    "physical_cores",
+    "register_standin",
+    "retire",
+]
+
+_HOMES = {
+    "PathosExecutor": "executor",
+    "PathosPool": "pathos_pool",
+    "PoolProgress": "workers",
+    "PoolStats": "executor",
+    "WorkerStats": "workers",
+    "compute_chunksize": "tasks",
+    "get_logger": "logs",
+    "physical_cores": "affinity",
+    "register_standin": "standins",
+    "retire": "process_role",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from datamat.errors import OptionError
+from datamat.parallel.errors import OptionError
 
 __all__ = [
     "at_rest",

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from datamat.errors import BrokenPoolError, ParallelError, count_of
 from datamat.parallel import pickling, worker
+from datamat.parallel.errors import BrokenPoolError, ParallelError, count_of
 from datamat.parallel.tasks import PREFETCH_COST_S, FunctionTable, prefetch_depth, split
 from datamat.parallel.worker import Reply, Request
 from datamat.parallel.workers import (

@@ -16,7 +16,7 @@ import contextvars
 import dataclasses
 import functools
 import hashlib
-import importlib.metadata
+import importlib
 import os
 import pathlib
 import platform
@@ -28,8 +28,8 @@ import weakref
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, wait
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from datamat.errors import FingerprintError, MissingDependencyError, OptionError, WorkerDied
 from datamat.parallel import logs, pickling
+from datamat.parallel.errors import OWN, MissingDependencyError, OptionError, ParallelError, WorkerDied
 from datamat.parallel.executor import PathosExecutor
 from datamat.parallel.process_role import is_worker
 from datamat.parallel.processes import is_frozen
@@ -63,11 +63,11 @@ _DASK_SCHEMES = ("tcp://", "tls://", "ucx://", "ws://", "wss://", "inproc://")
 def _here() -> tuple[str, str]:
     """Return the Python of this process, and its datamat: code by value needs the same minor version of Python."""
     source = hashlib.blake2b(digest_size=4)
-    folder = pathlib.Path(__file__).parents[1]
-    for path in sorted(folder.rglob("*.py")):
+    package = sys.modules[__name__.partition(".")[0]]  # datamat: all of its code decides what records hold
+    for path in sorted(pathlib.Path(OWN).rglob("*.py")):
         source.update(path.read_bytes())
     python = f"{platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
-    return python, f"datamat {importlib.metadata.version('datamat')} (source {source.hexdigest()})"
+    return python, f"{package.__name__} {getattr(package, '__version__', '')} (source {source.hexdigest()})"
 
 
 @functools.cache
@@ -220,7 +220,7 @@ class ArrivedFunction:
         wrong = [(here, there) for here, there in zip(_here(), self._there, strict=True) if here != there]
         if wrong:
             here, there = (", ".join(side) for side in zip(*wrong, strict=True))
-            raise FingerprintError(
+            raise ParallelError(
                 f"the worker on {place} has {here}, and the program that called run has {there}; install the same "
                 "there, or the shards would mix records of both"
             )

@@ -14,10 +14,10 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from datamat.errors import BrokenPoolError, OptionError, require_posix
 from datamat.parallel import affinity as cpu
 from datamat.parallel import byvalue, logs, pickling, process_role
 from datamat.parallel.dispatcher import Dispatcher
+from datamat.parallel.errors import BrokenPoolError, OptionError, require_posix
 from datamat.parallel.processes import choose_start_method, danger_of_fork
 from datamat.parallel.streams import Items, ResultStream
 from datamat.parallel.tasks import CallFuture, Task, compute_chunksize, warn

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from pathos.abstract_launcher import AbstractWorkerPool
 from pathos.helpers import mp
 
-from datamat.errors import OptionError
 from datamat.parallel.affinity import physical_cores
+from datamat.parallel.errors import OptionError
 from datamat.parallel.executor import PathosExecutor
 
 __all__ = ["AsyncResult", "PathosPool"]

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import dill
 from dill import _dill
 
-from datamat.errors import UnpicklableError
 from datamat.parallel import byvalue, standins
+from datamat.parallel.errors import UnpicklableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from datamat.errors import ParallelError
+from datamat.parallel.errors import ParallelError
 
 if TYPE_CHECKING:
     import types

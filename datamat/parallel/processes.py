@@ -25,7 +25,6 @@ import multiprocess as mp  # not by way of pathos, which takes each new worker 8
 from multiprocess import context, forkserver, process, spawn, util
 from multiprocess import resource_tracker as tracker
 
-from datamat.errors import OptionError
 from datamat.parallel import process_role
 from datamat.parallel.affinity import (
     library_against_fork,
@@ -34,6 +33,7 @@ from datamat.parallel.affinity import (
     note_thread_pools,
 )
 from datamat.parallel.channel import Descriptor, close_in_forks, no_forks
+from datamat.parallel.errors import OptionError
 
 if hasattr(os, "fork"):
     from multiprocess.popen_fork import Popen as _Forked

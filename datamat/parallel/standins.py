@@ -22,9 +22,9 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar, cast
 
-from datamat.errors import OptionError, UnpicklableError
 from datamat.parallel import byvalue, logs
 from datamat.parallel.channel import place_of, reopen
+from datamat.parallel.errors import OptionError, UnpicklableError
 
 __all__ = [
     "REMEDY",
@@ -775,7 +775,7 @@ def _shared(obj: Any, place: str) -> Reduction:
 
 
 def _is_own_pool(kind: type) -> bool:
-    return any(base.__module__ == "datamat.parallel.executor" for base in kind.__mro__)
+    return any(base.__module__ == f"{__package__}.executor" for base in kind.__mro__)
 
 
 @per_type

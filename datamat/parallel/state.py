@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import xxhash
 
-from datamat.errors import UnpicklableError
 from datamat.parallel import byvalue, pickling, standins
+from datamat.parallel.errors import UnpicklableError
 
 if TYPE_CHECKING:
     import pickle

@@ -19,9 +19,9 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from datamat.errors import BrokenPoolError, OptionError, ParallelError, UnpicklableError
 from datamat.parallel import byvalue, logs, pickling, standins, worker
 from datamat.parallel.channel import PackedFunction
+from datamat.parallel.errors import BrokenPoolError, OptionError, ParallelError, UnpicklableError, is_own
 from datamat.parallel.state import State
 
 if TYPE_CHECKING:
@@ -656,7 +656,7 @@ def _join(chunk: Task, parts: list[Task], unfinished: set[Future[Any]], future: 
 def callers_stacklevel() -> int:
     """Return the `stacklevel` with which a warning of the calling function shows the line of the user's program."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("datamat."):
+    while frame.f_back is not None and is_own(frame):
         level, frame = level + 1, frame.f_back
     return level
 

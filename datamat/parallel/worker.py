@@ -21,9 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from datamat.errors import ParallelError, SampleError, fold
 from datamat.parallel import affinity, byvalue, channel, logs, pickling, process_role, processes, standins
 from datamat.parallel.channel import WorkerChannel
+from datamat.parallel.errors import DatamatError, ParallelError, fold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -122,8 +122,8 @@ def _pack_outcomes(outcomes: tuple[list[Any], dict[int, bytes]], items: list[Any
 
 
 def note_item(exc: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any], pid: int) -> None:
-    """Add a note to the exception: which item it belongs to, and which process ran it; a `SampleError` says it."""
-    if isinstance(exc, SampleError):
+    """Add a note to the exception: which item it belongs to, and which process ran it; some errors say it."""
+    if isinstance(exc, DatamatError) and exc.names_its_item:
         return
     parts = [reprlib.repr(arg) for arg in args] + [f"{name}={reprlib.repr(arg)}" for name, arg in kwargs.items()]
     with suppress(Exception):  # a user's exception class may refuse notes
@@ -132,7 +132,7 @@ def note_item(exc: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 def pack_error(exc: BaseException) -> bytes:
     """Return the exception, or its text if it cannot travel, and its traceback for `workers.unpack_error`."""
-    if isinstance(exc, SampleError):
+    if isinstance(exc, DatamatError) and exc.names_its_item:
         fold(exc)
     trace = exc.__traceback__
     while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == _HERE:

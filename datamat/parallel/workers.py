@@ -17,11 +17,11 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from datamat.errors import ParallelError, TaskTimeout, UnpicklableError, WorkerDied
 from datamat.parallel import byvalue, logs, pickling, standins, worker
 from datamat.parallel.affinity import at_rest
 from datamat.parallel.channel import Claims, Descriptor, PackedFunction, ParentChannel, close_in_forks, no_forks
 from datamat.parallel.crash import CrashNote, WorkerExit
+from datamat.parallel.errors import ParallelError, TaskTimeout, UnpicklableError, WorkerDied
 from datamat.parallel.processes import (
     ForkPopen,
     ServerLauncher,

@@ -19,6 +19,7 @@ def first_bytes(manifest):
     return {f"{info.file}.head": FromShard(info, lambda path: path.read_bytes()[:100]) for info in tars}
 
 
+@pytest.mark.long
 class TestChecksums(testing.SidecarConformance):
     def make_sidecar(self):
         return list_checksums

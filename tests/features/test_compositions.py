@@ -42,6 +42,7 @@ from datamat import (
     load,
 )
 from datamat.features.base import dtype_of
+from datamat.readers.tf import tf_field
 from datamat.testing import InlineExecutor
 
 NUM_SAMPLES = 4
@@ -295,4 +296,4 @@ def test_tensorflow_gives_lists_of_open_size(tmp_path, format_name):
                 found = (
                     tensor.numpy() if name == "key" or tensor.shape.num_elements() else singles[number][name].numpy()
                 )
-                assert plain(feature.value_of_tf(found)) == plain(wanted[name]), name
+                assert plain(tf_field(feature).as_value(found)) == plain(wanted[name]), name

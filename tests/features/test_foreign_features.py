@@ -16,7 +16,7 @@ import datamat
 from datamat import DatasetWriter, Features, Image, IndexRow, Materializer, Nullable, Scalar, WorkerOptions
 from datamat.errors import MissingDependencyError, OptionError, SchemaError
 from datamat.features import Feature, register_feature, schema
-from datamat.readers.tf import TfOptions
+from datamat.readers.tf import TfOptions, in_python, tf_field
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "plugin_package"
 FORMATS = ["tfrecord", "webdataset", "parquet"]
@@ -125,6 +125,22 @@ def test_foreign_feature_is_read_by_frameworks(tmp_path, installed, format_name)
     (batch,) = dataset.to_tf(batch_size=6)
     assert batch["sound"].shape.as_list() == [6, None, 2]
     assert dataset.to_tf().element_spec["sound"].shape.as_list() == [None, 2]
+
+
+def test_clients_know_a_foreign_feature_by_its_arrow_type(tmp_path, installed):
+    """Unless its package says more, as this one says to Croissant."""
+    folder = write(tmp_path / "out", installed, ["tfrecord", "parquet"])
+
+    entries = json.loads((folder / "features.json").read_text())["content"]["features"]
+    fields = {
+        field["source"]["extract"]["column"]: field["dataType"]
+        for field in json.loads((folder / "croissant.json").read_text())["recordSet"][0]["field"]
+    }
+
+    assert "text" in entries["sound"] and entries["degrees"]["tensor"]["dtype"] == "int64"
+    assert "text" in entries["maybe"]["sequence"]["feature"]
+    assert "- name: sound\n      dtype: binary\n" in (folder / "README.md").read_text()
+    assert fields["sound"] == "sc:AudioObject" and fields["degrees"] == "sc:Integer"
 
 
 def test_foreign_feature_is_converted(tmp_path, installed):
@@ -302,8 +318,8 @@ class Disparity(Feature):
     def target(self):
         return "mask"
 
-    def tf_block(self):
-        return "python"
+
+tf_field.register(Disparity)(lambda feature: in_python(feature, block="python"))
 
 
 def test_foreign_feature_of_fixed_shape_is_decoded_in_blocks(tmp_path):
@@ -318,7 +334,7 @@ def test_foreign_feature_of_fixed_shape_is_decoded_in_blocks(tmp_path):
     (batch,) = dataset.to_tf(batch_size=6)
 
     np.testing.assert_array_equal(batch["disparity"].numpy(), maps[batch["number"].numpy()])
-    with pytest.raises(OptionError, match=r"field 'disparity'.*write decode_tf in Disparity"):
+    with pytest.raises(OptionError, match=r"field 'disparity'.*register a function for Disparity"):
         dataset.to_tf(tf=TfOptions(service="grpc://localhost:1"))
 
 

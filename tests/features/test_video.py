@@ -11,6 +11,7 @@ import pytest
 from round_trip import materialize
 
 from datamat import Features, InputError, SampleError, Scalar, SchemaError, Video, load
+from datamat.readers.tf import tf_field
 
 av = pytest.importorskip("av")
 av.logging.set_level(None)
@@ -138,7 +139,7 @@ def test_files_may_stay_as_they_are():
     columns = feature.encode("x", memoryview(MPEG4))
 
     assert (feature.decode("x", columns), feature.prepare("x", MPEG4)) == (MPEG4, MPEG4)
-    assert (feature.value_type(), feature.target(), feature.decodes_in_graph()) == (("bytes", ()), None, True)
+    assert (feature.value_type(), feature.target(), tf_field(feature).needs_python) == (("bytes", ()), None, False)
     assert feature.declared() == "video file (?, 32, 48, 3)"
 
 

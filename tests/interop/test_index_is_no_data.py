@@ -96,7 +96,6 @@ def check(read):
         assert any(name.partition(".")[0] == "image" for name in columns)
 
 
-@pytest.mark.sample(3)
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("read", CLIENTS, ids=lambda read: read.__name__)
 @pytest.mark.parametrize("name", FORMATS)

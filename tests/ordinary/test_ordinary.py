@@ -326,6 +326,7 @@ def story(
     shutil.rmtree(base)
 
 
+@pytest.mark.sample(2)
 def test_script(story: Story) -> None:
     """As it stands, its numbers are those of a plain loop, and each directory is whole."""
     check(story.program, story.first)

@@ -6,6 +6,7 @@ import zlib
 import numpy as np
 
 from datamat import DatasetWriter, Features, IndexRow, Scalar
+from datamat.directory.sidecars.croissant import croissant_type
 from datamat.errors import InputError, SchemaError
 from datamat.features import Feature
 
@@ -55,3 +56,6 @@ class Waveform(Feature):
         rows = (16 - 15 * np.clip(value[:, 0], -1, 1)).astype(int)
         picture[rows, np.arange(len(value))] = 0
         return picture
+
+
+croissant_type.register(Waveform)(lambda _: "sc:AudioObject")

@@ -10,6 +10,7 @@ from datamat.parallel import get_logger
 from datamat.run.report import LedgerHook, ProgressBar, RunLog, RunTally
 
 
+@pytest.mark.long
 class TestProgressBar(testing.HookConformance):
     def make_hook(self):
         return ProgressBar()
@@ -20,6 +21,7 @@ class TestLog(testing.HookConformance):
         return RunLog(get_logger("datamat"))
 
 
+@pytest.mark.long
 class TestTally(testing.HookConformance):
     def make_hook(self):
         return RunTally(0.0)

@@ -471,8 +471,8 @@ DEFECTS = {
         Defect(
             "cached-sample-written-to",
             "a transform that writes in place changes what tf.data caches: each epoch augments the one before",
-            "datamat.features.base:Feature.value_of_tf",
-            replace("value.copy()", "value"),
+            "datamat.readers.tf.fields:TfField.as_value",
+            replace("tensor.copy()", "tensor"),
             "tests/transforms/test_contract.py::test_tf_data_caches_samples_that_a_transform_writes_to",
         ),
         Defect(
@@ -1238,7 +1238,7 @@ DEFECTS = {
         Defect(
             "no-pickling-error",
             "a program that catches PicklingError, as other pools raise it, does not catch ours",
-            "datamat.errors:UnpicklableError",
+            "datamat.parallel.errors:UnpicklableError",
             replace("PicklingError", "ValueError"),
             "tests/parallel/test_objects.py::test_unpicklable_argument_is_caught_as_from_other_pools",
         ),

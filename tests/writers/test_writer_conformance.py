@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 
 from datamat import ImportWriter, Materializer, testing
 from datamat.codecs import encode_jpeg, encode_png
@@ -69,6 +70,7 @@ class TestImageFolder(testing.DatasetWriterConformance):
         return folder
 
 
+@pytest.mark.long
 class TestPedestrian(testing.DatasetWriterConformance):
     def make_writer(self):
         return PedestrianWriter(NAMES, PALETTE)
@@ -91,6 +93,7 @@ class TestTable(testing.DatasetWriterConformance):
         return folder / "rows.csv"
 
 
+@pytest.mark.long
 class TestImportOfAFinishedDirectory(testing.DatasetWriterConformance):
     def make_writer(self):
         return ImportWriter()
@@ -113,6 +116,7 @@ class TestImportOfAList(testing.DatasetWriterConformance):
         ]
 
 
+@pytest.mark.long
 class TestImportOfPairs(testing.DatasetWriterConformance):
     def make_writer(self):
         return ImportWriter(names=("values", "label"), version="1")

@@ -10,10 +10,14 @@ leaves the file alone from then on.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from datamat.directory.files import render_json
 from datamat.directory.manifest import formats_of, shard_pattern, shards_of
+from datamat.features.pictures import PictureFile, Video
+from datamat.features.schema import ListOf, Nullable
+from datamat.features.values import Audio
 from datamat.formats.arrow import ArrowColumn, arrow_columns
 
 if TYPE_CHECKING:
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
     from datamat.features import Feature
 
 
-__all__ = ["croissant_sidecars"]
+__all__ = ["croissant_sidecars", "croissant_type"]
 
 # The context of the specification, word for word: consumers compare it.
 _CONTEXT = {
@@ -153,5 +157,41 @@ def _field(split: str, column: ArrowColumn, feature: Feature | None) -> dict[str
 
 
 def _data_type(column: ArrowColumn, feature: Feature | None) -> str:
-    special = None if feature is None else feature.croissant_type()
+    special = None if feature is None else croissant_type(feature)
     return special or _TYPES.get(column.dtype, "sc:Integer")
+
+
+@functools.singledispatch
+def croissant_type(feature: Feature) -> str | None:
+    """Return the `dataType` of the column of a field; None for that of the Arrow column.
+
+    A package may register a function for its own feature type: `croissant_type.register(Scan)(lambda _: "sc:3DModel")`.
+
+    Args:
+        feature: feature of the field.
+    """
+    del feature
+    return None
+
+
+@croissant_type.register(Nullable)
+@croissant_type.register(ListOf)
+def _(feature: Nullable | ListOf) -> str | None:
+    return croissant_type(feature.feature)
+
+
+@croissant_type.register(PictureFile)
+def _(feature: PictureFile) -> str | None:
+    return "sc:ImageObject" if feature.fits_pillow else None
+
+
+@croissant_type.register(Audio)
+def _(feature: Audio) -> str:
+    del feature
+    return "sc:AudioObject"
+
+
+@croissant_type.register(Video)
+def _(feature: Video) -> str:
+    del feature
+    return "sc:VideoObject"

@@ -7,12 +7,16 @@ open: Parquet, or else tar shards, whose features it infers on its own.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from datamat.directory.manifest import formats_of, shard_pattern, shards_of
+from datamat.features.pictures import PictureFile, Video
+from datamat.features.schema import ListOf, Nullable
+from datamat.features.values import Audio, ClassLabel
 from datamat.formats.arrow import ArrowColumn, arrow_columns
 
 if TYPE_CHECKING:
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     from datamat.features import Feature, Features
 
 
-__all__ = ["hugging_face_sidecars"]
+__all__ = ["hugging_face_sidecars", "hugging_face_type"]
 
 _OPENED = ("parquet", "webdataset")  # `datasets` (5.2) reads all files of a directory by one reader: the first one here
 _STORED = dict.fromkeys(
@@ -64,13 +68,57 @@ def _features(features: Features) -> list[dict[str, Any]]:
 
 def _typed(column: ArrowColumn, feature: Feature | None) -> dict[str, Any]:
     """Return the type of a column as the YAML of `datasets` has it: `dtype`, or `list` of an inner one."""
-    special = None if feature is None else feature.hugging_face_type()
+    special = None if feature is None else hugging_face_type(feature)
     inner: Any = special or _STORED.get(column.dtype, column.dtype)
     if not column.sizes:
         return {"dtype": inner}
     for size in reversed(column.sizes):
         inner = {"list": inner, **({} if size is None else {"length": size})}
     return dict(inner)
+
+
+@functools.singledispatch
+def hugging_face_type(feature: Feature) -> Any:
+    """Return the type that a dataset card gives to the column of a field; None for that of the Arrow column.
+
+    A package may register a function for its own feature type: `hugging_face_type.register(Sound)(lambda _: "audio")`.
+
+    Args:
+        feature: feature of the field.
+
+    Returns:
+        The name of a feature of `datasets`, such as "image", or a dict of one to its arguments.
+    """
+    del feature
+    return None
+
+
+@hugging_face_type.register(Nullable)
+@hugging_face_type.register(ListOf)
+def _(feature: Nullable | ListOf) -> Any:
+    return hugging_face_type(feature.feature)  # the card says apart what is a list, and everything may be null
+
+
+@hugging_face_type.register(ClassLabel)
+def _(feature: ClassLabel) -> Any:
+    names = {str(number): name for number, name in enumerate(feature.names)}
+    return {"class_label": {"names": names}} if names else None
+
+
+@hugging_face_type.register(PictureFile)
+def _(feature: PictureFile) -> Any:
+    return "image" if feature.fits_pillow else None
+
+
+@hugging_face_type.register(Audio)
+def _(feature: Audio) -> Any:
+    return "audio" if feature.sample_rate is None else {"audio": {"sampling_rate": feature.sample_rate}}
+
+
+@hugging_face_type.register(Video)
+def _(feature: Video) -> Any:
+    del feature
+    return "video"
 
 
 def _body(manifest: Manifest) -> str:

@@ -10,22 +10,29 @@ shape in a column beside them.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from datamat.directory.files import render_json
 from datamat.directory.manifest import formats_of, shards_of
+from datamat.features.pictures import Depth, Image, Mask, Polygons
+from datamat.features.schema import Listed, ListOf, Nullable, WithGaps
+from datamat.features.values import BBoxes, ClassLabel, Scalar, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from datamat.directory.manifest import Manifest
-    from datamat.features import Features
+    from datamat.features import Feature, Features
+    from datamat.features.base import Shape
 
 
-__all__ = ["tfds_sidecars"]
+__all__ = ["tfds_entries", "tfds_sidecars"]
 
 _FORMATS = {"tfrecord": "tfrecord", "arrayrecord": "array_record"}  # our name to theirs; TFDS reads no others
 _FEATURES = "tensorflow_datasets.core.features."
+_NOT_DECODED = {"uint32"}  # `tf.io.decode_raw` has no such type
+_NOT_NUMBERS = {"binary", "string", "json"}
 
 
 def tfds_sidecars(manifest: Manifest) -> dict[str, bytes]:
@@ -62,13 +69,143 @@ def _dataset_info(manifest: Manifest, formats: Sequence[str]) -> dict[str, Any]:
 
 def _features(features: Features) -> dict[str, Any]:
     columns = {
-        column: entry for name, feature in features.items() for column, entry in feature.tfds_entries(name).items()
+        column: entry for name, feature in features.items() for column, entry in tfds_entries(feature, name).items()
     }
     return {
         "type": f"{_FEATURES}features_dict.FeaturesDict",
         "proto_cls": "tensorflow_datasets.FeaturesDict",
         "content": {"features": columns},
     }
+
+
+@functools.singledispatch
+def tfds_entries(feature: Feature, name: str) -> dict[str, dict[str, Any]]:
+    """Return an entry of `features.json` for each column of a field, in the form of TFDS's feature.proto.
+
+    The default tells TFDS how the columns are stored, by their Arrow types. A package may register a function for its
+    own feature type, where TFDS has a feature for it: `tfds_entries.register(Waveform)`.
+
+    Args:
+        feature: feature of the field.
+        name: name of the field, as prefix of its columns.
+    """
+    types = feature.arrow_types(name)
+    return {column: _stored(kind, *types[column]) for column, kind in feature.columns(name).items()}
+
+
+def _stored(kind: str, dtype: str, sizes: Shape) -> dict[str, Any]:
+    """Return the entry of a column of a kind and Arrow type."""
+    if kind == "bytes_list":
+        return _sequence(_TEXT, None)
+    if dtype in _NOT_NUMBERS:
+        return _TEXT if kind == "bytes" else _tensor((None,), kind)
+    return _tensor(sizes, "int64" if dtype.startswith("timestamp") else dtype, is_raw=kind == "bytes")
+
+
+@tfds_entries.register(Nullable)
+@tfds_entries.register(Listed)
+def _(feature: Nullable | Listed, name: str) -> dict[str, dict[str, Any]]:
+    kinds, types, of_one = feature.columns(name), feature.arrow_types(name), feature.feature.columns(name)
+    found = tfds_entries(feature.feature, name)
+    for column, kind in of_one.items():
+        if kind != "bytes_list" and f"{column}/lengths" in kinds:
+            found[column] = _stored(kinds[column], *types[column])
+        elif kind != "bytes_list":
+            found[column] = _sequence(_TEXT if kinds[column] == "bytes_list" else found[column], None)
+    return found | {column: _tensor((None,), "int64") for column in kinds if column not in of_one}
+
+
+@tfds_entries.register(ListOf)
+def _(feature: ListOf, name: str) -> dict[str, dict[str, Any]]:
+    return tfds_entries(feature.stored, name)
+
+
+@tfds_entries.register(WithGaps)
+def _(feature: WithGaps, name: str) -> dict[str, dict[str, Any]]:
+    return {**tfds_entries(feature.stored, name), f"{name}/present": _tensor((None,), "int64")}
+
+
+@tfds_entries.register(Scalar)
+@tfds_entries.register(Tensor)
+def _(feature: Scalar | Tensor, name: str) -> dict[str, dict[str, Any]]:
+    (dtype, shape), kinds = feature.value_type(), feature.columns(name)
+    if f"{name}/shape" not in kinds:
+        return {name: _tensor(shape, dtype, is_raw=kinds[name] == "bytes")}
+    return {
+        name: _tensor((None,), dtype, is_raw=kinds[name] == "bytes"),
+        f"{name}/shape": _tensor((len(shape),), "int64"),
+    }
+
+
+@tfds_entries.register(ClassLabel)
+def _(feature: ClassLabel, name: str) -> dict[str, dict[str, Any]]:
+    label = _entry("class_label_feature.ClassLabel", classLabel={"numClasses": str(feature.num_classes)})
+    return {name: _sequence(label, feature.shape[0]) if feature.shape else label}
+
+
+@tfds_entries.register(BBoxes)
+def _(feature: BBoxes, name: str) -> dict[str, dict[str, Any]]:
+    if feature.rotated:
+        return {name: _tensor((None, 5), "float32")}
+    box = {"shape": _dimensions((4,)), "dtype": "float32", "bboxFormat": "REL_YXYX"}
+    return {name: _sequence(_entry("bounding_boxes.BBoxFeature", boundingBox=box), None)}
+
+
+@tfds_entries.register(Polygons)
+def _(feature: Polygons, name: str) -> dict[str, dict[str, Any]]:
+    return {column: _tensor((None,), kind) for column, kind in feature.columns(name).items()}
+
+
+@tfds_entries.register(Image)
+def _(feature: Image, name: str) -> dict[str, dict[str, Any]]:
+    # TFDS does not decode two channels.
+    return {name: _TEXT if feature.channels == 2 else _image(feature.shape, feature.encoding, feature.dtype)}
+
+
+@tfds_entries.register(Mask)
+@tfds_entries.register(Depth)
+def _(feature: Mask | Depth, name: str) -> dict[str, dict[str, Any]]:
+    entry, labels = _image((*feature.shape, 1), "png", feature.dtype), feature.class_names()
+    if labels:
+        entry = _entry(
+            "labeled_image.LabeledImage", image={**entry["image"], "label": {"numClasses": str(len(labels))}}
+        )
+    return {name: entry}
+
+
+def _entry(kind: str, **content: Any) -> dict[str, Any]:
+    """Return an entry of `features.json`, of the module and class of a feature of TFDS."""
+    return {"pythonClassName": f"{_FEATURES}{kind}", **content}
+
+
+_TEXT = _entry("text_feature.Text", text={})
+
+
+def _tensor(shape: Shape, dtype: str, *, is_raw: bool = False) -> dict[str, Any]:
+    """Return the entry of an array of numbers, or of its little-endian bytes."""
+    if is_raw and dtype in _NOT_DECODED:
+        return _TEXT
+    tensor = {"shape": _dimensions(shape), "dtype": dtype, "encoding": "bytes" if is_raw else "none"}
+    return _entry("tensor_feature.Tensor", tensor=tensor)
+
+
+def _image(shape: Shape, encoding: str, dtype: str) -> dict[str, Any]:
+    image = {"shape": _dimensions(shape), "dtype": dtype, "encodingFormat": encoding}
+    return _entry("image_feature.Image", image=image)
+
+
+def _sequence(feature: dict[str, Any], length: int | None) -> dict[str, Any]:
+    """Return the entry of a list of features."""
+    return _entry("sequence_feature.Sequence", sequence={"feature": feature, "length": _size(length)})
+
+
+def _dimensions(shape: Shape) -> dict[str, Any]:
+    """Return a shape as protobuf's JSON writes it: 64-bit numbers as strings, -1 for a size that varies."""
+    return {"dimensions": [_size(size) for size in shape]} if shape else {}
+
+
+def _size(size: int | None) -> str:
+    return "-1" if size is None else str(size)
 
 
 def _label_files(features: Features) -> dict[str, bytes]:

@@ -12,10 +12,10 @@ import numpy as np
 
 from datamat.errors import CorruptDataError, InputError, MissingDependencyError, SchemaError
 from datamat.features import Text
-from datamat.features.base import dtype_of, holds_numbers, tf_dtype, tf_value
-from datamat.features.values import decode_raw
+from datamat.features.base import dtype_of, holds_numbers
 from datamat.parallel.affinity import physical_cores
 from datamat.readers.loader import MemoryPool, keep_freed_pages, shared_threads
+from datamat.readers.tf.fields import TfField, decode_raw, tf_dtype, tf_field, tf_fields, tf_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -71,7 +71,7 @@ def tensorflow() -> Any:
 
 def decodes_in_blocks(features: Features) -> bool:
     """Return whether many records decode at once: no value varies in size but along its first dimension."""
-    return all(_is_fixed(feature) or _is_list(feature) for feature in features.values())
+    return all(_is_fixed(field) or _is_list(field) for field in tf_fields(features).values())
 
 
 def is_fixed(features: Features) -> bool:
@@ -79,25 +79,24 @@ def is_fixed(features: Features) -> bool:
 
     A row of a ragged tensor costs as much to take out of a block as to decode.
     """
-    return all(_is_fixed(feature) for feature in features.values())
+    return all(map(_is_fixed, tf_fields(features).values()))
 
 
 def signature(features: Features) -> dict[str, Any]:
     """Return the `tf.TensorSpec` of each field that `decode_one` returns."""
     tf = tensorflow()
-    types = {name: feature.tf_type() for name, feature in features.items()}
-    return {name: tf.TensorSpec(shape, tf_dtype(dtype)) for name, (dtype, shape) in types.items()}
+    return {name: tf.TensorSpec(field.shape, tf_dtype(field.dtype)) for name, field in tf_fields(features).items()}
 
 
 @functools.lru_cache(maxsize=16)
-def converted(features: Features) -> Mapping[str, Feature]:
+def converted(features: Features) -> Mapping[str, TfField]:
     """Return the fields whose values TensorFlow has as others: bytes, what JSON holds, times, lists, None."""
-    return {name: feature for name, feature in features.items() if _is_converted(feature)}
+    return {name: field for name, field in tf_fields(features).items() if _is_converted(features[name], field)}
 
 
-def _is_converted(feature: Feature) -> bool:
+def _is_converted(feature: Feature, field: TfField) -> bool:
     dtype, shape = feature.value_type()
-    if feature.tf_type() != (dtype, shape) or (shape and not holds_numbers(dtype)):
+    if (field.dtype, field.shape) != (dtype, shape) or (shape and not holds_numbers(dtype)):
         return True
     return dtype != "string" and tf_dtype(dtype) != dtype
 
@@ -111,14 +110,14 @@ def as_column(name: str, values: Any, features: Features, *, is_packed: bool = F
         features: schema of the samples.
         is_packed: whether the list has a list of values for each packed row.
     """
-    feature = converted(features).get(name)
-    if feature is None:
+    field = converted(features).get(name)
+    if field is None:
         return values
     if is_packed and isinstance(values, list):
-        return [[_as_tf(one, feature) for one in row] for row in values]
+        return [[_as_tf(one, features[name], field) for one in row] for row in values]
     if isinstance(values, list):
-        return [_as_tf(one, feature) for one in values]
-    return tf_value(values, feature.value_type()[0])
+        return [_as_tf(one, features[name], field) for one in values]
+    return tf_value(values, features[name].value_type()[0])
 
 
 def as_one(values: Mapping[str, Any], features: Features) -> dict[str, Any]:
@@ -129,7 +128,9 @@ def as_one(values: Mapping[str, Any], features: Features) -> dict[str, Any]:
         features: schema of the samples.
     """
     changed, flat = converted(features), features.nesting.split(values)
-    return {name: _as_tf(value, changed[name]) if name in changed else value for name, value in flat.items()}
+    return {
+        name: _as_tf(value, features[name], changed[name]) if name in changed else value for name, value in flat.items()
+    }
 
 
 def as_read(values: Mapping[str, Any], features: Features) -> dict[str, Any]:
@@ -141,18 +142,18 @@ def as_read(values: Mapping[str, Any], features: Features) -> dict[str, Any]:
         features: schema of the samples; bytes of fields that it lacks are text.
     """
     changed = converted(features)
-    return features.nesting.join({name: changed.get(name, _TEXT).value_of_tf(value) for name, value in values.items()})
+    return features.nesting.join({name: changed.get(name, _TEXT).as_value(value) for name, value in values.items()})
 
 
-_TEXT = Text()
+_TEXT = tf_field(Text())
 
 
-def _as_tf(value: Any, feature: Feature) -> Any:
+def _as_tf(value: Any, feature: Feature, field: TfField) -> Any:
     """Return a value as TensorFlow has it, unless a transform made numbers of it."""
-    has_same_shape = feature.tf_type() == feature.value_type()
+    has_same_shape = (field.dtype, field.shape) == feature.value_type()
     if has_same_shape and isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "MO":
         return value
-    return feature.tf_value(value)
+    return field.as_tensor(value)
 
 
 def decode_one(record: Any, features: Features) -> dict[str, Any]:
@@ -168,7 +169,7 @@ def decode_one(record: Any, features: Features) -> dict[str, Any]:
         for name, kind in features.columns.items()
     }
     parsed = tf.io.parse_single_example(record, columns)
-    return features.nesting.join_batch({name: feature.decode_tf(name, parsed) for name, feature in features.items()})
+    return features.nesting.join_batch({name: one.decode(name, parsed) for name, one in tf_fields(features).items()})
 
 
 def decode_many(
@@ -183,51 +184,46 @@ def decode_many(
         features: their schema; `decodes_in_blocks` is true of it.
         decode_pictures: function of all columns that returns the pixels of the fields that are pictures.
     """
-    tf = tensorflow()
-    columns = {name: _parsed_as(tf, feature, features.columns[name]) for name, feature in features.items()}
+    tf, fields = tensorflow(), tf_fields(features)
+    columns = {name: _parsed_as(tf, field, features.columns[name]) for name, field in fields.items()}
     parsed = tf.io.parse_example(records, columns)
     pixels = decode_pictures(parsed) if decode_pictures else {}
     return features.nesting.join_batch(
-        {
-            name: pixels[name] if name in pixels else _block(tf, feature, parsed[name])
-            for name, feature in features.items()
-        }
+        {name: pixels[name] if name in pixels else _block(tf, field, parsed[name]) for name, field in fields.items()}
     )
 
 
-def _is_fixed(feature: Feature) -> bool:
-    dtype, shape = feature.tf_type()
-    form = feature.tf_block()
-    return form is not None and None not in shape and 0 not in shape and (form == "tensor" or holds_numbers(dtype))
+def _is_fixed(field: TfField) -> bool:
+    fits = field.block == "tensor" or (field.block == "python" and holds_numbers(field.dtype))
+    return fits and None not in field.shape and 0 not in field.shape
 
 
-def _is_list(feature: Feature) -> bool:
+def _is_list(field: TfField) -> bool:
     """Return whether values are lists of any length, whose items are all of one shape."""
-    _, shape = feature.tf_type()
-    is_open = bool(shape) and shape[0] is None and None not in shape[1:] and 0 not in shape[1:]
-    return is_open and feature.tf_block() == "tensor"
+    is_open = field.shape[:1] == (None,) and None not in field.shape[1:] and 0 not in field.shape[1:]
+    return is_open and field.block == "tensor"
 
 
 def _kinds(tf: Any) -> dict[str, Any]:
     return {"bytes": tf.string, "bytes_list": tf.string, "int64": tf.int64, "float32": tf.float32}
 
 
-def _parsed_as(tf: Any, feature: Feature, kind: Kind) -> Any:
-    """Return what `tf.io.parse_example` makes of the column of a feature."""
+def _parsed_as(tf: Any, field: TfField, kind: Kind) -> Any:
+    """Return what `tf.io.parse_example` makes of the column of a field."""
     if kind == "bytes":
         return tf.io.FixedLenFeature([], tf.string)
-    if _is_list(feature):
+    if _is_list(field):
         return tf.io.RaggedFeature(_kinds(tf)[kind], row_splits_dtype=tf.int64)
-    return tf.io.FixedLenFeature(feature.tf_type()[1], _kinds(tf)[kind])
+    return tf.io.FixedLenFeature(field.shape, _kinds(tf)[kind])
 
 
-def _block(tf: Any, feature: Feature, column: Any) -> Any:
-    dtype, shape = feature.tf_type()
+def _block(tf: Any, field: TfField, column: Any) -> Any:
+    dtype, shape = field.dtype, field.shape
     if not holds_numbers(dtype):
         return column
     if isinstance(column, tf.RaggedTensor) and column.dtype == tf.string:
         return column.with_flat_values(tf.reshape(decode_raw(dtype, column.flat_values), [-1, *shape[1:]]))
-    if _is_list(feature):
+    if _is_list(field):
         return _lists(tf, dtype, shape[1:], column)
     if column.dtype == tf.string:
         return tf.reshape(decode_raw(dtype, column), [-1 if column.shape[0] is None else column.shape[0], *shape])
@@ -264,7 +260,7 @@ def _lists(tf: Any, dtype: str, shape: Shape, column: Any) -> Any:
 
 def pictures_of(features: Features) -> dict[str, Feature]:
     """Return the fields whose blocks are decoded by Python: pictures, masks, and what other packages pack like them."""
-    return {name: feature for name, feature in features.items() if feature.tf_block() == "python"}
+    return {name: features[name] for name, field in tf_fields(features).items() if field.block == "python"}
 
 
 @final

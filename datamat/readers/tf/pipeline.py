@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from datamat.errors import FingerprintError, OptionError, SampleError
-from datamat.features.base import tf_dtype
 from datamat.fingerprint import fingerprint
 from datamat.parallel.affinity import num_cpus
 from datamat.readers.batches import chosen_fields
@@ -49,6 +48,7 @@ from datamat.readers.tf.decode import (
     tensorflow,
 )
 from datamat.readers.tf.exit import feed_pipelines, free_iterators_at_exit
+from datamat.readers.tf.fields import tf_dtype, tf_fields
 from datamat.readers.tf.service import check_address, distribute
 from datamat.transforms.augmenter import SampleTransform, takes_arrays
 from datamat.transforms.seeding import with_rng
@@ -569,13 +569,10 @@ def _layouts(
     """
     features = source.features
     found = {}
-    for name, feature in features.items():
-        dtype, shape = feature.tf_type()
-        found[name] = _Layout(
-            tf_dtype(dtype),
-            tuple(shape),
-            feature.is_ragged() or (feature.tf_type() != feature.value_type() and None in shape),
-        )
+    for name, field in tf_fields(features).items():
+        is_other = (field.dtype, field.shape) != features[name].value_type()
+        is_ragged = features[name].is_ragged() or (is_other and None in field.shape)
+        found[name] = _Layout(tf_dtype(field.dtype), tuple(field.shape), is_ragged)
     if not samples:
         return found
     arrays = [_as_arrays(sample, features) for sample in samples]
@@ -1276,11 +1273,12 @@ def _check_for_service(source: TfSource) -> None:
             f"the workers of a service read {' and '.join(_COMPRESSION)}; these shards are {source.format_name}, which "
             "needs Python; convert them: datamat convert DIR --format tfrecord"
         )
-    needs_python = [name for name, feature in source.features.items() if not feature.decodes_in_graph()]
+    needs_python = [name for name, field in tf_fields(source.features).items() if field.needs_python]
     if needs_python:
         raise OptionError(
-            f"the workers of a service have no Python, which field {needs_python[0]!r} is decoded by; write decode_tf "
-            f"in {type(source.features[needs_python[0]]).__qualname__}, or read without a service"
+            f"the workers of a service have no Python, which field {needs_python[0]!r} is decoded by; register a "
+            f"function for {type(source.features[needs_python[0]]).__qualname__} with datamat.readers.tf.tf_field, or "
+            "read without a service"
         )
 
 

@@ -1,0 +1,414 @@
+"""What TensorFlow makes of each field: the tensors that it is, and how they come from stored columns and become values.
+
+`tf_field` answers for a feature, once for a schema. Whatever it does not know is decoded by Python, as `load` does it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from datamat.features import (
+    BBoxes,
+    Bytes,
+    ClassLabel,
+    Depth,
+    Feature,
+    Features,
+    Image,
+    Json,
+    Keypoints,
+    ListOf,
+    Mask,
+    Nullable,
+    Polygons,
+    Scalar,
+    Tensor,
+    Text,
+    Timestamp,
+    Tokens,
+    Video,
+)
+from datamat.features.base import Shape, bytes_array, dtype_of, holds_numbers, to_json_text
+from datamat.features.schema import Gathered, Listed, WithGaps, gathered_columns, holds_lists
+from datamat.values import frozen
+
+__all__ = ["TfField", "decode_raw", "in_python", "tf_dtype", "tf_field", "tf_fields", "tf_value"]
+
+_TF_DTYPES = {"string": "string", "bytes": "string", "object": "string", "datetime64[us]": "int64"}
+_SIGNED = {"uint32": "int32", "uint64": "int64"}
+"""Types of the same size for those that `tf.io.decode_raw` does not know."""
+
+
+@frozen()
+class TfField:
+    """The tensors of a field.
+
+    Attributes:
+        dtype: dtype of a tensor, as `Feature.value_type` names it.
+        shape: its shape.
+        decode: function of the name of the field, and of a 1-D tensor of strings, int64 or float32 for each column of
+            one record; it returns the tensor, by TensorFlow's operations.
+        block: how many records are decoded at once, if no field varies in size but along its first dimension.
+            "tensor": the only column holds the value itself, as numbers, little-endian bytes or text, or as a list of
+            the bytes or texts of what it consists of. "python": threads call `Feature.decode_into` with the only
+            column, which holds bytes. None: `decode` decodes one record at a time.
+        needs_python: whether `decode` calls Python, which takes the interpreter's lock; the workers of a `tf.data`
+            service run none.
+        to_tensor: function of a decoded value that returns what `decode` does, as array, number or bytes; None where
+            the dtype says it.
+        to_value: its inverse.
+    """
+
+    dtype: str
+    shape: Shape
+    decode: Callable[[str, Mapping[str, Any]], Any]
+    block: Literal["tensor", "python"] | None = None
+    needs_python: bool = False
+    to_tensor: Callable[[Any], Any] | None = None
+    to_value: Callable[[Any], Any] | None = None
+
+    def as_tensor(self, value: Any) -> Any:
+        """Return a decoded value as TensorFlow has it: as array, number or bytes."""
+        return tf_value(value, self.dtype) if self.to_tensor is None else self.to_tensor(value)
+
+    def as_value(self, tensor: Any) -> Any:
+        """Return what `Feature.decode` returns, given what TensorFlow has in its place: an array, a number or bytes."""
+        if self.to_value is not None:
+            return self.to_value(tensor)
+        if isinstance(tensor, bytes):
+            return (
+                tensor if self.dtype == "bytes" else json.loads(tensor) if self.dtype == "object" else tensor.decode()
+            )
+        if self.dtype == "datetime64[us]" and tensor.dtype == np.int64:
+            return tensor.astype(self.dtype)
+        return tensor.copy() if isinstance(tensor, np.ndarray) else tensor  # TensorFlow keeps the memory of this one
+
+
+@functools.lru_cache(maxsize=16)
+def tf_fields(features: Features) -> Mapping[str, TfField]:
+    """Return how TensorFlow has each field."""
+    return {name: tf_field(feature) for name, feature in features.items()}
+
+
+@functools.singledispatch
+def tf_field(feature: Feature) -> TfField:
+    """Return how TensorFlow has a field.
+
+    The default calls `Feature.decode` from the graph. A package may register a function for its own feature type, which
+    decodes it by TensorFlow's operations, and so without Python: `tf_field.register(Waveform)`.
+
+    Args:
+        feature: feature of the field.
+    """
+    return in_python(feature)
+
+
+def in_python(feature: Feature, block: Literal["python"] | None = None) -> TfField:
+    """Return how TensorFlow has a field that Python decodes.
+
+    Args:
+        feature: feature of the field.
+        block: "python" where `decode_into` fills memory for many values, each of the shape that the feature declares.
+    """
+    dtype, shape = feature.value_type()
+
+    def decode(name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        names = [*feature.columns(name)]
+
+        def decoded(*values: Any) -> Any:
+            found = {
+                column: value.tolist() if value.dtype == object else value
+                for column, value in zip(names, values, strict=True)
+            }
+            return tf_value(feature.decode(name, found), dtype)
+
+        value = tf.numpy_function(decoded, [columns[column] for column in names], tf_dtype(dtype), stateful=False)
+        return tf.ensure_shape(value, shape)
+
+    return TfField(dtype, shape, decode, block, needs_python=True)
+
+
+# ---------------------------------------------------------------- values
+
+
+@tf_field.register(Text)
+@tf_field.register(Bytes)
+@tf_field.register(Json)
+@tf_field.register(Timestamp)
+def _(feature: Feature) -> TfField:
+    return TfField(*feature.value_type(), _only, "tensor")
+
+
+@tf_field.register(ClassLabel)
+def _(feature: ClassLabel) -> TfField:
+    def decode(name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        return tf.ensure_shape(columns[name], feature.shape)
+
+    return TfField("int64", feature.shape, decode if feature.shape else _only, "tensor")
+
+
+@tf_field.register(Scalar)
+@tf_field.register(Tensor)
+@tf_field.register(Tokens)
+@tf_field.register(BBoxes)
+@tf_field.register(Keypoints)
+def _(feature: Feature) -> TfField:
+    dtype, shape = feature.value_type()
+
+    def decode(name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        column = columns[name]
+        flat = decode_raw(dtype, column[0]) if column.dtype == tf.string else tf.cast(column, dtype)
+        if isinstance(feature, Tensor) and feature.keeps_shape:
+            return tf.ensure_shape(tf.reshape(flat, columns[f"{name}/shape"]), shape)
+        return tf.reshape(flat, [-1 if size is None else size for size in shape]) if shape else flat[0]
+
+    return TfField(dtype, shape, decode, "tensor")
+
+
+@tf_field.register(Polygons)
+def _(feature: Polygons) -> TfField:
+    dtype, shape = feature.value_type()
+
+    def decode(name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        vertices = tf.reshape(columns[name], [-1, 2])
+        ragged = tf.RaggedTensor.from_row_lengths(vertices, columns[f"{name}/sizes"])
+        return tf.ensure_shape(ragged.to_tensor(float("nan")), shape)
+
+    return TfField(dtype, shape, decode)
+
+
+@tf_field.register(Image)
+def _(feature: Image) -> TfField:
+    def decode(name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        if feature.dtype == "uint16" or feature.channels == 2:  # 0: as many channels as the file has, which are these
+            channels = 0 if feature.channels == 2 else feature.channels
+            return tf.ensure_shape(tf.io.decode_png(columns[name][0], channels, feature.dtype), feature.shape)
+        # decode_jpeg reads PNG as well; the accurate DCT gives the pixels of libjpeg's default, as other readers have.
+        image = tf.io.decode_jpeg(columns[name][0], channels=feature.channels, dct_method="INTEGER_ACCURATE")
+        return tf.ensure_shape(image, feature.shape)
+
+    return TfField(*feature.value_type(), decode, "python")
+
+
+@tf_field.register(Mask)
+@tf_field.register(Depth)
+def _(feature: Mask | Depth) -> TfField:
+    def decode(name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        if feature.dtype == "float32":
+            return tf.ensure_shape(tf.bitcast(tf.io.decode_png(columns[name][0], 4), "float32"), feature.shape)
+        pixels = tf.io.decode_png(columns[name][0], 1, feature.dtype)
+        return tf.ensure_shape(tf.squeeze(pixels, -1), feature.shape)  # not pixels[..., 0], which copies them
+
+    return TfField(*feature.value_type(), decode, "python")
+
+
+@tf_field.register(Video)
+def _(feature: Video) -> TfField:
+    return in_python(feature) if feature.decoded else TfField(*feature.value_type(), _only, "tensor")
+
+
+def _only(name: str, columns: Mapping[str, Any]) -> Any:
+    return columns[name][0]
+
+
+# ---------------------------------------------------------------- none, one or many values
+
+
+@tf_field.register(Nullable)
+def _(feature: Nullable) -> TfField:
+    one = tf_field(feature.feature)
+
+    def decode(name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        gathered = gathered_columns(feature.feature, name)
+        mark = f"{name}/present" if holds_lists(feature.feature) else next(iter(gathered))
+
+        def there() -> Any:
+            first = {column: _first(gathered[column], columns[column]) if column in gathered else columns[column]
+                     for column in feature.feature.columns(name)}  # fmt: skip
+            return one.decode(name, first)[None]
+
+        def none() -> Any:
+            return tf.zeros([0, *(size or 0 for size in one.shape)], tf_dtype(one.dtype))
+
+        return tf.ensure_shape(tf.cond(tf.size(columns[mark]) > 0, there, none), (None, *one.shape))
+
+    return TfField(
+        one.dtype,
+        (None, *one.shape),
+        decode,
+        _block_of_many(feature.feature, one),
+        one.needs_python,
+        lambda value: _stacked(one, [] if value is None else [value]),
+        lambda tensor: one.as_value(tensor[0]) if len(tensor) else None,
+    )
+
+
+@tf_field.register(ListOf)
+def _(feature: ListOf) -> TfField:
+    return tf_field(feature.stored)
+
+
+@tf_field.register(Listed)
+def _(feature: Listed) -> TfField:
+    one = tf_field(feature.feature)
+    is_serialized = None in one.shape  # items that differ in shape cannot be one tensor: each is a string
+    dtype, shape = ("bytes", (None,)) if is_serialized else (one.dtype, (None, *one.shape))
+    block = None if feature.flattened("value") else _block_of_many(feature.feature, one)
+
+    def decode(name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        if block and not holds_numbers(dtype):
+            return columns[name]
+        flattened = feature.flattened(name)
+        items: dict[str, Any] = {}
+        for column, gathered in feature.gathered(name).items():
+            values = columns[column]
+            items[column] = values if gathered.kind == "bytes_list" else tf.reshape(values, [-1, gathered.width])
+        for column, how in flattened.items():
+            sizes = columns[f"{column}/lengths"] * how.unit
+            if how.kind == "bytes":  # places in the one string
+                items[column] = tf.stack([tf.cumsum(sizes, exclusive=True), sizes], axis=1)
+            else:
+                items[column] = tf.RaggedTensor.from_row_lengths(columns[column], sizes)
+
+        def decoded(places: Mapping[str, Any]) -> Any:
+            item = {
+                column: tf.strings.substr(columns[column][:1], value[:1], value[1:])
+                if column in flattened and flattened[column].kind == "bytes"
+                else tf.reshape(value, [-1])
+                for column, value in places.items()
+            }
+            found = one.decode(name, item)
+            return tf.io.serialize_tensor(found) if is_serialized else found
+
+        found = tf.map_fn(decoded, items, fn_output_signature=tf.TensorSpec(shape[1:], tf_dtype(dtype)))
+        return tf.ensure_shape(found, shape)
+
+    def to_tensor(value: Any) -> Any:
+        if is_serialized:
+            return bytes_array([_serialized(one.as_tensor(item)) for item in value])
+        return _stacked(one, value)
+
+    def to_value(tensor: Any) -> Any:
+        return feature.together([one.as_value(item) for item in (map(_parsed, tensor) if is_serialized else tensor)])
+
+    return TfField(dtype, shape, decode, block, one.needs_python, to_tensor, to_value)
+
+
+@tf_field.register(WithGaps)
+def _(feature: WithGaps) -> TfField:
+    one, there = tf_field(feature.feature), tf_field(feature.stored)
+
+    def decode(name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        found, present = there.decode(name, columns), columns[f"{name}/present"]
+        if None not in one.shape:  # where they differ in shape, they are strings already
+            found = tf.map_fn(tf.io.serialize_tensor, found, fn_output_signature=tf.TensorSpec((), tf.string))
+        return tf.gather(tf.concat([[""], found], 0), tf.cumsum(present) * present)
+
+    return TfField(
+        "bytes",
+        (None,),
+        decode,
+        needs_python=one.needs_python,
+        to_tensor=lambda value: bytes_array(
+            [b"" if item is None else _serialized(one.as_tensor(item)) for item in value]
+        ),
+        to_value=lambda tensor: [one.as_value(_parsed(item)) if item else None for item in tensor],
+    )
+
+
+def _block_of_many(feature: Feature, one: TfField) -> Literal["tensor"] | None:
+    """Return how none, one or many values of a feature are decoded in many records at once."""
+    is_fixed = None not in one.shape and 0 not in one.shape
+    return "tensor" if is_fixed and one.block == "tensor" and len(feature.columns("")) == 1 else None
+
+
+def _first(gathered: Gathered, column: Any) -> Any:
+    """Return the column of the first value in a tensor."""
+    import tensorflow as tf
+
+    if gathered.kind != "bytes_list":
+        return column[: gathered.width]
+    if gathered.inner == "bytes":
+        return column[:1]
+    return tf.cast(decode_raw(gathered.dtype.name, column[0]), gathered.inner)
+
+
+def _stacked(one: TfField, values: Sequence[Any]) -> np.ndarray:
+    """Return values as TensorFlow has them, along a new first dimension."""
+    found = [one.as_tensor(value) for value in values]
+    if not holds_numbers(one.dtype) and not one.shape:
+        return bytes_array(found)
+    if found:
+        return np.stack(found)
+    kind = tf_dtype(one.dtype)
+    return np.empty((0, *(size or 0 for size in one.shape)), object if kind == "string" else dtype_of(kind))
+
+
+def _serialized(value: Any) -> bytes:
+    """Return a value as `tf.io.serialize_tensor` writes it."""
+    import tensorflow as tf
+
+    found: bytes = tf.make_tensor_proto(value).SerializeToString()
+    return found
+
+
+def _parsed(data: bytes) -> Any:
+    """Return what `_serialized` was given: an array, a numpy number or bytes."""
+    import tensorflow as tf
+
+    kind = type(tf.make_tensor_proto(0))  # TensorFlow's API does not name it
+    return tf.make_ndarray(kind.FromString(data))[()]
+
+
+# ---------------------------------------------------------------- dtypes
+
+
+def tf_dtype(dtype: str) -> str:
+    """Return the name of TensorFlow's dtype for values of a dtype."""
+    return _TF_DTYPES.get(dtype, dtype)
+
+
+def tf_value(value: Any, dtype: str) -> Any:
+    """Return a decoded value as TensorFlow has it: bytes in place of text and JSON, microseconds in place of times."""
+    match dtype:
+        case "string":
+            return value.encode()
+        case "bytes":
+            return value
+        case "object":
+            return to_json_text(value).encode()
+        case "datetime64[us]":
+            return np.asarray(value, dtype).view(np.int64)
+    return np.asarray(value, dtype_of(dtype))
+
+
+def decode_raw(dtype: str, values: Any) -> Any:
+    """Return the numbers in a tensor of little-endian bytes, as a new last dimension, in a `tf.data` pipeline."""
+    import tensorflow as tf
+
+    if dtype in _SIGNED:
+        return tf.bitcast(tf.io.decode_raw(values, _SIGNED[dtype]), dtype)
+    return tf.io.decode_raw(values, dtype)
