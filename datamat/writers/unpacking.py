@@ -332,7 +332,7 @@ def _unsnapped(file: BinaryIO, _: SpoolOptions) -> Iterator[bytes]:
 
     data = file.read()
     _need_codec("snappy")
-    size, _ = read_varint(data, 0, 5)
+    size = read_varint(data, 0, 5)[0]
     if size > _SNAPPY_RATIO * len(data):
         raise ValueError(f"its {count_of(len(data), 'byte')} cannot hold the {size:,} that they say they do")
     whole = pa.Codec("snappy").decompress(data, size)

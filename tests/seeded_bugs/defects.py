@@ -545,7 +545,7 @@ DEFECTS = {
             "torn-row-kept",
             "what an interrupted spool wrote behind its last save stays there: offsets lead into half a row",
             "datamat.writers.spool:SpooledSource._write",
-            delete("__rows.truncate(__former['num_bytes'])"),
+            delete("__file.truncate(__num_bytes)"),
             "tests/writers/test_sources.py::test_interrupted_source_continues_where_it_says_how",
         ),
         Defect(
