@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from datamat.writers.unpacking import SpoolOptions
 
 
-__all__ = ["ParquetFiles", "open_files"]
-
-
 @final
 class ParquetFiles:
     """Parquet files, by row group."""
