@@ -711,8 +711,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed, unknown = build_parser().parse_known_args(arguments)
     given = vars(parsed)
     if unknown:
+        hint = "; a JOB names its own storage_options" if "--storage-options" in " ".join(unknown) else ""
         given["parser"].error(
-            f"unrecognized arguments: {' '.join(unknown)}"
+            f"unrecognized arguments: {' '.join(unknown)}{hint}"
         )  # argparse shows the usage of all commands
     before = FOR_COMMANDS.set(True)
     try:

@@ -25,7 +25,7 @@ from datamat.errors import CorruptDataError, InputError, MissingDependencyError,
 from datamat.features import Image, Scalar, Tensor, Text
 from datamat.features.statistics import summarized_in_words
 from datamat.folders import open_file, open_folder
-from datamat.folders.local import open_regular, regular_path
+from datamat.folders.local import open_regular
 from datamat.formats.example import LEN, decode_example, fields, varint
 from datamat.formats.tfrecord import FRAMING_BYTES, frame, read_payload
 from datamat.values import frozen
@@ -492,16 +492,14 @@ def describe(
     if records < 0:
         raise OptionError(f"describe: records is {records}; want 0 or more")
     folder = open_folder(path, storage_options)
-    here = folder.local_path()
-    if here is not None and not here.exists():
-        raise OutputError(f"{here} is not there; correct the path")
     files = FilesHere(folder)
-    if here.is_dir() if here is not None else files.fetch_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES):
+    if files.fetch_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES):
         return _describe_directory(files, records)
     parent, name = open_file(path, storage_options)
+    if not name or parent.stat(name) is None:
+        raise OutputError(f"{folder} is no file of records, and holds no {MANIFEST_FILE}; correct the path or URL")
     files = FilesHere(parent)
-    if not files.fetch_if_there(name, _ANY_SIZE):
-        raise OutputError(f"{folder} is no file, and no directory with a {MANIFEST_FILE}; correct the URL")
+    files.fetch_if_there(name, _ANY_SIZE)
     return _describe_file(files, files.path / name, parent.place(name), records)
 
 
@@ -515,9 +513,7 @@ def _describe_directory(files: FilesHere, records: int) -> Description:
     sizes = {index.file: index.num_bytes for index in manifest.index if index.kind == "index"}
     if sum(sizes.values()) <= _MOST_INDEX_BYTES:
         files.fetch_all(sizes)
-    if not files.fetch_if_there(info.file, info.num_bytes):
-        raise OutputError(f"{files.root.place(info.file)} is missing; run the job again to rebuild it")
-    path = regular_path(files.path, info.file)
+    path = files.listed(info)
     shard = _describe_file(files, path, files.root.place(info.file), records)
     if not shard.problem and (found := info.differences_of(path)):
         what = next(iter(found.values()))

@@ -13,10 +13,12 @@ from datamat.directory.files import temporary_folder
 from datamat.directory.manifest import MANIFEST_FILE, Manifest, content_of_manifest
 from datamat.errors import OutputError
 from datamat.folders import AbsentError, DeniedError
+from datamat.folders.local import regular_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from datamat.directory.manifest import ListedFile
     from datamat.folders import Folder
 
 
@@ -79,6 +81,17 @@ class FilesHere:
                 "examined; set TMPDIR to a folder on a larger disk"
             ) from error
         return True
+
+    def listed(self, info: ListedFile) -> pathlib.Path:
+        """Return the path of a file that the manifest lists.
+
+        Raises:
+            OutputError: it is missing, or cannot be read.
+            CorruptDataError: it is no regular file of the folder.
+        """
+        if not self.fetch_if_there(info.file, info.num_bytes):
+            raise OutputError(f"{self.root.place(info.file)} is missing; run the job again to rebuild it")
+        return regular_path(self.path, info.file)
 
     def fetch(self, name: str, max_bytes: int) -> str:
         """Do what `fetch_if_there` does; return why a file is not here that is missing, or may not be read, or ""."""

@@ -31,7 +31,7 @@ from datamat.directory.files import (
     render_json,
 )
 from datamat.directory.keys import DATASET_NAME, SPLIT_NAME, is_shard_file
-from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError, count_of, want_of_resources
+from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError, count_of
 from datamat.features import Features, Statistics
 from datamat.features.statistics import check_lines, summarized
 from datamat.folders import Folder, LocalFolder
@@ -50,6 +50,7 @@ __all__ = [
     "MOST_MANIFEST_BYTES",
     "FilePart",
     "IndexInfo",
+    "ListedFile",
     "Manifest",
     "ShardFiles",
     "ShardInfo",
@@ -296,6 +297,11 @@ class ShardInfo(_ListedFile):
             )
 
     @property
+    def offsets_info(self) -> OffsetsInfo:
+        """Entry of the file with the offsets of its records."""
+        return OffsetsInfo(self.index_file, *self.offsets)
+
+    @property
     def num_done(self) -> int:
         """Number of its input rows that gave records."""
         return self.num_rows - self.num_failed - self.num_dropped
@@ -518,6 +524,15 @@ def by_shard(infos: Iterable[ShardInfo]) -> dict[str, ShardFiles]:
 
 
 @frozen()
+class OffsetsInfo(_ListedFile):
+    """The file with the offsets of the records of a shard: its name in the directory, size and XXH3-128 digest."""
+
+    file: str
+    num_bytes: int
+    checksum: str
+
+
+@frozen()
 class IndexInfo(_ListedFile):
     """One file of the index: `_index/SPLIT.index`, or `_index/SPLIT.keys`.
 
@@ -574,6 +589,9 @@ def _wrong_fields(entry: ShardInfo | IndexInfo) -> list[str]:
             wrong.append(name)
     return wrong or ([] if _CHECKSUM.match(entry.checksum) else ["checksum"])
 
+
+ListedFile: TypeAlias = ShardInfo | OffsetsInfo | IndexInfo
+"""A file that the manifest lists."""
 
 _ARE_TEXTS = {
     kind: {field.name: field.type == "str" for field in dataclasses.fields(kind) if field.type in ("str", "int")}
@@ -846,36 +864,14 @@ def head_of(content: bytes) -> bytes:
 
 def content_of_manifest(folder: Folder) -> bytes:
     """Return the content of the manifest's file; raises as `Manifest.read` does."""
-    here = folder.local_path()
-    if here is None:
-        if (found := folder.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES)) is None:
-            raise OutputError(
-                f"{folder} holds no {MANIFEST_FILE}; correct the URL, or finish its run, which writes that last: "
-                f"`datamat status {folder}` says how far it is"
-            )
-        return found
-    path = here / MANIFEST_FILE
-    try:
-        return manifest_bytes(here)
-    except FileNotFoundError as error:
-        if not here.exists():
-            raise OutputError(
-                f"{here} does not exist; give the directory that a run has made, or correct the path"
-            ) from error
-        begun = (here / WORK).is_dir()
-        state = "its run is not finished: run it again to resume" if begun else "datamat did not write there"
-        raise OutputError(f"{here} holds no {MANIFEST_FILE}; {state}") from error
-    except NotADirectoryError as error:
-        raise OutputError(
-            f"{here} is a file; give the directory that holds {MANIFEST_FILE}; `datamat describe` shows what a file "
-            "holds"
-        ) from error
-    except OSError as error:
-        raise want_of_resources(path, error) or OutputError(
-            f"{path} cannot be read: {error.strerror or error}; let this process read it"
-        ) from error
-    except ValueError as error:
-        raise CorruptDataError(f"{error}; restore it, or run the job again to rebuild it") from error
+    found = folder.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES)
+    if found is None:
+        remedy = "correct the path or URL, or finish its run"
+        with contextlib.suppress(OutputError):  # not everybody who may read may list
+            if folder.list(WORK, deep=True):
+                remedy = "finish its run, which writes that last: run it again to resume"
+        raise OutputError(f"{folder} holds no {MANIFEST_FILE}; {remedy}")
+    return found
 
 
 def manifest_bytes(folder: pathlib.Path) -> bytes:

@@ -32,13 +32,14 @@ import xxhash
 from datamat.directory.fetching import MOST_BYTES, Fetcher, each, fetchers, scratch_folder, sent, stamp_of
 from datamat.directory.url_files import is_page, is_page_by_name
 from datamat.errors import InputError, OptionError, OutputError, SourceError, count_of, require_posix
-from datamat.folders import AbsentError, DeniedError, Folder, Stat, open_file, open_folder
+from datamat.folders import AbsentError, DeniedError, Folder, Stat, checked, open_file, open_folder
 from datamat.folders.other import FsspecFolder
 from datamat.folders.urls import (
     WEB_SCHEMES,
     is_url,
     options_for,
     place_of,
+    refuse_braces,
     refuse_chain,
     scheme_of,
     without_secrets,
@@ -59,6 +60,7 @@ _PACKED = frozenset({".gz", ".bz2", ".lz4", ".zst", ".xz"})
 _READABLE = 0o444
 _WITH_CONTENT = 0o644  # NFS refuses an exclusive lock to whoever may not write
 _WILDCARDS = "*?["
+_MOST_NAMED = 5
 _HEAD_BYTES = 256  # of a file, which show whether it is a page
 
 _logger = get_logger("datamat.source")
@@ -147,11 +149,15 @@ class SourceMirror(Fetcher):
         folders = {name[:place] for name in found for place, letter in enumerate(name) if letter == "/"}
         for name in [name for name in folders if name in found and found[name].num_bytes <= 0]:
             del found[name]  # a marker: consoles of stores make such for folders
+        odd = [name for name in sorted(found) if name in folders or not _is_name(name)]
+        if odd:
+            said = ", ".join(map(repr, odd[:_MOST_NAMED])) + (", ..." if len(odd) > _MOST_NAMED else "")
+            _logger.warning(
+                "%s of %s left aside, as no file can have such a name: %s; rename what you need", len(odd), self, said
+            )
+        found = {name: there for name, there in found.items() if name not in odd}
         if not found:
             raise SourceError(f"{self} holds nothing; check the address: want a folder of objects, or an object")
-        for name in found:
-            if any(part in {"", ".", ".."} for part in name.split("/")) or "\0" in name or name in folders:
-                raise SourceError(f"{self} holds {name!r}, which cannot be the name of a file; rename it or remove it")
         return found
 
     def _found(self) -> dict[str, Stat]:
@@ -377,6 +383,13 @@ def _put(part: str, path: str) -> None:
             return
 
 
+def _is_name(name: str) -> bool:
+    try:
+        return checked(name) == name
+    except OptionError:
+        return False
+
+
 def _is_table(name: str) -> bool:
     stem, ending = os.path.splitext(name.lower())
     return (os.path.splitext(stem)[1] if ending in _PACKED else ending) in _READ_WITH_INDEX
@@ -422,6 +435,8 @@ def mirrored(
         OptionError: it is one of fsspec's chains.
         SourceError: it cannot be listed.
     """
+    if isinstance(source, str):
+        refuse_braces(source)
     if not isinstance(source, str) or not is_url(source) or source.startswith("file://"):
         return None
     refuse_chain(source)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from datamat.directory.display import Table, render_html
+from datamat.directory.fetched import FilesHere
 from datamat.directory.index_files import (
     SIZE,
     SplitIndex,
@@ -23,6 +23,9 @@ from datamat.directory.rows import looks_like_path, nested_paths
 from datamat.errors import OptionError
 from datamat.formats import get_format
 from datamat.values import frozen
+
+if TYPE_CHECKING:
+    from datamat.folders import Folder
 
 __all__ = ["Provenance", "ProvenanceFinder", "find_provenance"]
 
@@ -76,42 +79,33 @@ class Provenance:
         return render_html(f"Provenance of {self.key}", facts, [Table(["source or field", "value"], fields)])
 
 
-def find_provenance(output: pathlib.Path, source: Any, key: str) -> Provenance:
+def find_provenance(output: Folder, source: Any, key: str) -> Provenance:
     """Return where a record of a finished directory came from, according to its index.
 
     Args:
-        output: path of the finished directory, whose index is read.
+        output: the finished directory, whose index is read.
         source: source of the run; relative paths start there.
         key: key of the record, or of a row, whose first record is meant.
 
     Raises:
         OptionError: there is no such record.
-        OutputError: the directory is not finished.
+        OutputError: the directory is not finished, or lacks its index.
         CorruptDataError: the index cannot be read.
     """
-    return ProvenanceFinder(output, Manifest.read(output), source).find(key)
+    return ProvenanceFinder(FilesHere(output), Manifest.read(output), source).find(key)
 
 
 class ProvenanceFinder:
     """Finds where records came from; each index is read once, when it is first needed. Safe in several threads.
 
     Args:
-        output: path of the finished directory.
+        files: the files of the finished directory.
         manifest: its manifest.
         source: source of the run, where relative paths start; None leaves them as they are.
-        bring: is called with the path of each file below `output` before it is read.
     """
 
-    def __init__(
-        self,
-        output: pathlib.Path,
-        manifest: Manifest,
-        source: Any = None,
-        *,
-        bring: Callable[[str], object] = lambda name: None,
-    ) -> None:
-        self._output, self._manifest, self._source = output, manifest, source
-        self._bring = bring
+    def __init__(self, files: FilesHere, manifest: Manifest, source: Any = None) -> None:
+        self._files, self._manifest, self._source = files, manifest, source
         self._indexes: dict[str, SplitIndex] = {}
         self._lock = threading.Lock()
 
@@ -121,11 +115,11 @@ class ProvenanceFinder:
             return self._find(key)
 
     def _find(self, key: str) -> Provenance:
-        wanted, manifest, output, source = RecordKey.parse(key).stored, self._manifest, self._output, self._source
+        wanted, manifest, output, source = RecordKey.parse(key).stored, self._manifest, self._files.root, self._source
         for split, shards in manifest.splits.items():
             names = RecordNames(manifest.copies.get(split, 1), split in manifest.augmented)
             if split not in self._indexes:
-                self._indexes[split] = _split_index(output, manifest, split, names, self._bring)
+                self._indexes[split] = _split_index(self._files, manifest, split, names)
             index = self._indexes[split]
             number = index.table.find(wanted.row_key)
             if number is None:
@@ -157,26 +151,23 @@ class ProvenanceFinder:
         )
 
 
-def _split_index(
-    output: pathlib.Path, manifest: Manifest, split: str, names: RecordNames, bring: Callable[[str], object]
-) -> SplitIndex:
+def _split_index(files: FilesHere, manifest: Manifest, split: str, names: RecordNames) -> SplitIndex:
     shards = manifest.splits[split]
     shard_format = get_format(manifest.format).with_features(manifest.features)
 
     def read() -> Any:
-        bring(index_file(split))
-        name = index_file(split)
-        num_rows = sum(info.num_rows for info in shards)
-        return read_index(output, name, num_rows=num_rows, info=manifest.index_infos.get(name))
+        info = manifest.index_infos[index_file(split)]
+        files.listed(info)
+        return read_index(files.path, info.file, num_rows=sum(info.num_rows for info in shards), info=info)
 
     def keys_of(shard: int) -> Any:
-        bring(shards[shard].file)
-        return stored_keys(shard_format.read(shards[shard].path_in(output)))
+        files.listed(shards[shard])
+        return stored_keys(shard_format.read(shards[shard].path_in(files.path)))
 
     return SplitIndex(read, names, shards, keys_of)
 
 
-def _position(output: pathlib.Path, index: SplitIndex, names: RecordNames, key: RecordKey, shard: int) -> int | None:
+def _position(output: Folder, index: SplitIndex, names: RecordNames, key: RecordKey, shard: int) -> int | None:
     """Return the number of a record in its shard; None where its row gave no record."""
     found = index.find(key)
     if found is not None:

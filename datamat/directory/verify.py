@@ -502,8 +502,8 @@ class _Examination:
         folder = self._folder
         try:
             manifest = self._files.here.manifest(strict=False)
-            formats = {name: get_format(name).with_features(manifest.features) for name in manifest.by_format}
-        except (CorruptDataError, OptionError) as error:
+            formats = _formats_of(manifest)
+        except CorruptDataError as error:
             what = str(error).removeprefix(f"{self._files.root.place(MANIFEST_FILE)} ")
             return VerifyReport(folder, 0, 0, (Problem(MANIFEST_FILE, what),))
         found = _manifest_problems(folder, manifest)
@@ -555,6 +555,13 @@ class _Examination:
                 if keys is not None and number < len(rows.get(split, ())):
                     found += _key_problems(info, keys, rows[split][number])
         return found
+
+
+def _formats_of(manifest: Manifest) -> dict[str, ShardFormat]:
+    try:
+        return {name: get_format(name).with_features(manifest.features) for name in manifest.by_format}
+    except OptionError as error:
+        raise CorruptDataError(str(error)) from error
 
 
 def _manifest_problems(folder: pathlib.Path, manifest: Manifest) -> list[Problem]:

@@ -18,6 +18,8 @@ import json
 import mmap
 import os
 import pathlib
+import re
+import urllib.parse
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
@@ -35,7 +37,7 @@ from datamat.folders.base import (
     checked,
 )
 from datamat.folders.forked import asked
-from datamat.folders.options import GOOGLE_SCHEMES, S3_SCHEMES, translated
+from datamat.folders.options import GOOGLE_SCHEMES, S3_SCHEMES, configured, translated
 from datamat.folders.retries import ATTEMPTS, wait_before
 from datamat.folders.urls import redacted, scheme_of, without_secrets
 from datamat.values import frozen
@@ -90,7 +92,7 @@ class ObjectFolder(Folder):
     keeps = frozenset({"create", "replace_if"})
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        given = translated(scheme_of(url), options)
+        given = translated(scheme_of(url), {**configured(scheme_of(url)), **options})
         try:
             self._place = _Place(url.rstrip("/"), json.dumps(given, sort_keys=True))
         except TypeError as error:
@@ -359,7 +361,8 @@ def _store(place: _Place, *, minutes: int = 0, repeats: bool = True) -> Any:
             return store.S3Store(bucket, prefix=path or None, config=config, **more)  # type: ignore[arg-type]  # by JSON
         if place.is_google:
             return store.GCSStore(bucket, prefix=path or None, config=config, **more)
-        return store.from_url(place.url, config=config or None, **more)
+        url = urllib.parse.quote(place.url, safe=":/@")  # "?" and "#" would end it, and "%" be read
+        return store.from_url(url, config=config or None, **more)
     except (ValueError, TypeError, BaseError) as error:
         reason = redacted(str(error).partition("\n")[0], place.url, json.loads(place.options))
         raise OptionError(
@@ -378,7 +381,6 @@ def bucket_region(bucket: str, address: str = "https://s3.amazonaws.com") -> str
         address: of any server of S3.
     """
     import http.client
-    import urllib.parse
 
     parts = urllib.parse.urlsplit(address)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -497,9 +499,19 @@ def _tried(place: _Place, name: str, call: Callable[[], _T], problem: str = _NOT
 def _explained(error: Exception, place: _Place, name: str, problem: str) -> OutputError:
     text, kind = str(error), type(error).__name__
     reason = f"{kind}: {redacted(text.partition(chr(10))[0], place.url, json.loads(place.options))}"
-    said = f"{without_secrets(place.url)}/{name}".rstrip("/") + f" {problem}: {reason}"
+    where = f"{without_secrets(place.url)}/{name}".rstrip("/") + f" {problem}"
+    said = f"{where}: {reason}"
     found: OutputError
-    if any(code in text for code in ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")):
+    if cause := next((cause for sign, cause in _CAUSES.items() if sign in text), ""):
+        server = re.search(r"https?://([^/\s?]*@)?([^/\s?]+)", text)
+        found = OutputError(f"{where}: {server[2] if server else 'its server'} {cause}")
+    elif kind == "InvalidPathError":
+        key = re.search(r'(?s)path: "(.*?)"', text)
+        found = OutputError(
+            f"{where}: the key {key[1] if key else ''!r} in it is not a path; rename or delete that object, or give a "
+            "folder without it"
+        )
+    elif any(code in text for code in ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")):
         found = OutputError(
             f"{said}; there is no such bucket: correct the URL, or storage_options if another store has it"
         )
@@ -522,6 +534,16 @@ def _explained(error: Exception, place: _Place, name: str, problem: str) -> Outp
     found.__cause__ = OSError(reason)
     return found
 
+
+_CAUSES = {
+    "kind: ConnectionRefused": "refuses connections; start it, or correct the address",
+    "dns error": "is not known by that name; correct the address, or see to the network",
+    "TimedOut": "does not answer in time; check the network, its proxy and its firewall",
+    "InvalidCertificate": "has a certificate that this machine does not trust; name the file of its authority, as in "
+    "client_kwargs={'verify': 'ca.pem'}",
+    "InvalidContentType": "does not speak TLS; give its address with http://",
+}
+"""What the client says of the network, and in words what that is about a server, and what to do."""
 
 _CONDITIONS = {"AlreadyExistsError": ExistsError, "PreconditionError": ChangedError}
 _DENIED = frozenset({"PermissionDeniedError", "UnauthenticatedError"})

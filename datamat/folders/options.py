@@ -13,11 +13,12 @@ from typing import Any
 
 from datamat.errors import OptionError
 
-__all__ = ["GOOGLE_SCHEMES", "OBJECT_SCHEMES", "S3_SCHEMES", "translated"]
+__all__ = ["GOOGLE_SCHEMES", "OBJECT_SCHEMES", "S3_SCHEMES", "configured", "translated"]
 
 S3_SCHEMES = ("s3", "s3a")
 GOOGLE_SCHEMES = ("gs", "gcs")
-OBJECT_SCHEMES = (*S3_SCHEMES, *GOOGLE_SCHEMES, "az", "abfs", "abfss")
+AZURE_SCHEMES = ("az", "abfs", "abfss")
+OBJECT_SCHEMES = (*S3_SCHEMES, *GOOGLE_SCHEMES, *AZURE_SCHEMES)
 _S3 = {
     "key": "access_key_id",
     "secret": "secret_access_key",
@@ -54,6 +55,17 @@ _LEFT_OUT = frozenset(
      "retries", "session_kwargs", "skip_instance_cache", "use_listings_cache", "version_aware"}
 )  # fmt: skip
 _LEFT_OUT_OF_CONFIG = frozenset({"max_pool_connections", "retries", "tcp_keepalive", "user_agent_extra"})
+
+
+def configured(scheme: str) -> dict[str, Any]:
+    """Return the options that fsspec's own configuration has for a scheme: `FSSPEC_S3_KEY` and its like, and files."""
+    folder = os.environ.get("FSSPEC_CONFIG_DIR") or os.path.expanduser("~/.config/fsspec")
+    if not os.path.isdir(folder) and not any(name.startswith("FSSPEC_") for name in os.environ):
+        return {}  # most often: fsspec takes a while to be imported
+    from fsspec.config import conf
+
+    alike = next(schemes for schemes in (S3_SCHEMES, GOOGLE_SCHEMES, AZURE_SCHEMES) if scheme in schemes)
+    return {name: value for one in alike for name, value in conf.get(one, {}).items()}
 
 
 def translated(scheme: str, options: Mapping[str, Any]) -> dict[str, Any]:

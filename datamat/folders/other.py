@@ -18,6 +18,7 @@ import secrets
 import tempfile
 import threading
 import time
+import urllib.parse
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from datamat.errors import DatamatError, InputError, MissingDependencyError, OptionError, OutputError
@@ -392,7 +393,7 @@ class FsspecFolder(Folder):
         return str(self._root)
 
     def place(self, name: str) -> str:
-        return str(self._root / name)
+        return str(self._named(name))
 
     def blocks(self, name: str, max_bytes: int) -> Generator[bytes]:
         return self._file(name).blocks(max_bytes)
@@ -436,7 +437,8 @@ class FsspecFolder(Folder):
             filesystem, path = self._root.filesystem()
             filesystem.invalidate_cache()
             top = f"{path.rstrip('/')}/"
-            return sorted(one.removeprefix(top) for one in filesystem.find(path) if one.startswith(top) and one != top)
+            links = [one.removeprefix(top) for one in filesystem.find(path) if one.startswith(top) and one != top]
+            return sorted(map(urllib.parse.unquote, links))
 
         return self._root.tried(found, "cannot be listed")
 
@@ -509,7 +511,10 @@ class FsspecFolder(Folder):
         return file
 
     def _file(self, name: str) -> UrlPath:
-        return self._root / checked(name)
+        return self._named(checked(name))
+
+    def _named(self, name: str) -> UrlPath:
+        return self._root / (urllib.parse.quote(name, safe="/:@!$&'()*+,;=") if self._root.is_web else name)
 
 
 def _version_of(said: Mapping[str, Any]) -> str:

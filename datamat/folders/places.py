@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,10 +13,19 @@ from datamat.errors import OptionError
 from datamat.folders.base import Folder, not_written
 from datamat.folders.local import LocalFolder, expand_home
 from datamat.folders.options import OBJECT_SCHEMES
-from datamat.folders.urls import READ_ONLY, halves, is_url, refuse_chain, scheme_of
+from datamat.folders.urls import (
+    READ_ONLY,
+    WEB_SCHEMES,
+    halves,
+    is_url,
+    refuse_braces,
+    refuse_chain,
+    scheme_of,
+    without_secrets,
+)
 from datamat.options import check_mappings
 
-__all__ = ["open_file", "open_folder", "open_output", "register_folder"]
+__all__ = ["local_folder", "open_file", "open_folder", "open_output", "register_folder"]
 
 _registered: dict[str, Callable[[str, Mapping[str, Any]], Folder]] = {}
 
@@ -59,6 +69,7 @@ def open_folder(place: str | os.PathLike[str], storage_options: Mapping[str, Any
     """
     text = os.fspath(place)
     check_mappings(storage_options=storage_options)
+    refuse_braces(text)
     if not is_url(text) or text.startswith("file://"):
         if storage_options is not None:
             raise OptionError(f"storage_options are for URLs, and {text} is a path; leave them out")
@@ -76,14 +87,29 @@ def open_folder(place: str | os.PathLike[str], storage_options: Mapping[str, Any
     return FsspecFolder(text, options)
 
 
+def local_folder(place: str | os.PathLike[str], who: str, remedy: str) -> pathlib.Path:
+    """Return the path on this machine of a folder that a user names.
+
+    Raises:
+        OptionError: it has none; `who` wants one, and `remedy` says what else to do.
+    """
+    found = open_folder(place).local_path()
+    if found is None:
+        raise OptionError(
+            f"{who}: {without_secrets(os.fspath(place))} is a URL, whose files have no paths on this machine; {remedy}"
+        )
+    return found
+
+
 def open_file(place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> tuple[Folder, str]:
     """Return the folder of a file that a user names, as `open_folder` does, and the file's name in it."""
     text = os.fspath(place)
     if not is_url(text) or text.startswith("file://"):
-        folder, name = os.path.split(expand_home(text.removeprefix("file://")).rstrip("/"))
-        return open_folder(folder or ".", storage_options), name
+        folder, name = os.path.split(os.path.abspath(expand_home(text.removeprefix("file://"))))
+        return open_folder(folder, storage_options), name
     head, query = halves(text)
     parent, _, name = head.rstrip("/").rpartition("/")
+    name = urllib.parse.unquote(name) if scheme_of(text) in WEB_SCHEMES else name
     return open_folder(f"{parent}{'?' if query else ''}{query}", storage_options), name
 
 
@@ -99,7 +125,7 @@ def open_output(place: str | os.PathLike[str], storage_options: Mapping[str, Any
     scheme, _, path = text.partition("://")
     if scheme_of(text) in READ_ONLY:
         raise not_written(text)
-    if re.match(r"[^/]*:[^/]*@", path) or "?" in path:
+    if re.match(r"[^/]*:[^/]*@", path) or re.search(r"\?.*=", path):
         raise OptionError(
             f"a {scheme}:// URL holds a password or a signature, which would end in logs and manifests; "
             "give them in storage_options={...}, or by the environment"

@@ -27,6 +27,7 @@ __all__ = [
     "options_for",
     "place_of",
     "redacted",
+    "refuse_braces",
     "refuse_chain",
     "scheme_of",
     "url_of_table",
@@ -61,6 +62,18 @@ def refuse_chain(url: str) -> None:
     """Raise `OptionError` where a URL is a chain of filesystems (`simplecache::s3://...`): it has no names below it."""
     if "::" in url.partition("://")[0]:
         raise OptionError(f"{without_secrets(url)} is a chain of filesystems; want the URL of the folder itself")
+
+
+def refuse_braces(place: str) -> None:
+    """Raise `OptionError` where a path or URL is a pattern of braces, as of webdataset: `shard-{000..009}.tar`."""
+    if _BRACES.search(place) and not os.path.lexists(place):
+        raise OptionError(
+            f"{without_secrets(place)} is a pattern of braces, which nothing here expands; give the folder, or, as a "
+            f"source, a wildcard: {_BRACES.sub('*', without_secrets(place))}"
+        )
+
+
+_BRACES = re.compile(r"\{\w+\.\.\w+\}")
 
 
 def url_of_table(url: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import pathlib
 import re
@@ -26,10 +25,10 @@ from datamat.features.base import num_bytes_of
 from datamat.formats.io import write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import BinaryIO
 
-    from datamat.directory.manifest import IndexInfo, ShardInfo
+    from datamat.directory.manifest import ListedFile, ShardInfo
     from datamat.features.base import Column
     from datamat.folders import Folder
 
@@ -44,11 +43,9 @@ def _nobody(part: pathlib.Path, num_bytes: int) -> None:
     """Watch nothing."""
 
 
-_COPY_BYTES = 4 << 20
 _MOST_BYTES = 10 << 30  # of copies, where the user names no folder for them
 _RECORD_OVERHEAD = 400  # bytes of the dict, its entry and the objects in it, measured for three columns
 _LOCK = ".lock"
-_OFFSETS = ".offsets"
 _PART = ".part"
 _SCRATCH = ".scratch"
 _ROOM = "room"
@@ -146,13 +143,13 @@ def _size_of(record: Mapping[str, Column]) -> int:
 
 @final
 class ShardStore:
-    """Copies of files on a local disk, for directories on a slow file system or behind a URL.
+    """Copies of files of directories on a local disk, for those that are slow to read.
 
     Safe with any number of processes. The name of a copy is the checksum of its content, which is checked while
     copying, so a copy never stands for a file that was rewritten since. It appears under its name once it is complete.
     One process copies a file while the others wait. Copies of other datasets are removed when room is needed, least
     recently used first; copies of this one stay, unless an epoch says which it still needs (`need`). What a reader has
-    open (`in_use`) stays in any case. A shard that does not fit is read in place.
+    open (`in_use`) stays in any case. Other files, such as offsets, are only kept beside all files of this dataset.
 
     Args:
         folder: folder of the copies; created if missing.
@@ -163,7 +160,7 @@ class ShardStore:
         OptionError: the folder cannot be created.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], max_bytes: int, files: Sequence[ShardInfo | IndexInfo]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], max_bytes: int, files: Sequence[ListedFile]) -> None:
         self._folder = pathlib.Path(folder)
         self._max_bytes = max_bytes
         self._own = {_name_of(info): info.num_bytes for info in files}
@@ -176,26 +173,13 @@ class ShardStore:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_needed": {}}
 
-    def local(self, info: ShardInfo, source: pathlib.Path) -> pathlib.Path:
-        """Return the path of a copy of a shard, made now if it is missing, or `source` if the copy does not fit.
-
-        Args:
-            info: entry of the shard in the manifest.
-            source: path of the shard, on a slower disk.
-
-        Raises:
-            CorruptDataError: the shard differs from what the manifest says.
-            OSError: the shard cannot be read.
-        """
-        return self._copy(info, str(source), lambda: _blocks(source)) or source
-
     @property
     def is_too_small(self) -> bool:
         """Whether not all files of this dataset fit at once."""
         return sum(self._own.values()) > self._max_bytes
 
-    def fetch(self, info: ShardInfo | IndexInfo, folder: Folder) -> pathlib.Path:
-        """Return the path of a copy of a file behind a URL, made now if it is missing.
+    def fetch(self, info: ListedFile, folder: Folder) -> pathlib.Path:
+        """Return the path of a copy of a file, made now if it is missing.
 
         Args:
             info: entry of the file in the manifest.
@@ -217,9 +201,9 @@ class ShardStore:
         return copy
 
     def fetch_if_it_fits(
-        self, info: ShardInfo | IndexInfo, folder: Folder, *, wait: bool = True, watch: Watch = _nobody
+        self, info: ListedFile, folder: Folder, *, wait: bool = True, watch: Watch = _nobody
     ) -> pathlib.Path | None:
-        """Return the path of a copy of a file behind a URL as `fetch` does, or None if it does not fit.
+        """Return the path of a copy of a file as `fetch` does, or None if it does not fit.
 
         Args:
             info: entry of the file in the manifest.
@@ -233,19 +217,18 @@ class ShardStore:
         with self._translate_disk_errors(but=BlockingIOError):
             for is_last in (False, True):  # a bad cable or proxy, and what was replaced meanwhile, deserve another look
                 try:
-                    place, blocks = folder.place(info.file), functools.partial(folder.blocks, info.file, info.num_bytes)
-                    return self._copy(info, place, blocks, wait=wait, watch=watch)
+                    return self._copy(info, folder, wait=wait, watch=watch)
                 except CorruptDataError:
                     if is_last:
                         raise
         raise AssertionError("the loop returns or raises")
 
-    def copy_of(self, info: ShardInfo | IndexInfo) -> pathlib.Path | None:
+    def copy_of(self, info: ListedFile) -> pathlib.Path | None:
         """Return the path of the copy of a file if there is one, marked as used now."""
         copy = self._folder / _name_of(info)
         return copy if _used_now(copy, info.num_bytes) else None
 
-    def is_being_made(self, info: ShardInfo | IndexInfo) -> bool:
+    def is_being_made(self, info: ListedFile) -> bool:
         """Tell whether a thread or process makes the copy of a file at this moment."""
         if not (self._folder / f".{info.checksum}{_LOCK}").exists():
             return False
@@ -255,7 +238,7 @@ class ShardStore:
         except BlockingIOError:
             return True
 
-    def drop_damaged(self, info: ShardInfo | IndexInfo) -> None:
+    def drop_damaged(self, info: ListedFile) -> None:
         """Remove the copy of a file unless it holds what the manifest says."""
         copy = self._folder / _name_of(info)
         with contextlib.suppress(OSError, CorruptDataError):
@@ -308,62 +291,36 @@ class ShardStore:
         else:
             self._needed[own] = frozenset(map(_name_of, infos))
 
-    def offsets(self, info: ShardInfo) -> pathlib.Path | None:
-        """Return the path of the copied offsets of a shard, or None; other processes may remove that file.
-
-        Args:
-            info: entry of the shard in the manifest.
-        """
-        kept = self._folder / (_name_of(info) + _OFFSETS)
-        return kept if _used_now(kept) else None
-
-    def keep_offsets(self, info: ShardInfo, content: bytes) -> bool:
-        """Keep the offsets of a shard if they fit beside all files of this dataset; return whether they did.
-
-        Args:
-            info: entry of the shard in the manifest.
-            content: content of its file of offsets.
-        """
-        kept = self._folder / (_name_of(info) + _OFFSETS)
-        missing = sum(size for name, size in self._own.items() if not (self._folder / name).exists())
-        with self._translate_disk_errors(), self._lock(info.checksum):
-            return self._make(kept, len(content), lambda file: file.write(content), free=missing)
-
-    def _copy(
-        self,
-        info: ShardInfo | IndexInfo,
-        place: str,
-        blocks: Callable[[], Generator[bytes, None, None]],
-        *,
-        wait: bool = True,
-        watch: Watch = _nobody,
-    ) -> pathlib.Path | None:
-        """Return the path of a copy of a file, made of its blocks if it is missing; None if it does not fit."""
+    def _copy(self, info: ListedFile, folder: Folder, *, wait: bool, watch: Watch) -> pathlib.Path | None:
+        """Return the path of a copy of a file, made now if it is missing; None if it does not fit."""
         copy = self._folder / _name_of(info)
         if not _used_now(copy, info.num_bytes):
             with self._lock(info.checksum, wait=wait):
-                if not _used_now(copy, info.num_bytes):
-                    with contextlib.closing(blocks()) as content:
-                        made = self._make(copy, info.num_bytes, lambda file: _write(content, file, info, place, watch))
-                    return copy if made else None
+                if not _used_now(copy, info.num_bytes) and not self._make(copy, info, folder, watch):
+                    return None
         return copy
 
-    def _make(self, path: pathlib.Path, num_bytes: int, write: Callable[[BinaryIO], Any], *, free: int = 0) -> bool:
-        """Write a file if it fits and leaves `free` bytes; a file counts with its full size while it is written."""
+    def _make(self, path: pathlib.Path, info: ListedFile, folder: Folder, watch: Watch) -> bool:
+        """Copy a file if it fits; it counts with its full size while it is written."""
         part = path.with_name(path.name + _PART)
+        is_own = path.name in self._own
+        free = 0 if is_own else sum(size for name, size in self._own.items() if not (self._folder / name).exists())
         with self._lock(_ROOM):
-            if not self._make_room(num_bytes + free, but=part.name):
+            if not self._make_room(info.num_bytes + free, but=part.name):
                 return False
             _clear(part)
             try:
                 with open(part, "wb") as file:
-                    _reserve(file, num_bytes)
+                    _reserve(file, info.num_bytes)
             except OSError:  # the disk is full, whatever the limit
                 part.unlink(missing_ok=True)
                 return False
         try:
-            with open(part, "r+b", buffering=0) as file:
-                write(file)
+            with (
+                open(part, "r+b", buffering=0) as file,
+                contextlib.closing(folder.blocks(info.file, info.num_bytes)) as blocks,
+            ):
+                _write(blocks, file, info, folder.place(info.file), watch)
                 file.truncate()  # an empty file, for which the system cannot reserve space
             _clear(path)
             part.rename(path)
@@ -377,7 +334,7 @@ class ShardStore:
         found = [(status, path) for status, path in self._held() if path.name != but]
         used = sum(status.st_size for status, _ in found)
         for _, _, status, path in sorted(
-            (path.name.removesuffix(_OFFSETS) in self._own, status.st_mtime_ns, status, path) for status, path in found
+            (path.name in self._own, status.st_mtime_ns, status, path) for status, path in found
         ):
             if used + num_bytes <= self._max_bytes:
                 break
@@ -387,11 +344,11 @@ class ShardStore:
 
     def _may_go(self, name: str) -> bool:
         """Tell whether a file may make room: of other datasets, or of this one where an epoch is done with it."""
-        if name.removesuffix(_OFFSETS) not in self._own:
+        if name not in self._own:
             return True
         # What the parent of a forked process needed then says nothing of what it needs now.
         needed = [names for (pid, _), names in [*self._needed.items()] if pid == os.getpid()]
-        return name in self._own and bool(needed) and not any(name in one for one in needed)
+        return bool(needed) and not any(name in one for one in needed)
 
     def _remove(self, path: pathlib.Path) -> bool:
         """Remove a copy, or a part that a killed process left; return whether it is gone. Open readers keep working."""
@@ -501,7 +458,7 @@ def _reserve(file: BinaryIO, num_bytes: int) -> None:
         file.truncate(num_bytes)
 
 
-def _name_of(info: ShardInfo | IndexInfo) -> str:
+def _name_of(info: ListedFile) -> str:
     return f"{info.checksum}.{info.file.partition('.')[2]}"
 
 
@@ -527,15 +484,7 @@ def _used_now(copy: pathlib.Path, num_bytes: int | None = None) -> bool:
     return True
 
 
-def _blocks(source: pathlib.Path) -> Generator[bytes, None, None]:
-    with open(source, "rb", buffering=0) as file:
-        while block := file.read(_COPY_BYTES):
-            yield block
-
-
-def _write(
-    blocks: Iterable[bytes], file: BinaryIO, info: ShardInfo | IndexInfo, place: str, watch: Watch = _nobody
-) -> None:
+def _write(blocks: Iterable[bytes], file: BinaryIO, info: ListedFile, place: str, watch: Watch) -> None:
     """Write the content of a file of the directory, and check it."""
     digest, size = info.hasher(), 0
     part = pathlib.Path(file.name)

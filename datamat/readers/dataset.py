@@ -493,7 +493,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             self._identity["records"],
             self._is_whole,
             self._records.is_mapped,
-            any(part.folder.local_path() is None for part in parts),
+            all(part.folder.local_path() is not None for part in parts),
             self._records.is_skipping,
             self._records.damage_in,
             form,
@@ -990,19 +990,13 @@ def load(
         raise OptionError(f"{folder} has no split {split!r}; it has {', '.join(manifest.splits) or 'none'}")
     shards = manifest.shards if split is None else manifest.splits[split]
     files: list[ShardInfo | IndexInfo] = [*shards, *(info for info in manifest.index if split in (None, info.split))]
-    loaded = Loaded(folder, content)
     store = None
     if cache_dir is not None or folder.local_path() is None:
         place, most = default_cache() if cache_dir is None else (os.path.abspath(expand_home(cache_dir)), _CACHE_BYTES)
         store = ShardStore(place, most if cache_bytes is None else byte_limit(cache_bytes, "cache_bytes"), files)
-    records = RecordFiles(
-        folder,
-        shards,
-        get_format(manifest.format).with_features(manifest.features),
-        RecordCache(byte_limit(cache, "cache")),
-        store,
-        loaded,
-    )
-    keys = KeyIndex(folder, manifest, split, records, store, loaded)
+    loaded = Loaded(folder, store, content)
+    shard_format = get_format(manifest.format).with_features(manifest.features)
+    records = RecordFiles(loaded, shards, shard_format, RecordCache(byte_limit(cache, "cache")))
+    keys = KeyIndex(loaded, manifest, split, records)
     samples = SampleReader(records, manifest.features, SkippedRecords(errors, len(records)), keys)
     return ShardedDataset(Records([Part(folder, manifest, split, samples)]))

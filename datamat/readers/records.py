@@ -33,12 +33,13 @@ from datamat.errors import (
 )
 from datamat.features.base import join_blocks
 from datamat.features.schema import NO_MEMORY
-from datamat.folders.local import open_regular, regular_path
+from datamat.folders import AbsentError
+from datamat.folders.local import open_regular
 from datamat.formats import Offsets, ShardFormat
 from datamat.options import ErrorPolicy
 from datamat.parallel.affinity import physical_cores
 from datamat.parallel.logs import get_logger
-from datamat.readers.remote import MOST_LINE_BYTES, SMALL_BYTES, Download, Loaded, RemoteReader, ShardFetcher
+from datamat.readers.remote import SMALL_BYTES, Download, Loaded, RemoteReader, ShardFetcher
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -46,10 +47,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from datamat.directory.manifest import IndexInfo, Manifest, ShardInfo
+    from datamat.directory.manifest import Manifest, ShardInfo
     from datamat.features import Features
     from datamat.features.base import Column, ColumnBlock, Kind
-    from datamat.folders import Folder
     from datamat.formats import RecordSpan, RecordSpans, ShardReader
     from datamat.readers.cache import RecordCache, ShardStore
 
@@ -280,23 +280,13 @@ class KeyIndex:
     """The keys of the records of one split, or of all splits.
 
     Args:
-        folder: the directory.
+        loaded: the directory.
         manifest: manifest of the directory, which names the index files.
         split: split whose keys are wanted, or None for all.
         records: the records of these splits.
-        store: local copies of the index files; needed where they are not on this machine.
-        loaded: checks that an index file is still the one that was loaded; None where nothing replaces it.
     """
 
-    def __init__(
-        self,
-        folder: Folder,
-        manifest: Manifest,
-        split: str | None,
-        records: RecordFiles,
-        store: ShardStore | None = None,
-        loaded: Loaded | None = None,
-    ) -> None:
+    def __init__(self, loaded: Loaded, manifest: Manifest, split: str | None, records: RecordFiles) -> None:
         self._splits: list[SplitIndex] = []
         self._files: list[_IndexFile] = []
         self._starts: list[list[int]] = []  # of each split, the position of the first record of each shard
@@ -305,8 +295,8 @@ class KeyIndex:
             if split in (None, name):
                 names = RecordNames(manifest.copies.get(name, 1), name in manifest.augmented)
                 *starts, after = accumulate((info.num_records for info in shards), initial=first_record)
-                file = _IndexFile(folder, name, manifest, store, loaded)
-                hashed = _KeysFile(folder, name, manifest, records, starts, store, loaded)
+                file = _IndexFile(loaded, name, manifest)
+                hashed = _KeysFile(loaded, name, manifest, records, starts)
                 keys_of = functools.partial(_keys_from, records, first_shard)
                 self._splits.append(SplitIndex(file.read, names, shards, keys_of, hashed))
                 self._files.append(file)
@@ -372,29 +362,20 @@ def _keys_from(records: RecordFiles, first_shard: int, shard: int) -> list[str]:
 
 
 class _KeysFile:
-    """The sorted hashes of the keys of a split: in the directory, or a local copy of them that is made on first use.
+    """The sorted hashes of the keys of a split, opened on first use.
 
     A file that is missing or damaged is said once, and then left aside: the index file holds all keys, too.
     """
 
     def __init__(
-        self,
-        folder: Folder,
-        split: str,
-        manifest: Manifest,
-        records: RecordFiles,
-        starts: Sequence[int],
-        store: ShardStore | None,
-        loaded: Loaded | None,
+        self, loaded: Loaded, split: str, manifest: Manifest, records: RecordFiles, starts: Sequence[int]
     ) -> None:
-        self._folder = folder
+        self._loaded = loaded
         self._name = keys_file(split)
         self._info = manifest.index_infos.get(self._name)
         self._num_rows = sum(info.num_rows for info in manifest.splits[split])
         self._records = records
         self._starts = starts
-        self._store = store
-        self._loaded = loaded
         self._is_whole: bool | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -420,7 +401,8 @@ class _KeysFile:
             except (OSError, CorruptDataError):
                 self._is_whole = False
             if not self._is_whole:
-                self._leave_aside(f"{self._shown}: its content differs from the manifest's checksum")
+                shown = self._loaded.folder.place(self._name)
+                self._leave_aside(f"{shown}: its content differs from the manifest's checksum")
         return self._is_whole
 
     def key_of(self, shard: int, record: int) -> str:
@@ -431,39 +413,11 @@ class _KeysFile:
     def _file(self) -> MappedKeys | None:
         if self._info is None:  # of a version that wrote none
             return None
-        found, problem = None, ""
         try:
-            here = self._folder.local_path()
-            if here is None:
-                return self._fetched(self._info)
-            found = MappedKeys(here, self._name, self._num_rows)
-        except CorruptDataError as error:
-            problem = str(error)
-        if self._loaded is not None:
-            self._loaded.check(self._info)
-        if problem:
-            self._leave_aside(problem)
-        return found
-
-    def _fetched(self, info: IndexInfo) -> MappedKeys | None:
-        assert self._store is not None, "copies are what is read"
-        try:
-            copy = self._store.fetch(info, self._folder)
-            if not info.is_whole(copy):  # a bad disk
-                self._store.drop_damaged(info)
-                copy = self._store.fetch(info, self._folder)
-            found = MappedKeys(copy.parent, copy.name, self._num_rows)
-        except (CorruptDataError, OutputError) as error:
-            if self._loaded is not None and isinstance(error, CorruptDataError):
-                self._loaded.check(info)
+            return self._loaded.opened(self._info, functools.partial(MappedKeys, num_rows=self._num_rows))
+        except (CorruptDataError, AbsentError) as error:
             self._leave_aside(str(error))
             return None
-        self._is_whole = True
-        return found
-
-    @property
-    def _shown(self) -> str:
-        return self._folder.place(self._name)
 
     def _leave_aside(self, problem: str) -> None:
         self._is_whole = False
@@ -476,68 +430,37 @@ class _KeysFile:
 
 
 class _IndexFile:
-    """The index file of a split: in the directory, or a local copy of it that is made on first use."""
+    """The index file of a split."""
 
-    def __init__(
-        self, folder: Folder, split: str, manifest: Manifest, store: ShardStore | None, loaded: Loaded | None
-    ) -> None:
-        self._folder = folder
+    def __init__(self, loaded: Loaded, split: str, manifest: Manifest) -> None:
+        self._loaded = loaded
         self._name = index_file(split)
         self._info = manifest.index_infos.get(self._name)
         self._num_rows = sum(info.num_rows for info in manifest.splits[split])
-        self._store = store
-        self._loaded = loaded
 
     def read(self, columns: Sequence[str] | None = ("key", "shard", "record")) -> Any:
         """Return these columns of each row; None reads all."""
-        here = self._folder.local_path()
-        if here is not None:
-            table = self._read(here / self._name, columns)
-            if self._loaded is not None and self._info is not None:
-                self._loaded.check(self._info)
-            return table
-        if self._info is None or self._store is None:
-            raise CorruptDataError(
-                f"the manifest does not list {self._folder.place(self._name)}; run the job again to rebuild it"
-            )
-        copy = self._copy(self._store, self._info)
-        try:
-            return self._read(copy, columns)
-        except CorruptDataError as error:
-            self._store.drop_damaged(self._info)
-            try:
-                return self._read(self._copy(self._store, self._info), columns)
-            except CorruptDataError:
-                place = self._folder.place(self._name)
-                raise CorruptDataError(str(error).replace(str(copy), place)) from error
-
-    def _read(self, path: pathlib.Path, columns: Sequence[str] | None) -> Any:
-        return read_index(
-            path.parent.parent, f"{path.parent.name}/{path.name}", columns, num_rows=self._num_rows, info=self._info
-        )
-
-    def _copy(self, store: ShardStore, info: IndexInfo) -> pathlib.Path:
-        try:
-            return store.fetch(info, self._folder)
-        except CorruptDataError:
-            if self._loaded is not None:
-                self._loaded.check(info)
-            raise
+        if self._info is None:
+            place = self._loaded.folder.place(self._name)
+            raise CorruptDataError(f"the manifest does not list {place}; run the job again to rebuild it")
+        read = functools.partial(read_index, columns=columns, num_rows=self._num_rows, info=self._info)
+        return self._loaded.opened(self._info, read)
 
 
 # ---------------------------------------------------------------- opening shards
 #
 # Shards are opened together with the offsets of their records, which are checked before any record is read.
 #
-# a directory   its offsets, mapped; its shard or a copy of it
-# a URL         a copy of the shard, and one of its offsets. Without a copy, the offsets, and ranges of the shard: see
-#               `remote`
+# offsets   mapped: in place, or in a copy; in memory where none fits
+# shard     a copy, where a store keeps such; else in place, or where the directory has no files here, by ranges of it,
+#           see `remote`
 #
 # A file is opened only if it is the one that the manifest lists, as far as its size, its first and its last bytes
 # show, and the digest of its offsets: others may have been copied there under its name.
 
 
 _ATTEMPTS = 5
+_MOST_LINE_BYTES = 3 * 21  # of a record's offsets: three numbers of 64 bits, and what stands between them
 _UNKEPT_BYTES = 128 << 20  # of offsets in memory: those of other shards are fetched again
 _BYTES_PER_OFFSET = 48  # of the arrays, and of the text that they come from
 
@@ -547,42 +470,28 @@ class ShardOpener:
     """Opens the shards of one directory. Thread-safe and picklable.
 
     Args:
-        folder: the directory.
+        loaded: the directory.
         shard_format: format of the shards, bound to their features.
-        store: local copies of shards, or None; needed where the directory is behind a URL.
-        loaded: checks that a shard is still the one that was loaded; None where nothing replaces it.
     """
 
-    def __init__(
-        self,
-        folder: Folder,
-        shard_format: ShardFormat,
-        store: ShardStore | None,
-        loaded: Loaded | None = None,
-    ) -> None:
-        self.folder = folder
-        self._format = shard_format
-        self._store = store
+    def __init__(self, loaded: Loaded, shard_format: ShardFormat) -> None:
+        self.folder = loaded.folder
         self._loaded = loaded
+        self._store = loaded.store
+        self._format = shard_format
+        self.fetcher = None if self._store is None else ShardFetcher(self.folder, self._store)
         self._marks: dict[str, LineMarks] = {}
-        # Where the shards are on this machine; None where only copies of them are, or ranges.
-        self.here = folder.local_path()
-        self.fetcher = ShardFetcher(folder, store) if self.here is None and store is not None else None
-        if self.fetcher is not None:
-            self.fetcher.settle = self._settle
+        self._unkept: dict[str, Offsets] = {}  # offsets for which the store had no room
         self._proved: set[str] = set()  # shards whose copies are as the manifest says, although records are damaged
-        # For shards behind URLs, so that nothing is fetched again for each record:
-        # Offsets for which the store had no room; with their file until there is a copy of the shard to keep it beside.
-        self._unkept: dict[str, tuple[Offsets, bytes]] = {}
-        self._damaged: dict[str, str] = {}  # what is wrong with a damaged shard
-        # Shards that are damaged where they come from: read by ranges, as far as can be.
+        self._damaged: dict[str, str] = {}  # what is wrong with a damaged shard, which is not fetched for each record
+        # Shards that are damaged where they come from: read there, as far as can be.
         self._bad_sources: set[str] = set()
         self._known_damaged: set[str] = set()  # of those, whose ends are damaged, and no other file's
 
     @property
     def keeps_few(self) -> bool:
         """Whether few shards may be open at a time, because their copies have to make room for others."""
-        return self.fetcher is not None and self.fetcher.store.is_too_small
+        return self.fetcher is not None and self.fetcher.may_rotate
 
     def open(self, info: ShardInfo) -> ShardReader:
         """Return the reader of a shard.
@@ -592,52 +501,39 @@ class ShardOpener:
 
         Raises:
             CorruptDataError: the shard or its offsets cannot be read, or differ from what the manifest says.
-            OutputError: no more files can be opened; a run has replaced the shard since the directory was loaded; or,
-                behind a URL, one of the files cannot be fetched, or does not fit into the store.
+            OutputError: no more files can be opened; a run has replaced the shard since the directory was loaded; or
+                one of the files cannot be fetched, or does not fit into the store.
         """
-        if self.here is not None:
-            return self._open_loaded(self.here, info)
         if info.file in self._damaged:
             raise CorruptDataError(self._damaged[info.file])
         try:
-            return self._open_remote(info)
+            spans = self._spans(info)
+            for attempt in range(_ATTEMPTS):
+                with contextlib.suppress(FileNotFoundError):  # made room for others, or whole or given up, a moment ago
+                    return self._opened(info, spans, waits=attempt > 0)
         except CorruptDataError as error:
-            if self._loaded is not None:
-                self._loaded.check(info)
-            self._damaged[info.file] = str(error)
+            self._loaded.check(info)
+            if self._store is not None:
+                self._damaged[info.file] = str(error)
             raise
+        raise self._removed(info)
+
+    def _removed(self, info: ShardInfo) -> OutputError:
+        return OutputError(
+            f"{self.folder.place(info.file)}: other processes remove its copy as often as it is made; load with a "
+            "larger cache_bytes, or a cache_dir of its own"
+        )
 
     def check(self, info: ShardInfo) -> None:
         """Refuse a shard on this disk that `open` would refuse, for whoever opens it by its name."""
-        assert self.here is not None, "its shards have no names on this disk"
-        try:
-            differences = info.differences_of(regular_path(self.here, info.file))
-        except OSError as error:
-            raise _unread(self.here / info.file, error) from error
+        differences = info.differences_of(self._in_place(info.file))
         if "size" in differences:  # TensorFlow does not notice where it is cut off between two records
-            info.refuse(differences, self.here / info.file)
+            info.refuse(differences, self.folder.place(info.file))
         if differences:
             self.open(info).close()  # raises unless some records are damaged, and the others right
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "_marks": {},
-            "_unkept": {},
-            "_damaged": {},
-            "_bad_sources": set(),
-            "_proved": set(),
-            "_known_damaged": set(),
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if self.fetcher is not None:
-            self.fetcher.settle = self._settle
-
-    def _settle(self, info: ShardInfo) -> None:
-        """Keep the offsets of a shard that is here now, for other processes."""
-        self._open_remote(info).close()
+    def __reduce__(self) -> tuple[type[ShardOpener], tuple[Loaded, ShardFormat]]:
+        return ShardOpener, (self._loaded, self._format)
 
     def renew(self, info: ShardInfo) -> bool:
         """Remove the copy of a shard in which a record is damaged, and return whether to read the record again.
@@ -648,18 +544,16 @@ class ShardOpener:
         if self._store is None or info.file in self._proved:
             return False
         self._proved.add(info.file)  # what is read after this is a new copy, or was right
-        self._unkept.pop(info.file, None)
         self._store.drop_damaged(info)
-        if self.here is None:
-            try:
-                self._store.fetch_if_it_fits(info, self.folder)
-            except CorruptDataError:
-                self._note_bad_source(info)
+        try:
+            self._store.fetch_if_it_fits(info, self.folder)
+        except CorruptDataError:
+            self._note_bad_source(info)
         return True
 
     def _note_bad_source(self, info: ShardInfo) -> None:
         """Take notice that a shard is damaged where it comes from; raise if nothing of it can be read nevertheless."""
-        if not (self._format.reads_ranges and self._format.has_checksums):
+        if not (self._format.has_checksums and (self._loaded.here is not None or self._format.reads_ranges)):
             raise  # noqa: PLE0704 -- called where the error is handled
         self._bad_sources.add(info.file)
         self._damaged.pop(info.file, None)
@@ -671,43 +565,84 @@ class ShardOpener:
         said = re.sub(rf"\S*{re.escape(name)}(?:\.part)?", lambda _: self.folder.place(info.file), text)
         return error if said == text else CorruptDataError(said)
 
-    def _open_loaded(self, folder: pathlib.Path, info: ShardInfo) -> ShardReader:
-        try:
-            opened = self._open_local(folder, info)
-        except CorruptDataError:
-            if self._loaded is not None:
-                self._loaded.check(info)
-            raise
-        if self._loaded is not None and self._store is None:  # copies are checked when they are made
+    def _opened(self, info: ShardInfo, spans: RecordSpans, *, waits: bool) -> ShardReader:
+        """Return the reader of a shard; `waits` for a copy that is being made.
+
+        Raises:
+            FileNotFoundError: the copy has just gone: try again.
+        """
+        download = None
+        if self._store is not None and info.file not in self._bad_sources:
             try:
-                self._loaded.check(info)
-            except OutputError:
-                opened.close()
-                raise
+                is_wanted, download = (True, None) if waits else self._wants_copy(self._store, info)
+                if is_wanted and (found := self._of_copy(self._store, info, spans)) is not None:
+                    return found
+            except CorruptDataError:
+                self._note_bad_source(info)
+            except AbsentError:
+                if self._loaded.here is None:
+                    raise
+        if self._loaded.here is None:
+            return self._by_ranges(info, spans, download)
+        path = self._in_place(info.file)
+        try:
+            self._refuse_other(path, info, spans)
+            opened = self._format.reader(path, spans)
+        except OSError as error:
+            raise _unread(self.folder.place(info.file), error) from error
+        try:
+            self._loaded.check(info)
+        except OutputError:
+            opened.close()
+            raise
         return opened
 
-    def _open_local(self, folder: pathlib.Path, info: ShardInfo) -> ShardReader:
-        place, path = folder / info.index_file, folder / info.file
+    def _in_place(self, name: str) -> pathlib.Path:
+        """Return the path of a file of a directory that is on this machine."""
         try:
-            with open_regular(regular_path(folder, info.index_file)) as file:
-                found = os.fstat(file.fileno())
-                identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-                places = self._mapped(file, info, identity)
+            path = self.folder.local_path(name)
         except OSError as error:
-            raise _unread(place, error) from error
+            raise _unread(self.folder.place(name), error) from error
+        assert path is not None, "otherwise it is not opened in place"
+        return path
+
+    def _wants_copy(self, store: ShardStore, info: ShardInfo) -> tuple[bool, Download | None]:
+        """Return whether to wait for a copy of a shard, and the download to read from until then."""
+        if store.copy_of(info) is not None or self._loaded.here is not None or not self._format.reads_ranges:
+            return True, None
+        download = None if self.fetcher is None else self.fetcher.running(info)
+        if download is not None and not download.begun():
+            if store.copy_of(info) is not None:
+                return True, None
+            download = None
+        if download is None:
+            return store.is_being_made(info), None  # by another process: nothing is fetched twice
+        # The checksum of the whole file may be the only one; or it is soon there.
+        return not self._format.has_checksums or info.num_bytes <= SMALL_BYTES, download
+
+    def _of_copy(self, store: ShardStore, info: ShardInfo, spans: RecordSpans) -> ShardReader | None:
+        """Return the reader of a copy of a shard, which is made now if it is missing; None where it does not fit."""
+        has_other_way = self._loaded.here is not None or self._format.reads_ranges
+        copy = (store.fetch_if_it_fits if has_other_way else store.fetch)(info, self.folder)
+        if copy is None:
+            return None
         try:
-            if self._store is None:
-                path = regular_path(folder, info.file)
-                self._refuse_other(path, info, places)
-                return self._format.reader(path, places)
-            with contextlib.suppress(FileNotFoundError):  # a copy may exist nevertheless
-                path = regular_path(folder, info.file)
-            with contextlib.suppress(FileNotFoundError):  # another process made room: read it in place
-                return self._checked(self._store.local(info, path), info, places)
-            self._refuse_other(path, info, places)
-            return self._format.reader(path, places)
+            release = store.in_use(copy)
+            try:
+                opened = self._checked(copy, info, spans)
+            except BaseException:
+                release()
+                raise
+        except CorruptDataError as error:  # of its beginning or end
+            if not self.renew(info):
+                raise self.named(info, error) from error
+            return self._opened(info, spans, waits=True)
+        except FileNotFoundError:
+            raise
         except OSError as error:
-            raise _unread(path, error) from error
+            raise want_of_resources(copy, error) or OutputError(f"{copy}: {error.strerror}") from error
+        weakref.finalize(opened, release)
+        return opened
 
     def _checked(self, path: pathlib.Path, info: ShardInfo, places: RecordSpans) -> ShardReader:
         """Return the reader of a copy of a shard; raise `CorruptDataError` where it has changed."""
@@ -754,169 +689,80 @@ class ShardOpener:
                     return
                 reader.read(number)
 
-    def _open_remote(self, info: ShardInfo) -> ShardReader:
-        assert self._store is not None, "copies are what is read"
-        assert self.fetcher is not None, "where there is a store"
-        if self._store.copy_of(info) is None and self._format.reads_ranges:
-            found = self._opened_before_whole(self._store, self.fetcher, info)
-            if found is not None:
-                return found
-        try:
-            self._store.fetch(info, self.folder)
-            unkept = self._unkept.get(info.file)  # first: another thread may be about to keep them
-            if unkept is None and (kept := self._kept(self._store, info)) is not None:
-                return self._reader(self._store, info, kept)
-            offsets, content = unkept or self._offsets(info)
-            opened = self._reader(self._store, info, offsets)
-        except CorruptDataError:
-            self._note_bad_source(info)
-            found = self._by_ranges(self.fetcher, info, None)
-            assert found is not None, "nothing but a copy that is being made can go"
-            return found
-        if not content:
-            return opened
-        if self._store.keep_offsets(info, content):
-            self._unkept.pop(info.file, None)
-        else:
-            self._remember(info, offsets, b"")
-        return opened
-
-    def _opened_before_whole(self, store: ShardStore, fetcher: ShardFetcher, info: ShardInfo) -> ShardReader | None:
-        """Return a reader of a shard of which there is no copy yet, or None where a copy is to be waited for."""
-        if info.file in self._bad_sources:
-            return self._by_ranges(fetcher, info, None)
-        download = fetcher.running(info)
-        if download is not None and not download.begun():
-            if store.copy_of(info) is not None:
-                return None
-            download = None
-        # By another process: nothing is fetched twice.
-        try:
-            if download is None and store.is_being_made(info) and store.fetch_if_it_fits(info, self.folder) is not None:
-                return None
-        except CorruptDataError:
-            self._note_bad_source(info)
-        if download is not None and (not self._format.has_checksums or info.num_bytes <= SMALL_BYTES):
-            return None  # the checksum of the whole file is the only one; or it is soon there
-        return self._by_ranges(fetcher, info, download)
-
-    def _by_ranges(self, fetcher: ShardFetcher, info: ShardInfo, download: Download | None) -> ShardReader | None:
-        spans = self._kept(fetcher.store, info)
-        if spans is None:
-            spans, _ = self._offsets(info)
-        may_fetch = info.file not in self._bad_sources
-
+    def _by_ranges(self, info: ShardInfo, spans: RecordSpans, download: Download | None) -> ShardReader:
         def reader() -> RemoteReader:
             return RemoteReader(
                 info,
-                self.folder,
+                self._loaded,
                 spans,
-                fetcher.store,
-                fetcher if may_fetch else None,
+                None if info.file in self._bad_sources else self.fetcher,
                 functools.partial(self._format.reader, spans=spans),
                 download,
-                self._loaded,
                 is_damaged=info.file in self._known_damaged,
             )
 
         try:
+            return reader()
+        except CorruptDataError:
+            if info.file in self._known_damaged:
+                raise
+            assert self._store is not None, "ranges go there"
+            with self._store.scratch(info.num_bytes) as file:
+                file.writelines(self.folder.blocks(info.file, info.num_bytes))
+                file.truncate()
+                file.flush()
+                self._refuse_other(pathlib.Path(file.name), info, spans)
+            self._known_damaged.add(info.file)
+            return reader()
+
+    def _spans(self, info: ShardInfo) -> RecordSpans:
+        """Return the offsets of a shard, checked unless that very file was checked before."""
+        listed, found = info.offsets_info, self._unkept.get(info.file)
+        if found is not None or not info.num_records:
+            return found or Offsets.from_text("")
+        if self._loaded.here is not None:
+            return self._mapped(self._in_place(listed.file), info)
+        assert self._store is not None, "where nothing is in place"
+        for _ in range(_ATTEMPTS):
+            path = self._store.fetch_if_it_fits(listed, self.folder)
+            if path is None:
+                content = self.folder.read(listed.file, listed.num_bytes)
+                return self._remember(info, _tested(content, self.folder.place(listed.file), info))
             try:
-                return reader()
-            except CorruptDataError:
-                if info.file in self._known_damaged:
-                    raise
-                with fetcher.store.scratch(info.num_bytes) as file:
-                    file.writelines(self.folder.blocks(info.file, info.num_bytes))
-                    file.truncate()
-                    file.flush()
-                    self._refuse_other(pathlib.Path(file.name), info, spans)
-                self._known_damaged.add(info.file)
-                return reader()
-        except FileNotFoundError:  # it was whole, or given up, a moment ago
-            return None
+                return self._mapped(path, info)
+            except CorruptDataError:  # a bad disk; or it made room for others a moment ago
+                self._store.drop_damaged(listed)
+        raise self._removed(info)
 
-    def _offsets(self, info: ShardInfo) -> tuple[Offsets, bytes]:
-        """Return the offsets of a shard, and their file unless the store had no room for it."""
-        found = self._unkept.get(info.file)
-        if found is None:
-            assert self.fetcher is not None, "where there is a URL"
-            content = self.fetcher.offsets(info)
-            found = _tested(content, self.folder.place(info.index_file), info), content
-            self._remember(info, *found)
-        return found
-
-    def _remember(self, info: ShardInfo, offsets: Offsets, content: bytes) -> None:
+    def _remember(self, info: ShardInfo, offsets: Offsets) -> Offsets:
         """Keep the offsets of a shard in memory in place of those that were needed first."""
-        self._unkept.pop(info.file, None)
-        self._unkept[info.file] = offsets, content
+        self._unkept[info.file] = offsets
         most = max(_UNKEPT_BYTES // (_BYTES_PER_OFFSET * max(info.num_records, 1)), 1)
         while len(self._unkept) > most:
             with contextlib.suppress(StopIteration, RuntimeError):  # other threads do so at the same time
                 self._unkept.pop(next(iter(self._unkept)), None)
+        return offsets
 
-    def _kept(self, store: ShardStore, info: ShardInfo) -> RecordSpans | None:
-        """Return the offsets that were fetched before, or None if they must be fetched again."""
-        kept = store.offsets(info)
-        if kept is not None:
-            try:
-                with open(kept, "rb") as file:
-                    return self._mapped(file, info, info.checksum)  # its name is a checksum
-            except (CorruptDataError, FileNotFoundError):  # a bad disk; removed to make room
-                return None
-            except OSError as error:
-                raise want_of_resources(kept, error) or OutputError(f"{kept}: {error.strerror}") from error
-        return None
-
-    def _mapped(self, file: BinaryIO, info: ShardInfo, identity: object) -> RecordSpans:
-        """Return the offsets in an open file, checked unless a file of this identity was checked before."""
-        place = self.folder.place(info.index_file)
-        marks = self._marks.get(info.file)
-        if marks is None or marks.identity != identity:
-            limit = MOST_LINE_BYTES * info.num_records
-            content = file.read(limit + 1)
-            if len(content) > limit:
-                raise CorruptDataError(
-                    f"{place} has more bytes than the offsets of {count_of(info.num_records, 'record')} take; run "
-                    "repair() to "
-                    "rewrite it"
-                )
-            offsets = _tested(content, place, info)
-            if not len(offsets):  # an empty file cannot be mapped
-                return offsets
-            marks = self._marks[info.file] = LineMarks.of(content, identity)
-        return MappedOffsets(place, file, marks)
-
-    def _reader(self, store: ShardStore, info: ShardInfo, places: RecordSpans) -> ShardReader:
-        for _ in range(_ATTEMPTS):
-            copy = store.fetch(info, self.folder)
-            try:
-                release = store.in_use(copy)
-                try:
-                    opened = self._checked(copy, info, places)
-                except BaseException:
-                    release()
-                    raise
-                weakref.finalize(opened, release)
-                return opened
-            except FileNotFoundError:  # another process made room a moment ago
-                continue
-            except CorruptDataError as error:  # of its beginning or end
-                if not self.renew(info):
-                    raise self.named(info, error) from error
-                if info.file in self._bad_sources:
-                    raise
-                continue
-            except OSError as error:
-                raise want_of_resources(copy, error) or OutputError(f"{copy}: {error.strerror}") from error
-        raise OutputError(
-            f"{copy}: other processes remove it as often as it is made; load with a larger cache_bytes, or a cache_dir "
-            "of its own"
-        )
+    def _mapped(self, path: pathlib.Path, info: ShardInfo) -> RecordSpans:
+        """Return the offsets in a file, checked unless a file of its identity was checked before."""
+        place, marks = self.folder.place(info.index_file), self._marks.get(info.file)
+        try:
+            with open_regular(path) as file:
+                found = os.fstat(file.fileno())
+                # The name of a copy is its checksum, and its time that of its last use.
+                identity = found.st_dev, found.st_ino, found.st_size, self._loaded.here and found.st_mtime_ns
+                if marks is None or marks.identity != identity:
+                    content = file.read(_MOST_LINE_BYTES * info.num_records + 1)
+                    _tested(content, place, info)
+                    marks = self._marks[info.file] = LineMarks.of(content, identity)
+                return MappedOffsets(place, file, marks)
+        except OSError as error:
+            raise _unread(place, error) from error
 
 
-def _unread(path: pathlib.Path, error: OSError) -> CorruptDataError | OutputError:
-    return want_of_resources(path, error) or CorruptDataError(
-        f"{path}: {error.strerror}; run the job again to rewrite it"
+def _unread(place: str, error: OSError) -> CorruptDataError | OutputError:
+    return want_of_resources(place, error) or CorruptDataError(
+        f"{place}: {error.strerror}; run the job again to rewrite it"
     )
 
 
@@ -951,7 +797,6 @@ def _tested(content: bytes, place: str, info: ShardInfo) -> Offsets:
 #
 # position ── RecordCache ── the shard's reader: offsets beside it, mapped; one read ── encoded record
 #                            its file: in the directory, or a copy in a ShardStore
-#                            behind a URL: copies of both
 
 
 _FEW_OPEN = 2  # copies of a dataset larger than its cache: what is open cannot make room
@@ -973,27 +818,19 @@ class RecordFiles:
     descriptors that it may have, and none where other code has taken the rest.
 
     Args:
-        folder: the directory.
+        loaded: the directory.
         shards: shards to read, in order.
         shard_format: format of the shards, bound to their features.
         cache: keeps encoded records in memory.
-        store: local copies of shards, or None; needed where they are not on this machine.
-        loaded: checks that a shard is still the one that was loaded; None where nothing replaces it.
     """
 
     def __init__(
-        self,
-        folder: Folder,
-        shards: Sequence[ShardInfo],
-        shard_format: ShardFormat,
-        cache: RecordCache,
-        store: ShardStore | None = None,
-        loaded: Loaded | None = None,
+        self, loaded: Loaded, shards: Sequence[ShardInfo], shard_format: ShardFormat, cache: RecordCache
     ) -> None:
         self._shards = shards
         self._format = shard_format
         self._cache = cache
-        self._opener = ShardOpener(folder, shard_format, store, loaded)
+        self._opener = ShardOpener(loaded, shard_format)
         self._ends = list(accumulate(info.num_records for info in shards))
         self._groups_to_keep = 0
         self._asked: tuple[int, Mapping[str, Column]] | None = None  # the record that was asked for its key last
@@ -1011,7 +848,7 @@ class RecordFiles:
 
     @property
     def fetched(self) -> list[tuple[ShardInfo, ShardFetcher | None]]:
-        """The shards in order, each with what fetches it; None where the directory is local."""
+        """The shards in order, each with what makes copies of them; None where nothing does."""
         return [(info, self._opener.fetcher) for info in self._shards]
 
     def keep_window(self, num_records: int) -> None:

@@ -17,7 +17,7 @@ import itertools
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import numpy as np
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from datamat.directory.manifest import IndexInfo, ShardInfo
+    from datamat.directory.manifest import IndexInfo, ListedFile, ShardInfo
     from datamat.features.base import Column
     from datamat.folders import Folder
     from datamat.formats import RecordSpans
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "MOST_LINE_BYTES",
     "SMALL_BYTES",
     "Download",
     "Loaded",
@@ -52,7 +51,6 @@ __all__ = [
     "ahead",
 ]
 
-MOST_LINE_BYTES = 3 * 21  # of a record's offsets: three numbers of 64 bits, and what stands between them
 SMALL_BYTES = 64 << 10  # of a shard that comes in one piece: two requests for its ends would take longer
 _AT_ONCE = 8  # shards of an epoch that are fetched at the same time
 _AT_FIRST, _MORE = 3, 2  # at the start, and with each that is there: the first batch waits for its share of the network
@@ -63,11 +61,12 @@ _LEAST_RANGES, _SHARE_OF_RANGES = 8, 8  # an eighth of a shard that was read by 
 _CHECK_S = 2.0  # for which the manifest that was seen last is taken for the current one
 
 _logger = get_logger("datamat.readers")
+_T = TypeVar("_T")
 
 
 @final
 class Loaded:
-    """A directory as it was when its manifest was read. Thread-safe and picklable.
+    """The files of a directory, as they were when its manifest was read. Thread-safe and picklable.
 
     Shards are opened on first use, and a run may have replaced them by then, under the same names, with records of the
     same sizes. It removes the manifest first: as long as that is the one which was read, so are all other files. Its
@@ -76,19 +75,49 @@ class Loaded:
 
     Args:
         folder: the directory.
-        content: content of its manifest.
+        store: copies of its files, or None; needed where the directory has no files on this machine.
+        content: content of its manifest; b"" where nobody replaces the directory meanwhile.
+
+    Attributes:
+        folder: the directory.
+        store: copies of its files.
+        here: where its files can be opened in place; None where they have no paths on this machine.
     """
 
-    def __init__(self, folder: Folder, content: bytes) -> None:
-        self._folder = folder
-        self._head = self._first = head_of(content)  # of the manifest as it is now; b"" while there is none
+    def __init__(self, folder: Folder, store: ShardStore | None = None, content: bytes = b"") -> None:
+        self.folder = folder
+        self.store = store
+        self.here = folder.local_path()
+        self._head = self._first = head_of(content) if content else b""  # of the manifest now; b"" while there is none
         self._later: tuple[bytes, dict[str, str]] = b"", {}  # of another that was seen, and its checksums by file
         self._looked_at = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_looked_at": -_CHECK_S}  # on another machine, that clock is another
 
-    def check(self, info: ShardInfo | IndexInfo, *, within_s: float = 0.0) -> None:
+    def opened(self, info: IndexInfo, read: Callable[[pathlib.Path, str], _T]) -> _T:
+        """Return what a function returns for an index file, or a copy of it: it gets a folder, and the name in that.
+
+        Raises:
+            CorruptDataError: the file is not what the manifest says, or the function says so.
+            OutputError: it cannot be read, or no longer is what was loaded.
+        """
+        try:
+            if self.here is None:
+                assert self.store is not None, "copies are what is read"
+                copy = self.store.fetch(info, self.folder)
+                if not info.is_whole(copy):  # a bad disk
+                    self.store.drop_damaged(info)
+                    copy = self.store.fetch(info, self.folder)
+                return read(copy.parent, copy.name)
+            found = read(self.here, info.file)
+        except (CorruptDataError, AbsentError):
+            self.check(info)
+            raise
+        self.check(info)
+        return found
+
+    def check(self, info: ListedFile, *, within_s: float = 0.0) -> None:
         """Refuse a file that has been replaced; call this once the file is open, or bytes of it were read.
 
         Args:
@@ -99,6 +128,8 @@ class Loaded:
             OutputError: another file has its name now, or none has, or a run is replacing files; or the manifest cannot
                 be read.
         """
+        if not self._first:
+            return
         now = time.monotonic()
         if now - self._looked_at >= within_s:
             self._look()
@@ -108,18 +139,18 @@ class Loaded:
             return
         if not self._head:
             raise OutputError(
-                f"{self._folder.place(MANIFEST_FILE)} is gone since it was loaded: a run is replacing shards; load "
-                f"{self._folder} again when it has finished"
+                f"{self.folder.place(MANIFEST_FILE)} is gone since it was loaded: a run is replacing shards; load "
+                f"{self.folder} again when it has finished"
             )
         raise OutputError(
-            f"{self._folder.place(info.file)} is no longer the file that was loaded: a run has replaced it; load "
-            f"{self._folder} again"
+            f"{self.folder.place(info.file)} is no longer the file that was loaded: a run has replaced it; load "
+            f"{self.folder} again"
         )
 
-    def _is_here(self, info: ShardInfo | IndexInfo) -> bool:
-        place = self._folder.place(info.file)
+    def _is_here(self, info: ListedFile) -> bool:
+        place = self.folder.place(info.file)
         try:
-            path = self._folder.local_path(info.file)
+            path = self.folder.local_path(info.file)
             return path is not None and info.is_whole(path)
         except FileNotFoundError as error:
             raise OutputError(
@@ -128,16 +159,16 @@ class Loaded:
             ) from error
         except (OSError, CorruptDataError) as error:
             raise OutputError(
-                f"{place} is no longer the file that was loaded ({error}): a run has replaced it; load {self._folder} "
+                f"{place} is no longer the file that was loaded ({error}): a run has replaced it; load {self.folder} "
                 "again"
             ) from error
 
     def _look(self) -> None:
         try:
-            head = self._folder.read_range(MANIFEST_FILE, 0, len(self._first))
+            head = self.folder.read_range(MANIFEST_FILE, 0, len(self._first))
             if head not in (self._first, self._later[0]):
-                content = self._folder.read(MANIFEST_FILE, MOST_MANIFEST_BYTES)
-                found = Manifest.parse(content, self._folder.place(MANIFEST_FILE))
+                content = self.folder.read(MANIFEST_FILE, MOST_MANIFEST_BYTES)
+                found = Manifest.parse(content, self.folder.place(MANIFEST_FILE))
                 head = head_of(content)
                 files: list[ShardInfo | IndexInfo] = [*found.all_files, *found.index]
                 self._later = head, {info.file: info.checksum for info in files}
@@ -201,13 +232,15 @@ class ShardFetcher:
     def __init__(self, folder: Folder, store: ShardStore) -> None:
         self.store = store
         self._folder = folder
-        self.settle: Callable[[ShardInfo], None] | None = None  # what the reader does once a shard is here
         self._running: dict[str, Download] = {}
-        self._offsets: dict[str, tuple[int, concurrent.futures.Future[bytes]]] = {}
-        self._had: set[str] = set()  # shards whose offsets were given to the reader, which keeps them
 
     def __reduce__(self) -> tuple[type[ShardFetcher], tuple[Any, ...]]:
         return ShardFetcher, (self._folder, self.store)
+
+    @property
+    def may_rotate(self) -> bool:
+        """Whether shards that an epoch is done with make room for the next: not where these are read in place."""
+        return self.store.is_too_small and self._folder.local_path() is None
 
     def running(self, info: ShardInfo) -> Download | None:
         """Return the download of a shard that has begun in this process and has not ended, or else ended badly."""
@@ -215,7 +248,7 @@ class ShardFetcher:
         return found if found is not None and found.pid == os.getpid() else None
 
     def start(self, info: ShardInfo, then: Callable[[Download], None] | None = None) -> bool:
-        """Begin to fetch a shard unless it is there or on its way; return whether it was begun.
+        """Begin to fetch a shard, and its offsets, unless it is there or on its way; return whether it was begun.
 
         Args:
             info: entry of the shard in the manifest.
@@ -226,43 +259,22 @@ class ShardFetcher:
             return False
         download = self._running[info.file] = Download()
         # Daemons: the program need not wait for shards that it will not read. What they leave is replaced.
-        if not {info.file} & (self._had | self._offsets.keys()) and self.store.offsets(info) is None:
-            coming: concurrent.futures.Future[bytes] = concurrent.futures.Future()
-            self._offsets[info.file] = os.getpid(), coming
-            threading.Thread(
-                target=self._fetch_offsets, args=(info, coming), name=f"datamat-fetch {info.index_file}", daemon=True
-            ).start()
-        threading.Thread(
-            target=self._fetch, args=(info, download, then), name=f"datamat-fetch {info.file}", daemon=True
-        ).start()
+        self._in_thread(info.offsets_info.file, self._fetch_offsets, info)
+        self._in_thread(info.file, self._fetch, info, download, then)
         return True
 
-    def offsets(self, info: ShardInfo) -> bytes:
-        """Return the file of the offsets of a shard, which comes along with the shard; fetched now if it does not."""
-        self._had.add(info.file)
-        pid, coming = self._offsets.get(info.file, (0, None))
-        if coming is not None and pid == os.getpid():
-            with contextlib.suppress(DatamatError):
-                found = coming.result()
-                self._offsets.pop(info.file, None)
-                return found
-        if not info.num_records:
-            return b""
-        return self._folder.read(info.index_file, MOST_LINE_BYTES * info.num_records)
+    def _in_thread(self, name: str, work: Callable[..., None], *args: Any) -> None:
+        threading.Thread(target=work, args=args, name=f"datamat-fetch {name}", daemon=True).start()
 
-    def _fetch_offsets(self, info: ShardInfo, coming: concurrent.futures.Future[bytes]) -> None:
-        try:
-            most = MOST_LINE_BYTES * info.num_records
-            coming.set_result(self._folder.read(info.index_file, most) if most else b"")
-        except BaseException as error:  # noqa: BLE001 -- whoever wants the offsets fetches them again, and then raises
-            coming.set_exception(error if isinstance(error, DatamatError) else OutputError(str(error)))
+    def _fetch_offsets(self, info: ShardInfo) -> None:
+        with contextlib.suppress(DatamatError, BlockingIOError):  # whoever wants them fetches them again, and raises
+            if info.num_records and self._folder.local_path() is None:
+                self.store.fetch_if_it_fits(info.offsets_info, self._folder, wait=False)
 
     def _fetch(self, info: ShardInfo, download: Download, then: Callable[[Download], None] | None) -> None:
         try:
             found = self.store.fetch_if_it_fits(info, self._folder, wait=False, watch=download.watch)
             download.has_room = found is not None
-            if found is not None and self.settle is not None:
-                self.settle(info)
         except BlockingIOError:
             download.is_elsewhere = True
         except DatamatError as error:
@@ -290,35 +302,31 @@ class RemoteReader(ShardReader):
 
     Args:
         info: entry of the shard in the manifest.
-        folder: the directory.
+        loaded: the directory, with a store.
         spans: lookup of where each record lies.
-        store: where the copies of shards go.
         fetcher: makes a copy once much of the shard was read by ranges; None where that is of no use.
         read_file: returns the format's reader of a file.
         download: copy of the shard that is being made here, or None.
-        loaded: checks that the shard is still the one that was loaded; None where nothing replaces it.
         is_damaged: whether the shard is known to be damaged, so that its ends need not be as the manifest says.
 
     Raises:
         CorruptDataError: the ends of the shard are not as the manifest says.
     """
 
-    def __init__(  # noqa: PLR0913 -- what a shard needs, and where its pieces go
+    def __init__(
         self,
         info: ShardInfo,
-        folder: Folder,
+        loaded: Loaded,
         spans: RecordSpans,
-        store: ShardStore,
         fetcher: ShardFetcher | None,
         read_file: Callable[[str], ShardReader],
         download: Download | None,
-        loaded: Loaded | None,
         *,
         is_damaged: bool = False,
     ) -> None:
         self._descriptor = self._part = -1
         self._info = info
-        self._folder = folder
+        self._folder = loaded.folder
         self._spans = spans
         self._fetcher = fetcher
         self._read_file = read_file
@@ -332,8 +340,9 @@ class RemoteReader(ShardReader):
         self._written = self._num_ranges = self._range_bytes = 0
         if download is not None and download.part is not None:
             self._part = os.open(download.part, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        assert loaded.store is not None, "what is read goes there"
         try:
-            with store.scratch(info.num_bytes) as file:
+            with loaded.store.scratch(info.num_bytes) as file:
                 self._open(file.name)
         except BaseException:
             self.close()
@@ -361,8 +370,7 @@ class RemoteReader(ShardReader):
             raise
         if not self._is_damaged:
             info.refuse(info.differences(info.num_bytes, head, rest[tail - start :]), self._folder.place(info.file))
-        if self._loaded is not None:
-            self._loaded.check(info, within_s=_CHECK_S)
+        self._loaded.check(info, within_s=_CHECK_S)
         _write_at(self._descriptor, rest, start)
         self._inner = self._read_file(path)
 
@@ -383,8 +391,7 @@ class RemoteReader(ShardReader):
         try:
             return self._read(number, self._inner.read)  # type: ignore[return-value]
         except CorruptDataError as error:
-            if self._loaded is not None:
-                self._loaded.check(self._info)
+            self._loaded.check(self._info)
             raise CorruptDataError(str(error).replace(self._path, self._folder.place(self._info.file))) from error
 
     def read_intact(self, number: int) -> dict[str, Column] | None:
@@ -397,8 +404,7 @@ class RemoteReader(ShardReader):
             if self._is_small or (offset, size) in self._here:
                 return read(number)
         data, is_range = self._bytes(offset, size)
-        if self._loaded is not None:  # one look for all shards: each takes as long as the server is away
-            self._loaded.check(self._info, within_s=_CHECK_S)
+        self._loaded.check(self._info, within_s=_CHECK_S)  # one look for all: each takes as long as the server is away
         with self._lock:
             if self._written > _SCRATCH_BYTES:
                 os.ftruncate(self._descriptor, 0)
@@ -474,7 +480,7 @@ class LookAhead:
     def __init__(self, shards: Sequence[tuple[ShardInfo, ShardFetcher | None]], *, is_local: bool) -> None:
         self._shards = shards
         self._ends = np.cumsum([info.num_records for info, _ in shards])
-        self._stores = {id(fetcher.store): fetcher.store for _, fetcher in shards if fetcher is not None}
+        self._rotating = {fetcher.store for _, fetcher in shards if fetcher is not None and fetcher.may_rotate}
         self._is_local = is_local
         self._number = next(_numbers)
         self._held: collections.deque[list[int]] = collections.deque()
@@ -523,22 +529,18 @@ class LookAhead:
         with self._lock:
             self._is_open = False
             self._wanted.clear()
-        for store in self._stores.values():
+        for store in self._rotating:
             store.need(self._number, None)
 
     def _say_needs(self) -> None:
         if not self._is_local:
             return
-        for store in self._stores.values():
-            if store.is_too_small:
-                store.need(
-                    self._number,
-                    [
-                        self._shards[shard][0]
-                        for shard in self._uses
-                        if (fetcher := self._shards[shard][1]) is not None and fetcher.store is store
-                    ],
-                )
+        needs: dict[ShardStore, list[ShardInfo]] = {store: [] for store in self._rotating}
+        for info, fetcher in (self._shards[shard] for shard in self._uses):
+            if fetcher is not None and fetcher.store in needs:
+                needs[fetcher.store].append(info)
+        for store, infos in needs.items():
+            store.need(self._number, infos)
 
     def _start(self) -> None:
         with self._lock:

@@ -34,7 +34,7 @@ from datamat import codecs
 from datamat.directory.display import render_document
 from datamat.directory.fetched import FilesHere
 from datamat.directory.provenance import ProvenanceFinder
-from datamat.errors import CorruptDataError, DatamatError, OptionError, count_of
+from datamat.errors import DatamatError, OptionError, count_of
 from datamat.features.statistics import summarized_in_words
 from datamat.folders import open_folder
 from datamat.parallel.logs import get_logger
@@ -232,23 +232,10 @@ class _Collection:
         pairs = [(name, said) for name, feature in self.named.items() for said in feature.class_names() or ()]
         self.classes: dict[tuple[str, str], int] = {pair: number for number, pair in enumerate(pairs)}
         self._labels = {name: data.columns(*self.named) for name, data in self.splits.items()} if self.named else {}
-        self._provenance = self._finder()
+        self._provenance = ProvenanceFinder(FilesHere(self.folder), self.manifest)
 
     def __len__(self) -> int:
         return self._size
-
-    def _finder(self) -> ProvenanceFinder:
-        files = FilesHere(self.folder)
-        if not files.are_copies:
-            return ProvenanceFinder(files.path, self.manifest)
-        sizes = {info.file: info.num_bytes for info in self.manifest.all_files}
-        sizes |= {info.file: info.num_bytes for info in self.manifest.index}
-
-        def bring(name: str) -> None:
-            if not files.fetch_if_there(name, sizes[name]):
-                raise CorruptDataError(f"{self.folder.place(name)} is missing; run the job again to rebuild it")
-
-        return ProvenanceFinder(files.path, self.manifest, bring=bring)
 
     @property
     def title(self) -> str:

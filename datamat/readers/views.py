@@ -270,7 +270,7 @@ class Records:
     # Files.
 
     def look_ahead(self, is_local: bool) -> LookAhead | None:
-        """Return what fetches the shards of an epoch; None where all are local.
+        """Return what fetches the shards of an epoch; None where nothing makes copies of them.
 
         Args:
             is_local: whether the epoch reads each shard in one go.

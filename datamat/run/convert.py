@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, final
 
 import numpy as np
 import xxhash
 
-from datamat.directory.fetched import FilesHere
+from datamat.directory.files import temporary_folder
 from datamat.directory.index_files import column_values, field_of_column, read_index
 from datamat.directory.keys import RecordKey, ShardName, records_by_row, stored_key
 from datamat.directory.manifest import CONVERTED, Manifest, index_file
@@ -37,6 +39,7 @@ from datamat.plan.job import Job, resolve_formats
 from datamat.plan.plan import PartSpec, Plan, ShardSpec
 from datamat.readers.cache import RecordCache, ShardStore
 from datamat.readers.records import RecordFiles
+from datamat.readers.remote import Loaded
 from datamat.run.materializer import output_place, start
 from datamat.run.report import RunReport
 from datamat.run.worker import PartWorker
@@ -48,7 +51,6 @@ if TYPE_CHECKING:
 
     from datamat.directory.rows import RowStore
     from datamat.features.base import Column
-    from datamat.folders import Folder
 
 
 __all__ = ["SHARD", "StoredRecords", "convert"]
@@ -87,11 +89,9 @@ class StoredRecords:
     no system opens thousands of files.
 
     Args:
-        folder: finished directory that is converted, or its URL; only read.
+        loaded: finished directory that is converted; only read.
         manifest: manifest of that directory; its digest counts in fingerprints.
         keeps_shards: whether each new shard holds the records of an old one.
-        index: folder of the index files; of copies of these alone, where the directory is not on this machine.
-        store: where fetched shards go; None where the directory is on this machine.
     """
 
     file_fields: Sequence[str] = ()
@@ -99,18 +99,8 @@ class StoredRecords:
     files: Sequence[str] = ()
     pipeline = None
 
-    def __init__(
-        self,
-        folder: Folder,
-        manifest: Manifest,
-        *,
-        keeps_shards: bool,
-        index: pathlib.Path,
-        store: ShardStore | None = None,
-    ) -> None:
-        self._folder = folder
-        self._index = index
-        self._store = store
+    def __init__(self, loaded: Loaded, manifest: Manifest, *, keeps_shards: bool) -> None:
+        self._loaded = loaded
         self._manifest = manifest
         self._keeps_shards = keeps_shards
         self.name = manifest.name
@@ -208,17 +198,18 @@ class StoredRecords:
         if self._opened is None or self._opened[:2] != (split, shard):
             self._opened = None
             info = self._manifest.splits[split][shard]
-            if self._store is not None:
-                self._store.need(0, [info])  # what this process is done with may make room
-                self._store.fetch(info, self._folder)  # whole, and compared with the manifest
-            files = RecordFiles(self._folder, [info], self._format, RecordCache(0), self._store)
+            if (store := self._loaded.store) is not None:
+                store.need(0, [info])  # what this process is done with may make room
+                store.fetch(info, self._loaded.folder)  # whole, and compared with the manifest
+            files = RecordFiles(self._loaded, [info], self._format, RecordCache(0))
             self._opened = split, shard, files
         return self._opened[2]
 
     def _rows(self, split: str) -> Iterator[IndexRow]:
         infos = self._manifest.splits[split]
-        name, num_rows = index_file(split), sum(info.num_rows for info in infos)
-        table = read_index(self._index, name, num_rows=num_rows, info=self._manifest.index_infos.get(name))
+        num_rows = sum(info.num_rows for info in infos)
+        listed = self._manifest.index_infos[index_file(split)]
+        table = self._loaded.opened(listed, functools.partial(read_index, num_rows=num_rows, info=listed))
         names = {name: field for name in table.column_names if (field := field_of_column(name)) and field not in _OWN}
         copies = self._manifest.copies.get(split, 1)
         places: Mapping[str, tuple[int, int]] = {}
@@ -324,15 +315,13 @@ def convert(
         raise OptionError(f"convert: output {output} lies in the directory that is converted; give another folder")
     if store is not None and f"{store}/".startswith(f"{place}/"):
         raise OptionError(f"convert: output {store} lies in the directory that is converted; give another URL")
-    files = FilesHere(folder)
-    before = files.manifest()
-    files.fetch_all({info.file: info.num_bytes for info in before.index if info.kind == "index"})
-    copies = None
-    if files.are_copies:
-        copies = ShardStore(cache_dir or files.path / "shards", _CACHE_BYTES, before.shards)
+    before, store_of_copies, own = Manifest.read(folder), None, ""
+    if here is not None:
+        _check_whole(here, before)
     else:
-        _check_whole(files.path, before)
-    records = StoredRecords(folder, before, keeps_shards=shards is None, index=files.path, store=copies)
+        own = "" if cache_dir is not None else temporary_folder(folder)
+        store_of_copies = ShardStore(cache_dir or own, _CACHE_BYTES, [*before.shards, *before.index])
+    records = StoredRecords(Loaded(folder, store_of_copies), before, keeps_shards=shards is None)
     job = Job(
         records=records,
         source=here,
@@ -351,7 +340,8 @@ def convert(
     try:
         return start(job, _part_worker)
     finally:
-        files.close()  # now: an error that somebody keeps holds this frame, and with it all fetched shards
+        if own:  # now: an error that somebody keeps holds this frame, and with it all fetched shards
+            shutil.rmtree(own, ignore_errors=True)
 
 
 def _part_worker(job: Job) -> PartWorker:

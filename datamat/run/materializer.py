@@ -512,8 +512,9 @@ class Materializer:
             CorruptDataError: the index cannot be read.
         """
         from datamat.directory.provenance import find_provenance
+        from datamat.folders import open_folder
 
-        return find_provenance(self._job.output, self._job.source, key)
+        return find_provenance(self._job.store or open_folder(self._job.output), self._job.source, key)
 
     def write_part(
         self,

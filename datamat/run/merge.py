@@ -32,8 +32,8 @@ from datamat.directory.manifest import (
 from datamat.directory.sidecars.exporting import write_sidecars
 from datamat.directory.verify import verify
 from datamat.errors import CorruptDataError, OptionError, OutputError, join_problems
-from datamat.folders.local import expand_home, regular_path
-from datamat.folders.urls import is_url, without_secrets
+from datamat.folders.local import regular_path
+from datamat.folders.places import local_folder
 from datamat.parallel import get_logger
 from datamat.values import frozen
 
@@ -85,14 +85,8 @@ def merge(
     """
     if isinstance(paths, (str, os.PathLike)):
         raise OptionError(f"merge: paths is {os.fspath(paths)!r}; want a list of directories")
-    for place in (*paths, output):
-        if is_url(place):
-            raise OptionError(
-                f"merge: {without_secrets(os.fspath(place))} is a URL, and shards are linked between folders; "
-                "copy the directories to this machine, and merge there"
-            )
-    sets = [_Set.of(path) for path in paths]
-    target = pathlib.Path(os.path.abspath(expand_home(output)))
+    *folders, target = [local_folder(place, "merge", "copy the directories to a disk") for place in (*paths, output)]
+    sets = [_Set(folder, Manifest.read(folder)) for folder in folders]
     name = _common_name(sets, name)
     _check_fit(sets, target)
     _check_size(sets, name)
@@ -110,11 +104,6 @@ class _Set:
 
     folder: pathlib.Path
     manifest: Manifest
-
-    @classmethod
-    def of(cls, path: str | os.PathLike[str]) -> _Set:
-        folder = pathlib.Path(os.path.abspath(expand_home(path)))
-        return cls(folder, Manifest.read(folder))
 
 
 def _common_name(sets: Sequence[_Set], name: str | None) -> str:

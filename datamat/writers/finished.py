@@ -12,6 +12,7 @@ from datamat.folders import LocalFolder
 from datamat.formats import get_format
 from datamat.readers.cache import RecordCache
 from datamat.readers.records import KeyIndex, RecordFiles
+from datamat.readers.remote import Loaded
 from datamat.writers.base import DataSource
 from datamat.writers.unpacking import SpoolOptions
 
@@ -21,11 +22,10 @@ class FinishedSource(DataSource):
     """Records of a finished directory; images stay encoded, so that their bytes are stored unchanged."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        place = LocalFolder(folder)
-        manifest = Manifest.read(place)
+        manifest, loaded = Manifest.read(folder), Loaded(LocalFolder(folder))
         shard_format = get_format(manifest.format).with_features(manifest.features)
-        self._records = RecordFiles(place, manifest.shards, shard_format, RecordCache(0))
-        self._keys = KeyIndex(place, manifest, None, self._records)
+        self._records = RecordFiles(loaded, manifest.shards, shard_format, RecordCache(0))
+        self._keys = KeyIndex(loaded, manifest, None, self._records)
         self._splits = {split: sum(info.num_records for info in infos) for split, infos in manifest.splits.items()}
         self.features = {name: feature for name, feature in manifest.features.items() if name != "key"}
         self.identity = [info.checksum for info in manifest.shards]

@@ -117,9 +117,10 @@ def test_manifest_is_set_aside_with_its_entries(tmp_path):
 
 def test_missing_manifest_tells_an_unfinished_run_from_a_foreign_folder(tmp_path):
     """The remedy differs."""
-    with pytest.raises(OutputError, match="datamat did not write there"):
+    with pytest.raises(OutputError, match="correct the path or URL"):
         Manifest.read(tmp_path)
     (tmp_path / ".datamat").mkdir()
+    (tmp_path / ".datamat/lock").touch()
     with pytest.raises(OutputError, match="run it again to resume"):
         Manifest.read(tmp_path)
 

@@ -542,14 +542,33 @@ def test_web_server_that_lists_nothing_is_named(web, tmp_path, monkeypatch):
         mirrored(web[1], None, tmp_path / "cache")
 
 
-def test_name_that_is_no_file_name_is_refused(tmp_path):
+def test_name_that_is_no_file_name_is_left_aside(tmp_path, caplog):
     """A store may have both `a` and `a/b`; a disk may not, and nothing may lead out of its folder."""
     memory = fsspec.filesystem("memory")
     memory.pipe(f"/{tmp_path.name}/a", b"1")
-    memory.store[f"/{tmp_path.name}/a/b"] = memory.store[f"/{tmp_path.name}/a"]
+    for name in ("a/b", "x/../c", "back\\slash", "line\nfeed"):
+        memory.store[f"/{tmp_path.name}/{name}"] = memory.store[f"/{tmp_path.name}/a"]
 
-    with pytest.raises(SourceError, match="'a', which cannot be the name of a file"):
-        mirrored(f"memory://{tmp_path.name}", None, tmp_path)
+    mirror = mirrored(f"memory://{tmp_path.name}", None, tmp_path)
+
+    assert [path.name for path in pathlib.Path(mirror.path).rglob("*") if path.is_file()] == ["b"]
+    assert r"4 of memory:" in caplog.text
+    assert r"left aside, as no file can have such a name: 'a', 'back\\slash', 'line\nfeed', 'x/../c'" in caplog.text
+
+
+def test_names_of_a_web_server_are_those_of_its_files(web, tmp_path):
+    """Its pages quote them, as do the requests for them."""
+    folder, url, _ = web
+    names = ["100%.csv", "a#b.csv", "a b.csv", "a%20b.csv", "a+b&c.csv", "ü.csv"]
+    for name in names:
+        (folder / name).write_text(name)
+
+    mirror = mirrored(url, None, tmp_path)
+
+    assert sorted(os.listdir(mirror.path)) == sorted(names)
+    assert [pathlib.Path(mirror.path, name).read_text() for name in names] == names
+    one = mirrored(f"{url}/a%2520b.csv", None, tmp_path)
+    assert (os.path.basename(one.path), pathlib.Path(one.path).read_text()) == ("a%20b.csv", "a%20b.csv")
 
 
 def test_marker_of_a_folder_is_no_file(tmp_path):

@@ -18,6 +18,7 @@ from pyarrow import parquet
 from datamat import (
     CorruptDataError,
     Manifest,
+    OptionError,
     ShardOptions,
     load,
     verify,
@@ -451,6 +452,15 @@ def test_damaged_manifest_is_named(copied, damage, message):
     (found,) = problems(copied)
 
     assert found.startswith("manifest.json: ") and message in found
+
+
+def test_place_that_may_not_be_read_is_no_damage(monkeypatch):
+    """Nobody knows what is in a container of Azure without its account."""
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+
+    with pytest.raises(OptionError, match=r"az://container/out: .*want a URL and storage_options"):
+        verify("az://container/out")
 
 
 def test_threads_that_decode_name_every_record_in_its_order(tmp_path):

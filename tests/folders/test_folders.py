@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import threading
 import uuid
 
@@ -286,6 +287,55 @@ class TestS3(FolderConformance):
                 use()
             assert not isinstance(raised.value, AbsentError)
 
+    @pytest.mark.parametrize(
+        ("address", "message"),
+        [
+            ("http://127.0.0.1:1", "127.0.0.1:1 refuses connections; start it, or correct the address"),
+            ("http://nowhere.invalid", "nowhere.invalid is not known by that name; correct the address"),
+            ("http://127.0.0.1:{silent}", "127.0.0.1:{silent} does not answer in time; check the network"),
+            ("https://127.0.0.1:{port}", "127.0.0.1:{port} does not speak TLS; give its address with http://"),
+        ],
+    )
+    def test_cause_that_is_the_network_is_named(self, monkeypatch, address, message):
+        """With the server and what to do, and no secret."""
+        monkeypatch.setattr("datamat.folders.objects._RETRY", {"max_retries": 0})
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            ports = {"silent": silent.getsockname()[1], "port": self.s3.url.rpartition(":")[2]}
+            options = {**KEYS, "endpoint_url": address.format(**ports), "config_kwargs": {"read_timeout": 0.5}}
+            with pytest.raises(OutputError, match=re.escape(message.format(**ports))) as failed:
+                open_folder("s3://bucket/sets", options).read("name", 1)
+
+        assert KEYS["secret"] not in str(failed.value)
+
+    @pytest.mark.parametrize("key", ["a//b.png", "a/../b.png", "./b.png"])
+    def test_key_that_is_no_path_is_named(self, tmp_path, key):
+        """The client lists none of the others then."""
+        folder = self.make_folder({"name": b"1", key: b"2"}, tmp_path)
+
+        with pytest.raises(OutputError, match=f"the key 'sets/one/{re.escape(key)}' in it is not a path; rename"):
+            folder.list(deep=True)
+
+    @pytest.mark.parametrize("name", ["a?b", "a#b", "a%20b", "a b"])
+    def test_name_of_an_output_may_hold_what_ends_a_url(self, name):
+        folder = open_output(f"s3://bucket/{name}", {**KEYS, "endpoint_url": self.s3.url})
+
+        folder.write("file", b"1")
+
+        assert list(self.s3.objects) == [f"bucket/{name}/file"]
+        assert [*folder.list()] == ["file"]
+
+    def test_configuration_of_fsspec_counts(self, tmp_path, monkeypatch):
+        """As for s3fs; options win over it."""
+        config = pytest.importorskip("fsspec.config")
+        self.make_folder({"name": b"1"}, tmp_path)
+        monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", self.s3.url)
+        monkeypatch.setitem(config.conf, "s3", {**KEYS, "endpoint_url": self.s3.url})
+        monkeypatch.setattr("datamat.folders.objects._RETRY", {"max_retries": 0})
+
+        assert open_folder("s3://bucket/sets/one").read("name", 1) == b"1"
+        with pytest.raises(OutputError, match=r"127\.0\.0\.1:1 refuses connections"):
+            open_folder("s3://bucket/sets/one", {"endpoint_url": "http://127.0.0.1:1"}).read("name", 1)
+
     def test_interrupt_ends_a_request(self, tmp_path):
         """Within a moment, although the server says nothing for a minute."""
         folder, ends = self.make_folder({"name": b"1"}, tmp_path), threading.Event()
@@ -391,6 +441,7 @@ class TestOfAnotherPackage(FolderConformance):
         ("file:///data/set/", ("/data/set", "/data", "set")),
         ("/set", ("/set", "/", "set")),
         ("https://me:word@host/a/set?sig=1", ("https://host/a/set?...", "https://host/a?...", "set")),
+        ("https://host/a/my%20set", ("https://host/a/my%20set", "https://host/a", "my set")),
     ],
 )
 def test_places_are_shown_without_secrets(place, expected):
@@ -413,6 +464,8 @@ def test_home_and_working_folder_are_found(tmp_path, monkeypatch):
     [
         ("out", {"anon": True}, "storage_options are for URLs, and out is a path"),
         ("simplecache::https://host/set", None, "is a chain of filesystems"),
+        ("s3://bucket/shard-{000..009}.tar", None, r"a wildcard: s3://bucket/shard-\*\.tar"),
+        ("shard-{000..009}.tar", None, r"a wildcard: shard-\*\.tar"),
     ],
 )
 def test_what_names_no_folder_is_refused(place, options, message):

@@ -260,7 +260,7 @@ def test_unfinished_directory_is_refused(tmp_path):
     """Before there is a manifest, there is nothing to read."""
     with pytest.raises(OutputError, match=r"holds no manifest.json"):
         load(tmp_path)
-    with pytest.raises(OutputError, match=r"nowhere does not exist"):
+    with pytest.raises(OutputError, match=r"nowhere holds no manifest.json; correct the path"):
         load(tmp_path / "nowhere")
 
 

@@ -191,7 +191,7 @@ def test_provenance_names_files_copy_seed_shard_and_position(job, source):
 
 def test_provenance_needs_a_finished_directory(source, tmp_path):
     """An unfinished run has no index that records came from."""
-    with pytest.raises(OutputError, match="does not exist"):
+    with pytest.raises(OutputError, match=r"holds no manifest\.json"):
         _job(source, tmp_path / "out").provenance("train003")
 
 

@@ -58,8 +58,8 @@ from datamat.directory.sidecars.indexes import (
 from datamat.directory.sidecars.tfds import tfds_sidecars
 from datamat.errors import CorruptDataError, OptionError, OutputError, count_of
 from datamat.features import Features
-from datamat.folders.local import expand_home, read_regular, regular_path
-from datamat.folders.urls import is_url, without_secrets
+from datamat.folders.local import read_regular, regular_path
+from datamat.folders.places import local_folder
 from datamat.values import frozen
 
 __all__ = [
@@ -157,12 +157,7 @@ def export(path: str | os.PathLike[str], *, sidecars: Sequence[Sidecar] = ()) ->
         out/camvid: 6 files for other readers
           features.json: written
     """
-    if is_url(path):
-        raise OptionError(
-            f"export: {without_secrets(os.fspath(path))} is a URL, and files are written into a folder; its run has "
-            "written them there: run the job again if some are missing, or export a copy"
-        )
-    output = pathlib.Path(expand_home(path))
+    output = local_folder(path, "export", "its run has written them there: run it again if some are missing")
     manifest = Manifest.read(output)
     work = output / WORK
     refuse_links(work)

@@ -1038,7 +1038,7 @@ class TfSource:
         identity: digest of the records; it changes when any record does.
         is_whole: whether all records of the shards are read, in their order.
         is_mapped: whether the samples go through functions of `map`, after which they may have any fields.
-        is_remote: whether the files lie behind a URL, which TensorFlow does not read.
+        has_paths: whether the files have paths on this machine, by which TensorFlow opens them.
         skips_damage: whether damaged records are skipped and counted, which TensorFlow does not do.
         explain: function of the path of a shard that returns its damage.
         form: what becomes of sequences in batches; Python plans these, so it reads them.
@@ -1058,7 +1058,7 @@ class TfSource:
     identity: str
     is_whole: bool
     is_mapped: bool
-    is_remote: bool
+    has_paths: bool
     skips_damage: bool
     explain: Callable[[str], Exception]
     form: Form
@@ -1070,7 +1070,7 @@ class TfSource:
     @property
     def is_native(self) -> bool:
         """Whether TensorFlow reads the shards itself."""
-        is_ours = self.skips_damage or self.is_remote or self.is_mapped or not self.is_whole or self.is_planned
+        is_ours = self.skips_damage or not self.has_paths or self.is_mapped or not self.is_whole or self.is_planned
         return self.format_name in _COMPRESSION and not is_ours
 
     @property
@@ -1253,10 +1253,10 @@ def _check_for_service(source: TfSource) -> None:
     """Raise `OptionError` where the workers of a service cannot read the records."""
     if source.skips_damage:
         raise OptionError("a service cannot skip damaged records; load with errors='raise', or read without a service")
-    if source.is_remote:
+    if not source.has_paths:
         raise OptionError(
             f"the workers of a service open the shards themselves, and {next(iter(source.files), 'these')} "
-            "lies behind a URL; copy the directory to a disk that they share, or read without a service"
+            "has no path on this machine; copy the directory to a disk that they share, or read without a service"
         )
     if source.is_planned:
         raise OptionError(
