@@ -197,7 +197,7 @@ def child(options: argparse.Namespace) -> dict[str, float]:
     job = functools.partial(materializer, options.source, options.output, options.shards)
     if options.child != "open":
         with who_works(options.by) as (work, _), folders(10) as (source, output):
-            materializer(str(source), str(output), 2, **work).run(progress=False)  # imports all that there is
+            materializer(str(source), str(output), 2).run(progress=False, **work)  # imports all that there is
     if options.child == "make":
         return make(job, options.by)
     if options.child == "memory":
@@ -205,12 +205,12 @@ def child(options: argparse.Namespace) -> dict[str, float]:
         with who_works(options.by) as (work, _):
             before = tracemalloc.get_traced_memory()[0]
             tracemalloc.reset_peak()
-            job(**work).run(progress=False)
+            job().run(progress=False, **work)
         return {"memory": tracemalloc.get_traced_memory()[1] - before}
     if options.child == "profile":
         with who_works(options.by) as (work, clock):
             profile = cProfile.Profile(clock)
-            profile.runcall(functools.partial(job(**work).run, progress=False))
+            profile.runcall(functools.partial(job().run, progress=False, **work))
         pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(45)
         pstats.Stats(profile, stream=sys.stderr).sort_stats("cumulative").print_stats(60)
         return {}
@@ -238,7 +238,7 @@ def make(job, by: str) -> dict[str, float]:
         spent.watch(Manifest, "write", "  of it the manifest")
         phases = Phases(clock)
         before, begin = resident_bytes(), clock()
-        job(**work, hooks=[phases]).run(progress=False)
+        job().run(progress=False, hooks=[phases], **work)
         total = clock() - begin
         resident = resident_bytes() - before
     return {**phases.at, "all": total, **spent.seconds, "resident memory": resident}
