@@ -68,6 +68,8 @@ class ArrowSource(DataSource):
         rows: the rows, in memory or in files.
     """
 
+    has_schema = True
+
     def __init__(self, rows: ArrowRows) -> None:
         self._rows = rows
         self._columns = {column.name: column for column in columns_of_schema(rows.schema)}

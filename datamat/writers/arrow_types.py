@@ -64,7 +64,11 @@ class Column:
         if isinstance(feature, Json):
             return _json_cells(column)
         if self.is_file:
-            return [self.content(cell, f"row {numbers[place]}, ") for place, cell in enumerate(column.to_pylist())]
+            may_miss = feature is not None and feature.takes_none
+            return [
+                None if cell is None and may_miss else self.content(cell, f"row {numbers[place]}, ")
+                for place, cell in enumerate(column.to_pylist())
+            ]
         if column.null_count and not (feature is not None and feature.takes_none):
             place = int(numbers[np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]])
             raise SourceError(
@@ -114,9 +118,18 @@ def columns_of_schema(schema: Any) -> list[Column]:
         schema: a `pyarrow.Schema`.
     """
     noted = json.loads((schema.metadata or {}).get(_HF_NOTE, b"{}")).get("info", {}).get("features") or {}
-    columns = [_columns_of(field.name, (field.name,), field.type, noted.get(field.name)) for field in schema]
+    columns = [
+        column
+        for field in schema
+        for column in _columns_of(field.name, (field.name,), field.type, noted.get(field.name))
+    ]
+    names = [column.name for column in columns]
+    if twice := [name for name in names if names.count(name) > 1] if len({*names}) < len(names) else []:
+        raise SourceError(
+            f"the table has two columns {twice[0]!r}, one of which may be a field of a struct; rename one"
+        )
     no_fields = OF_ROWS | (OF_TARS if {*schema.names} >= OF_TARS else frozenset())
-    return [column for some in columns for column in some if column.name not in no_fields]
+    return [column for column in columns if column.name not in no_fields]
 
 
 def dicts_of(columns: Iterable[Column]) -> frozenset[str]:
@@ -136,8 +149,8 @@ def _columns_of(name: str, path: tuple[str, ...], kind: Any, noted: Any) -> list
     import pyarrow as pa
 
     noted = noted if isinstance(noted, dict) else {}
-    if isinstance(kind, pa.BaseExtensionType) and kind.extension_name not in {"arrow.fixed_shape_tensor", "arrow.json"}:
-        kind = kind.storage_type
+    if isinstance(kind, pa.BaseExtensionType) and kind.extension_name.startswith("datasets."):
+        kind = kind.storage_type  # arrays of Hugging Face, whose shape its note has
     if pa.types.is_struct(kind):
         if noted.get("_type") in _HF_FILES_OF and {field.name for field in kind} == HF_FILE:
             return [Column(name, path, kind, None, is_file=True)]
@@ -206,6 +219,9 @@ def readable(table: pa.Table) -> pa.Table:
     import pyarrow.compute as pc
 
     for place, field in enumerate(table.schema):
+        if isinstance(field.type, pa.Bool8Type):
+            chunks = [pc.not_equal(chunk.storage, 0) for chunk in table.column(place).chunks]
+            table = table.set_column(place, field.name, pa.chunked_array(chunks, pa.bool_()))
         if pa.types.is_run_end_encoded(field.type):
             chunks = [pc.run_end_decode(chunk) for chunk in table.column(place).chunks]
             table = table.set_column(place, field.name, pa.chunked_array(chunks, field.type.value_type))
@@ -250,6 +266,8 @@ def _without_views(kind: Any) -> Any:
         return pa.large_binary()
     if types.is_run_end_encoded(kind):
         return _without_views(kind.value_type)
+    if isinstance(kind, pa.Bool8Type):
+        return pa.bool_()
     if types.is_struct(kind):
         return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
     for is_list, list_of in ((types.is_list, pa.list_), (types.is_large_list, pa.large_list)):
@@ -271,7 +289,7 @@ def _feature_of_type(kind: Any) -> Feature | None:  # noqa: PLR0911 -- one for e
         return Text()
     if types.is_date(kind) or types.is_timestamp(kind):
         return _time(kind)
-    if isinstance(kind, pa.FixedShapeTensorType):
+    if isinstance(kind, pa.FixedShapeTensorType) and kind.permutation in (None, sorted(kind.permutation or ())):
         return _tensor(kind.shape, np.dtype(kind.value_type.to_pandas_dtype()).name)
     if isinstance(kind, pa.BaseExtensionType):
         return Json() if kind.extension_name == "arrow.json" else None
@@ -433,7 +451,10 @@ def _as_json(cell: Any, kind: Any) -> Any:
     if cell is None:
         return None
     if pa.types.is_map(kind):
-        return {key: _as_json(item, kind.item_type) for key, item in cell}
+        found = {key: _as_json(item, kind.item_type) for key, item in cell}
+        if len(found) < len(cell):
+            raise SourceError(f"a map holds a key twice ({', '.join(str(key) for key, _ in cell)}); give each key once")
+        return found
     if pa.types.is_struct(kind):
         return {field.name: _as_json(cell[field.name], field.type) for field in kind}
     return [_as_json(item, kind.value_type) for item in cell] if _list_shape(kind)[0] else cell

@@ -277,6 +277,8 @@ class DataSource(abc.ABC):
             counts, too.
         refused: why a field cannot be stored, and what to write instead, by field name.
         dicts: names of the fields that are dicts in a sample, whose fields are called `DICT/FIELD` here.
+        keys_are_places: whether keys say where samples lie, so that a field `key` is one as any other.
+        has_schema: whether all samples have the fields that `field_names` returns.
 
     The methods below `keys_and_splits` are optional hooks of sources that know more than their samples show.
 
@@ -299,6 +301,8 @@ class DataSource(abc.ABC):
     files: Mapping[str, str] = {}
     refused: Mapping[str, str] = {}
     dicts: Collection[str] = frozenset()
+    keys_are_places: bool = False
+    has_schema: bool = False
 
     @abc.abstractmethod
     def __len__(self) -> int:

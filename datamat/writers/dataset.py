@@ -196,15 +196,19 @@ class ImportWriter(DatasetWriter):
         first = samples[0] if names is None else None
         known = list(first or ()) if names is None else names
         self._known = frozenset(known)
-        has_positions = type(samples).keys_and_splits is DataSource.keys_and_splits
-        of_keys = {self._key} if has_positions else {self._key, "key"}
+        has_own_keys = type(samples).keys_and_splits is not DataSource.keys_and_splits
+        of_keys = {self._key, "key"} if has_own_keys and not samples.keys_are_places else {self._key}
         self._fields = self._choice.of([name for name in known if name not in of_keys])
         if self._fields.pop("key", self._key_field) != self._key_field:
             raise SourceError(
                 f"the samples of the {type(source).__qualname__} have a field 'key', but their keys are their "
-                "positions; pass ImportWriter(key='key') to take it for the keys, which reads each sample once more, "
-                "rename={'key': 'id'} to store it, or drop=['key']"
+                "positions or places; pass ImportWriter(key='key') to take it for the keys, which reads each sample "
+                "once more, rename={'key': 'id'} to store it, or drop=['key']"
             )
+        if not samples.has_schema:  # then a sample, also the first, may lack what is declared to be missing at times
+            may_miss = [name for name, feature in self._declared.items() if feature.takes_none]
+            self._fields |= {name: name for name in may_miss if name not in self._fields}
+            self._known |= {*may_miss}
         self.features = self._found(samples, first)
         self.content = self._version or _content_of(samples)
 
@@ -235,8 +239,11 @@ class ImportWriter(DatasetWriter):
 
     def _sample(self, number: int) -> dict[str, Any]:
         sample = self._samples[number]
-        found = {}
+        found: dict[str, Any] = {}
         for name, field in self._fields.items():
+            if field not in sample and name in self._declared and self._declared[name].takes_none:
+                found[name] = None
+                continue
             if field not in sample:
                 raise SchemaError(f"field {field!r} is missing; the sample has {join_problems(list(sample))}")
             found[name] = self._value(name, sample[field])

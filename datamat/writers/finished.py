@@ -21,6 +21,8 @@ from datamat.writers.unpacking import SpoolOptions
 class FinishedSource(DataSource):
     """Records of a finished directory; images stay encoded, so that their bytes are stored unchanged."""
 
+    has_schema = True
+
     def __init__(self, folder: pathlib.Path) -> None:
         manifest, loaded = Manifest.read(folder), Loaded(LocalFolder(folder))
         shard_format = get_format(manifest.format).with_features(manifest.features)

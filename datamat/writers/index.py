@@ -20,7 +20,7 @@ import numpy as np
 from datamat.directory.rows import IndexRow, Origin, RowBlock, Rows, SourceFiles, Texts, listed
 from datamat.errors import OptionError, SourceError, join_problems
 from datamat.writers.base import DataSource
-from datamat.writers.paths import files_below, files_of_pattern
+from datamat.writers.paths import files_below, files_of_pattern, refuse_table_logs
 from datamat.writers.sources import open_source
 from datamat.writers.tables import is_arrow_dataset, listed_column, table_of
 
@@ -494,6 +494,7 @@ def _table_files(given: str | os.PathLike[str]) -> list[pathlib.Path]:
     """Return the tables in a folder, or those that a pattern fits, in the order of their names."""
     place = os.fspath(given)
     if os.path.isdir(place):
+        refuse_table_logs(pathlib.Path(place))
         found = [pathlib.Path(place, path) for path in files_below(place, suffixes=_TABLES) if _kind_of_table(path)]
     else:
         found = [path for path in files_of_pattern(place) if os.path.isfile(path)]

@@ -207,12 +207,31 @@ def _linked(root: pathlib.Path, pattern: str) -> set[pathlib.Path]:
     return set(search(root, pattern.split("/"), frozenset({real_root})))
 
 
+_TABLE_LOGS = {
+    "_delta_log": ("Delta", "deltalake.DeltaTable({0!r}).to_pyarrow_table()"),
+    "metadata/*.metadata.json": ("Iceberg", "pyiceberg.table.StaticTable.from_metadata(...).scan().to_arrow()"),
+    ".hoodie": ("Hudi", "hudi.HudiTable({0!r}).read_snapshot()"),
+}
+"""What tables with a log have, what they are called, and what reads them."""
+
+
+def refuse_table_logs(folder: pathlib.Path) -> None:
+    """Raise `SourceError` where a log says which files of a folder are rows, and which were deleted or replaced."""
+    for pattern, (name, reader) in _TABLE_LOGS.items():
+        if any(folder.glob(pattern)):
+            raise SourceError(
+                f"{folder} is a table of {name}, whose log says which of its files count; pass what its package reads, "
+                f"as in Materializer({reader.format(str(folder))}, ...)"
+            )
+
+
 def listed_files(paths: Sequence[pathlib.Path], suffixes: Sequence[str]) -> list[SourceFile]:
     """Return the files that paths stand for: a folder for those in it with a suffix, a file for itself."""
     found = []
     folders = [path for path in paths if path.is_dir()]
     for path in paths:
         if path.is_dir():
+            refuse_table_logs(path)
             prefix = f"{path.name}/" if len(folders) > 1 else ""
             names = [str(name) for name in files_below(path, suffixes=suffixes)]
             found += [SourceFile(prefix + name, os.path.join(path, name)) for name in names]

@@ -80,6 +80,9 @@ class RecordsSource(DataSource):
         form: how the library lays out records.
     """
 
+    keys_are_places = True
+    has_schema = True
+
     def __init__(self, files: Sequence[SourceFile], form: RecordForm) -> None:
         self._sources = files
         self._splits = splits_of(files)

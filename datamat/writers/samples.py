@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from datamat.errors import SourceError, count_of
+from datamat.errors import SchemaError, SourceError, count_of
 from datamat.features import Audio, Bytes, Depth, Image, ListOf, Mask, Nullable, Scalar, Video
 from datamat.features.base import as_array, dtype_of, holds_numbers
 
@@ -37,7 +37,13 @@ def _field_names(names: Sequence[str] | None, count: int) -> Sequence[str]:
 def sample_of(item: Any, names: Sequence[str] | None) -> dict[str, Any]:
     """Return an item of any dataset as a sample."""
     if isinstance(item, Mapping):
-        return dict(flattened(item))
+        fields = list(flattened(item))
+        found = dict(fields)
+        if len(found) < len(fields):
+            names = [name for name, _ in fields]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise SchemaError(f"the sample has two fields {twice!r}, one of them in a dict; rename one")
+        return found
     if hasattr(item, "_asdict"):
         return dict(flattened(item._asdict()))
     values = item if isinstance(item, (tuple, list)) else (item,)
@@ -67,9 +73,24 @@ def flattened(item: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", _plain(value)
 
 
+def unmasked(value: Any) -> Any:
+    """Return a masked array of which nothing is masked as an array, and any other value as it is.
+
+    Raises:
+        SchemaError: some of it is masked.
+    """
+    if not (hasattr(value, "filled") and hasattr(value, "mask")):  # `numpy.ma` need not be imported
+        return value
+    if count := int(np.sum(value.mask)):
+        raise SchemaError(
+            f"{count} of {np.size(value)} values of an array are masked; fill them, as in array.filled(0)"
+        )
+    return np.asarray(value)
+
+
 def _plain(value: Any) -> Any:
     """Return a value as features accept it: PIL images, tensors and lists of numbers as arrays."""
-    value = _listed_numbers(value) if isinstance(value, (list, tuple)) else as_array(value)
+    value = _listed_numbers(value) if isinstance(value, (list, tuple)) else unmasked(as_array(value))
     return value[()] if isinstance(value, np.ndarray) and not value.ndim else value
 
 

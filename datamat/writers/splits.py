@@ -33,6 +33,7 @@ class SplitSource(DataSource):
         self.identity = {split: identity_of(part) for split, part in parts.items()}
         self.features = self.parts[0].features
         self.refused = self.parts[0].refused
+        self.keys_are_places, self.has_schema = self.parts[0].keys_are_places, self.parts[0].has_schema
         self.files = {f"{split}/{name}": path for split, part in parts.items() for name, path in part.files.items()}
 
     @functools.cached_property

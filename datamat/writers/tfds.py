@@ -63,6 +63,9 @@ class TfdsSource(DataSource):
         SourceError: a file is missing or not in TFDS' format, or a feature is of a kind that is not read here.
     """
 
+    keys_are_places = True
+    has_schema = True
+
     def __init__(self, folder: pathlib.Path) -> None:
         info, declared = (read_document(folder / name) for name in (INFO_FILE, _FEATURES_FILE))
         try:

@@ -12,7 +12,7 @@ import numpy as np
 
 from datamat.directory.describe import ColumnProfiler, parse_payload
 from datamat.errors import CorruptDataError, SourceError
-from datamat.features import Bytes, Json, Nullable
+from datamat.features import Bytes, Json, ListOf, Nullable, Text
 from datamat.formats.tfrecord import FRAMING_BYTES, read_payload, record_size
 from datamat.writers.base import DataSource
 from datamat.writers.paths import SourceFile
@@ -73,6 +73,10 @@ class TFRecordForm(RecordForm):
                     f"{self._paths[file]}: record {number} has no field {name!r}; declare it with "
                     f"features={{{name!r}: Nullable(...)}}, or leave it out with drop=[{name!r}]"
                 )
+            if isinstance(feature, ListOf):
+                is_text = isinstance(feature.feature, Text)
+                found[name] = [item.decode() if is_text else item for item in value]
+                continue
             is_array, is_json = isinstance(value, np.ndarray), isinstance(feature, Json)
             may_be_many = feature and (feature.value_type()[1] if is_array else is_json)
             if not may_be_many and len(value) != 1:
