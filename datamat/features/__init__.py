@@ -11,6 +11,7 @@ Every mismatch between a sample and its declaration is a `SchemaError` that name
 was found.
 
     base        Feature: the interface of a type, and the checks that types share    <- start reading here
+    protocols   Geometry, Preview: what a type may add, to move with an image and to be drawn
     statistics  Counts, Numbers: what is known of all values of a field
     pictures    Image, Mask, Depth, Video; Keypoints and Polygons in a picture
     values      ClassLabel, BBoxes, Text, Bytes, Json, Timestamp, Scalar, Tensor, Tokens, Audio
@@ -24,6 +25,7 @@ from datamat.features.base import (
     RaggedColumn,
 )
 from datamat.features.pictures import Depth, Image, Keypoints, Mask, Polygons, Video
+from datamat.features.protocols import Geometry, Preview
 from datamat.features.schema import (
     Features,
     ListOf,
@@ -53,6 +55,7 @@ __all__ = [
     "Depth",
     "Feature",
     "Features",
+    "Geometry",
     "Image",
     "Json",
     "Keypoints",
@@ -61,6 +64,7 @@ __all__ = [
     "Nullable",
     "Numbers",
     "Polygons",
+    "Preview",
     "RaggedColumn",
     "Scalar",
     "Statistics",

@@ -26,7 +26,6 @@ __all__ = [
     "Kind",
     "RaggedColumn",
     "Shape",
-    "Target",
     "as_bfloat16",
     "bytes_array",
     "dtype_of",
@@ -43,7 +42,6 @@ Column: TypeAlias = bytes | Sequence[bytes] | np.ndarray
 Kind: TypeAlias = Literal["bytes", "bytes_list", "int64", "float32"]
 """What a column holds in each record: one bytes value, any number of them, int64 numbers or float32 numbers."""
 Shape: TypeAlias = tuple[int | None, ...]
-Target: TypeAlias = Literal["image", "mask", "depth", "bboxes", "keypoints", "points", "array"]
 
 _SMALL_VALUES = 1024
 """Most numbers in a value that counts as small: larger ones fill a row group sooner than images do."""
@@ -218,8 +216,6 @@ class Feature(abc.ABC):
 
     Attributes:
         type_name: name of the type in `manifest.json` and of its entry point; by default the name of the class.
-        preview: what previews draw: "image" for a picture that `display` returns, "mask" for class ids laid over it,
-            "depth" for a picture below it, "outlines" for points and lines drawn over it, None for nothing.
         takes_none: whether None is a value, rather than a sign that a file did not decode.
         unsaid: arguments that the manifest omits if they have their default: those that a later version of the class
             added, so that datasets written before count as unchanged.
@@ -247,7 +243,6 @@ class Feature(abc.ABC):
     """
 
     type_name: ClassVar[str] = ""
-    preview: ClassVar[Literal["image", "mask", "depth", "outlines"] | None] = None
     takes_none: ClassVar[bool] = False
     unsaid: ClassVar[frozenset[str]] = frozenset()
     has_nulls: ClassVar[bool] = False
@@ -481,85 +476,6 @@ class Feature(abc.ABC):
     def observes_stored_values(self) -> bool:
         """Return whether `observe_value` returns the same for a decoded value: not where encoding loses anything."""
         return False
-
-    # ---------------------------------------------------------------- transforms and previews
-
-    def target(self) -> Target | None:
-        """Return how a value must follow the image when a geometric transform moves it.
-
-        "image", "mask", "bboxes" (laid out as in `BBoxes`) and "keypoints" are albumentations' targets, and "depth" is
-        what it transforms as another mask. "points" has `points` moved as its keypoints, all fields together, and given
-        to `with_points`. "array" leaves it to the user: the run is refused until the pipeline has a target for the
-        field, or `untouched=` names it. None means that the value need not follow.
-        """
-        return "array" if self.value_type()[1] and self.class_names() is None else None
-
-    def points(self, value: Any) -> np.ndarray:
-        """Return the points of a value that move with the image, where `target` is "points".
-
-        Returns:
-            float32 (n, 2), each (x, y) in pixels; NaN for one that has no place, which is not moved.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has the target 'points', and does not define points")
-
-    def with_points(
-        self, value: Any, points: np.ndarray, size: tuple[int, int] | None
-    ) -> tuple[Any, np.ndarray | None]:
-        """Return a value whose points were moved.
-
-        Args:
-            value: the value before.
-            points: float32 (n, 2), the points of `points`, moved; NaN for one that had no place or was removed.
-            size: height and width of the image afterwards, in pixels; None to keep every row.
-
-        Returns:
-            The value, and the numbers of the rows that it kept, int64 (k,), or None if it keeps all.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has the target 'points', and does not define with_points")
-
-    def needs_every_point(self) -> bool:
-        """Return whether `with_points` cannot do without a point that left the image."""
-        return False
-
-    def may_lose_rows(self) -> bool:
-        """Return whether `with_points` may drop rows of a value."""
-        return False
-
-    def outlines(self, value: Any, height: int, width: int) -> list[np.ndarray]:
-        """Return what previews draw over the image where `preview` is "outlines".
-
-        Args:
-            value: a decoded value.
-            height: height of the image in pixels.
-            width: width of the image in pixels.
-
-        Returns:
-            float32 (k, 2) of (x, y) in pixels for each: nothing for k = 0, a point for k = 1, else the vertices of a
-            closed outline. Labels and scores of the sample are drawn beside them where there are as many.
-        """
-        del value, height, width
-        return []
-
-    def outline_names(self) -> tuple[str, ...]:
-        """Return the names of what `outlines` returns, as of the points of a face, in order; () where it has none.
-
-        Where `outlines` returns several times as many, the names repeat.
-        """
-        return ()
-
-    def display(self, value: Any) -> np.ndarray:
-        """Return a decoded value as previews draw it.
-
-        Returns:
-            uint8 (height, width, 1, 3 or 4) if `preview` is "image" or "depth"; class ids, uint8 or uint16 (height,
-            width), if it is "mask".
-        """
-        picture: np.ndarray = value
-        return picture
-
-    def class_colours(self) -> tuple[tuple[int, int, int], ...]:
-        """Return a colour (red, green, blue) for each class id in previews; () has them chosen."""
-        return ()
 
     # ---------------------------------------------------------------- formats
 

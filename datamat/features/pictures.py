@@ -21,7 +21,6 @@ from datamat.features.base import (
     Kind,
     RaggedColumn,
     Shape,
-    Target,
     array_of,
     check_array,
     checked_int,
@@ -32,6 +31,7 @@ from datamat.features.base import (
     one_bytes,
     shape_text,
 )
+from datamat.features.protocols import Geometry, Preview, Target
 from datamat.features.statistics import Counts, FieldStatistics, Numbers
 from datamat.features.values import Tensor, side_by_side
 from datamat.values import frozen
@@ -45,7 +45,7 @@ _MOST_IDS = {"uint8": 256, "uint16": 65536}
 """Number of class ids of each dtype of masks; segmentation datasets use the last for `not labelled`."""
 
 
-class PictureFile(Feature):
+class PictureFile(Feature, Geometry, Preview):
     """What pictures of all kinds have in common: one file each, decoded in Python."""
 
     __slots__ = ()
@@ -433,7 +433,7 @@ class Depth(PictureFile):
 
 
 @frozen()
-class Keypoints(Feature):
+class Keypoints(Feature, Geometry, Preview):
     """Points in one image: float32, each (x, y) in pixels, or (x, y, visibility).
 
     x counts from the left and y from the top, as in COCO, torchvision and albumentations; a point may lie outside the
@@ -559,7 +559,7 @@ class Keypoints(Feature):
 
 
 @frozen()
-class Polygons(Feature):
+class Polygons(Feature, Geometry, Preview):
     """Outlines of objects in one image: a list of polygons, each float32 (k, 2) of (x, y) in pixels.
 
     A sample holds a list of arrays (k, 2), of nested lists, or of COCO's flat lists [x0, y0, x1, y1, ...]; an empty
@@ -775,7 +775,7 @@ _SHEET = 4  # frames that a preview shows
 
 
 @frozen()
-class Video(Feature):
+class Video(Feature, Preview):
     """A video: uint8 (num_frames, height, width, 3) in RGB, stored as an encoded file.
 
     A sample holds the `bytes` of an MP4, MOV, WebM, MKV, AVI, MPEG, FLV or WMV file, which are stored untouched, or an

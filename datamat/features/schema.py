@@ -24,7 +24,6 @@ from datamat.features.base import (
     Kind,
     RaggedColumn,
     Shape,
-    Target,
     as_array,
     bytes_array,
     dtype_of,
@@ -36,6 +35,7 @@ from datamat.features.base import (
     shape_text,
 )
 from datamat.features.pictures import Depth, Image, Keypoints, Mask, Polygons, Video, video_extension
+from datamat.features.protocols import Geometry, Preview, Target
 from datamat.features.statistics import FieldStatistics, Numbers, Statistics, merged
 from datamat.features.values import (
     Audio,
@@ -738,17 +738,10 @@ class _OfAnother(Feature):
 
     __slots__ = ()
 
-    _holds_many: ClassVar[bool] = False
-
     @property
     @abc.abstractmethod
     def stored(self) -> Feature:
         """The feature that answers."""
-
-    @property
-    def preview(self) -> Any:  # type: ignore[override]  # a class has no single answer
-        """What previews draw: what they draw of the other feature, and nothing of many values."""
-        return None if self._holds_many else self.stored.preview
 
     def value_type(self) -> tuple[str, Shape]:
         return self.stored.value_type()
@@ -758,35 +751,6 @@ class _OfAnother(Feature):
 
     def class_names(self) -> tuple[str, ...] | None:
         return self.stored.class_names()
-
-    def class_colours(self) -> tuple[tuple[int, int, int], ...]:
-        return self.stored.class_colours()
-
-    def target(self) -> Target | None:
-        return self.stored.target()
-
-    def points(self, value: Any) -> np.ndarray:
-        return self.stored.points(value)
-
-    def with_points(
-        self, value: Any, points: np.ndarray, size: tuple[int, int] | None
-    ) -> tuple[Any, np.ndarray | None]:
-        return self.stored.with_points(value, points, size)
-
-    def needs_every_point(self) -> bool:
-        return self.stored.needs_every_point()
-
-    def may_lose_rows(self) -> bool:
-        return self.stored.may_lose_rows()
-
-    def outlines(self, value: Any, height: int, width: int) -> list[np.ndarray]:
-        return self.stored.outlines(value, height, width)
-
-    def outline_names(self) -> tuple[str, ...]:
-        return self.stored.outline_names()
-
-    def display(self, value: Any) -> np.ndarray:
-        return self.stored.display(value)
 
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
         return self.stored.arrow_types(name)
@@ -1102,16 +1066,11 @@ class _ListOf(_OfAnother):
 
     __slots__ = ()
 
-    _holds_many = True
-
     feature: Feature
 
     def value_type(self) -> tuple[str, Shape]:
         dtype, shape = self.feature.value_type()
         return dtype, (None, *shape)
-
-    def target(self) -> Target | None:
-        return None if self.feature.target() is None else "array"
 
     def is_ragged(self) -> bool:
         return True
@@ -1385,8 +1344,6 @@ class ListOf(_OfAnother):
         {'ids': array([1, 2, 3])}
     """
 
-    _holds_many = True
-
     type_name: ClassVar[str] = "Sequence"  # on disk
     feature: Feature
 
@@ -1609,9 +1566,9 @@ def _check_foreign(name: str, feature: Feature) -> None:
         "columns": not kinds or any(column != name and not column.startswith(f"{name}/") for column in kinds),
         "the kinds of columns": not set(kinds.values()) <= {*get_args(Kind)},
         "arrow_types": feature.arrow_types(name).keys() != kinds.keys(),
-        "target": feature.target() not in {None, *get_args(Target)},
+        "target": isinstance(feature, Geometry) and feature.target() not in {None, *get_args(Target)},
         "tar_form": feature.tar_form() not in {"json", "npy", "file"},
-        "preview": feature.preview not in {None, "image", "mask", "depth", "outlines"},
+        "preview": isinstance(feature, Preview) and feature.preview not in {None, "image", "mask", "depth", "outlines"},
     }
     found = [part for part, is_wrong in wrong.items() if is_wrong]
     if found:

@@ -22,7 +22,6 @@ from datamat.features.base import (
     Kind,
     RaggedColumn,
     Shape,
-    Target,
     array_of,
     check_array,
     checked_int,
@@ -35,6 +34,7 @@ from datamat.features.base import (
     shape_text,
     to_json_text,
 )
+from datamat.features.protocols import Geometry, Preview, Target
 from datamat.features.statistics import Counts, FieldStatistics, Numbers
 from datamat.values import frozen
 
@@ -187,7 +187,7 @@ class ClassLabel(Feature):
 
 
 @frozen()
-class BBoxes(Feature):
+class BBoxes(Feature, Geometry, Preview):
     """Boxes of one image: float32 (n, 4), each (ymin, xmin, ymax, xmax) as a fraction of height and width.
 
     This is the layout of `tfds.features.BBoxFeature` (REL_YXYX), in which boxes stay valid when the image is resized.
@@ -630,7 +630,7 @@ class Scalar(Feature):
 
 
 @frozen()
-class Tensor(Feature):
+class Tensor(Feature, Preview):
     """An array of a numpy dtype, stored exactly.
 
     If the number of values does not determine the shape (several None, or None beside 0), the shape of each value is
@@ -844,9 +844,6 @@ class Tokens(Feature):
 
     def declared(self) -> str:
         return f"{self.dtype} tokens (?,)" + ("" if self.vocab_size is None else f" of {self.vocab_size}")
-
-    def target(self) -> None:
-        return None
 
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
         return {name: (str(self.dtype), (None,))}
@@ -1173,7 +1170,7 @@ _SPECTRUM_COLOURS = ((8, 8, 40), (70, 20, 110), (170, 45, 110), (240, 120, 70), 
 
 
 @frozen()
-class Audio(Feature):
+class Audio(Feature, Preview):
     """A recording: float32 (num_samples, num_channels) from -1 to 1, stored as an encoded file.
 
     A sample holds the `bytes` of a WAV, FLAC, MP3 or Ogg file, which are stored untouched, or an array of float32 or
@@ -1247,9 +1244,6 @@ class Audio(Feature):
         return f"float32 {shape_text((None, self.num_channels))}" + (
             "" if self.sample_rate is None else f" at {self.sample_rate} Hz"
         )
-
-    def target(self) -> None:
-        return None
 
     def is_large(self) -> bool:
         return True

@@ -19,14 +19,27 @@ import numpy as np
 
 from datamat import codecs
 from datamat.errors import OptionError, count_of
+from datamat.features import Nullable, Preview
 from datamat.parallel.logs import get_logger
+from datamat.transforms.targets import target_of
 from datamat.values import frozen
 
 if TYPE_CHECKING:
     from datamat.features import Feature, Features
 
 
-__all__ = ["Panel", "Picture", "Scene", "Swatch", "draw", "draw_drawn", "in_words", "look_at", "palette_of"]
+__all__ = [
+    "Panel",
+    "Picture",
+    "Scene",
+    "Swatch",
+    "draw",
+    "draw_drawn",
+    "in_words",
+    "look_at",
+    "palette_of",
+    "preview_of",
+]
 
 _TILE_WIDTH, _TILE_HEIGHT, _MARGIN, _LINE = 320, 640, 8, 22
 _WIDE = 2.5  # times as wide as high: such pictures, as strips of frames and slices, get tiles of twice the width
@@ -165,18 +178,23 @@ class _Easel:
         self._width, self._height, self._opacity = width, height, opacity
         self._main: np.ndarray | None = None  # the main picture, before it is shrunk
         self._of_kind = {
-            kind: [name for name, feature in features.items() if feature.preview == kind]
+            kind: {
+                name: drawn
+                for name, feature in features.items()
+                if (drawn := preview_of(feature)) and drawn.preview == kind
+            }
             for kind in ("image", "mask", "depth", "outlines")
         }
 
     def draw_images(self) -> None:
         """Make a panel of each picture: those of cameras first, distances last."""
-        pictures = sorted(self._of_kind["image"], key=lambda name: self._features[name].target() != "image")
-        for name in [*pictures, *self._of_kind["depth"]]:
+        pictures = sorted(self._of_kind["image"], key=lambda name: target_of(self._features[name]) != "image")
+        drawn = {name: self._of_kind["image"][name] for name in pictures} | self._of_kind["depth"]
+        for name, preview in drawn.items():
             value = self._values.get(name)
             if value is None:
                 continue
-            picture = _in_colours(self._features[name].display(value))
+            picture = _in_colours(preview.display(value))
             if not picture.size:
                 continue
             self._main = picture if self._main is None else self._main
@@ -185,12 +203,12 @@ class _Easel:
     def draw_masks(self) -> None:
         """Draw the first mask of the size of the main picture over it, each other one in a panel of its own."""
         is_free = True
-        for name in self._of_kind["mask"]:
+        for name, preview in self._of_kind["mask"].items():
             value = self._values.get(name)
             if value is None:
                 continue
             feature = self._features[name]
-            ids = feature.display(value)
+            ids = preview.display(value)
             if not ids.size:
                 continue
             fits = self._main is not None and self._main.shape[:2] == ids.shape
@@ -212,9 +230,9 @@ class _Easel:
             return
         panel = self.panels[0] if self.panels else self._add([], self._paper_for(names))
         for number, name in enumerate(names):
-            feature, value = self._features[name], self._values[name]
-            outlines = feature.outlines(value, *panel.size)
-            said = _Said.of(name, len(outlines), self._values, self._features, self._mask_colours())
+            preview = self._of_kind["outlines"][name]
+            outlines = preview.outlines(self._values[name], *panel.size)
+            said = _Said.of(name, preview, len(outlines), self._values, self._features, self._mask_colours())
             _draw_outlines(panel, outlines, said, _OUTLINES[number % len(_OUTLINES)])
             panel.fields += [name, *(field for field in said.fields if field not in panel.fields)]
             swatches = said.swatches([number for number, outline in enumerate(outlines) if len(outline)])
@@ -231,7 +249,7 @@ class _Easel:
         """Return paper that what is to be drawn fits on."""
         height, width = 240, _TILE_WIDTH
         for name in names:
-            for outline in self._features[name].outlines(self._values[name], height, width):
+            for outline in self._of_kind["outlines"][name].outlines(self._values[name], height, width):
                 if len(outline):
                     width = max(width, round(min(float(outline[:, 0].max()), 4096.0)) + 8)
                     height = max(height, round(min(float(outline[:, 1].max()), 4096.0)) + 8)
@@ -275,6 +293,7 @@ class _Said(NamedTuple):
     def of(
         cls,
         name: str,
+        preview: Preview,
         count: int,
         values: Mapping[str, Any],
         features: Features,
@@ -295,7 +314,7 @@ class _Said(NamedTuple):
         fields, classes, names, scores = list[str](), list[int](), list[str](), list[float]()
         for other in others:
             value, feature = values[other], features[other]
-            if feature.preview is not None or np.ndim(value) != 1 or not len(value) or len(value) != len(values[name]):
+            if preview_of(feature) or np.ndim(value) != 1 or not len(value) or len(value) != len(values[name]):
                 continue
             times = count // len(value)  # of the points of several people, all of one belong to its label
             plain = [one for one in np.asarray(value).tolist() for _ in range(times)]
@@ -311,7 +330,7 @@ class _Said(NamedTuple):
             elif not scores and isinstance(plain[0], float) and any(word in last for word in _SCORES):
                 scores = plain
                 fields.append(other)
-        own = features[name].outline_names()
+        own = preview.outline_names()
         is_given = bool(names)
         if not names and own and count % len(own) == 0:
             classes, names = [*range(len(own))] * (count // len(own)), [*own] * (count // len(own))
@@ -427,11 +446,19 @@ def _number_in_words(value: Any, names: Sequence[str]) -> str:
 # ---------------------------------------------------------------- colours
 
 
+def preview_of(feature: Feature) -> Preview | None:
+    """Return what draws the values of a field, of one that may be missing those that are there; None for nothing."""
+    if isinstance(feature, Nullable):
+        return preview_of(feature.feature)
+    return feature if isinstance(feature, Preview) and feature.preview else None
+
+
 def palette_of(mask: Feature) -> np.ndarray:
     """Return the RGB colour of each class id, uint8 (ids, 3): the declared palette, else distinct colours."""
     colours = _hues(np.arange(np.iinfo(mask.value_type()[0]).max + 1, dtype=np.int64))
     colours[-1] = 0
-    declared = mask.class_colours()
+    preview = preview_of(mask)
+    declared = preview.class_colours() if preview else ()
     if declared:
         colours[: len(declared)] = np.array(declared, np.uint8)
     return colours
@@ -527,13 +554,12 @@ def _looked_at(samples: Iterable[Mapping[str, Any]], features: Features, opacity
 def _is_wide(sample: Mapping[str, Any], features: Features) -> bool:
     """Return whether the main picture of a sample is a strip."""
     values = features.nesting.split(sample)
-    pictures = sorted(
-        (name for name, feature in features.items() if feature.preview == "image" and values.get(name) is not None),
-        key=lambda name: features[name].target() != "image",
-    )
-    if not pictures or features[pictures[0]].target() == "image":
+    drawn = {name: preview_of(feature) for name, feature in features.items() if values.get(name) is not None}
+    pictures = {name: preview for name, preview in drawn.items() if preview and preview.preview == "image"}
+    if not pictures or any(target_of(features[name]) == "image" for name in pictures):
         return False
-    height, width = features[pictures[0]].display(values[pictures[0]]).shape[:2]
+    name, preview = next(iter(pictures.items()))
+    height, width = preview.display(values[name]).shape[:2]
     return bool(width > _WIDE * height)
 
 

@@ -28,6 +28,7 @@ from datamat.errors import OptionError, SchemaError, kind_of
 from datamat.features import Audio
 from datamat.features.base import as_array
 from datamat.transforms.seeding import RandomStreams, Sample, Stage
+from datamat.transforms.targets import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -391,7 +392,7 @@ def library_stage(transform: Any, features: Features, untouched: Collection[str]
         raise OptionError(f"{where}: the features hold no {what} that it could change; there are {', '.join(features)}")
     movers = dict.fromkeys(type(leaf).__name__ for leaf in leaves if stage_type.moves_pixels(leaf))
     for name, feature in features.items() if movers else ():
-        if feature.target() is not None and name not in kinds and name not in untouched:
+        if target_of(feature) is not None and name not in kinds and name not in untouched:
             raise OptionError(
                 f"{where}: field {name!r} ({feature.declared()}) would get out of step with the image, which "
                 f"{', '.join(movers)} {'change' if len(movers) > 1 else 'changes'}; pass untouched=({name!r},) if it "
@@ -429,7 +430,7 @@ def _stage_type(transform: Any) -> type[LibraryStage] | None:
 
 def _kind_of(name: str, feature: Feature) -> str:
     """Return as what a field is passed; "" if it is not."""
-    target, (dtype, shape) = feature.target(), feature.value_type()
+    target, (dtype, shape) = target_of(feature), feature.value_type()
     if target == "image" or (target == "array" and name == "image" and len(shape) == 3):
         return "image"
     if target == "mask" and len(shape) == 2:

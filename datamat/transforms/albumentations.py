@@ -14,6 +14,7 @@ import numpy as np
 
 from datamat.errors import OptionError, SchemaError
 from datamat.transforms.seeding import RandomStreams, Sample, Stage, signature_of, with_rng
+from datamat.transforms.targets import geometry_of, target_of
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -245,7 +246,9 @@ class _Points:
     def of(cls, sample: Sample, stage: AlbumentationsStage, size: tuple[int, int]) -> _Points:
         """Return the points of a sample whose image has a size, (height, width)."""
         features = stage.features
-        found = {name: features[name].points(sample[name]) for name in stage.points if sample[name] is not None}
+        found = {
+            name: geometry_of(features[name]).points(sample[name]) for name in stage.points if sample[name] is not None
+        }
         positions = np.concatenate([np.zeros((0, 2), np.float32), *found.values()])
         if _removes_points(stage.transform):  # albumentations raises where one is outside before the first transform
             with np.errstate(invalid="ignore"):
@@ -278,9 +281,9 @@ class _Points:
         owner_rows, num_rows = None, None
         pieces = np.split(positions, np.cumsum([*self.counts.values()]))  # and an empty one behind the last
         for name, piece in zip(self.counts, pieces, strict=False):
-            feature, before = self.stage.features[name], self.sample[name]
-            value, rows = feature.with_points(before, piece, None if name in self.stage.labels else size)
-            if name not in self.stage.labels and num_rows is None and feature.may_lose_rows():
+            geometry, before = geometry_of(self.stage.features[name]), self.sample[name]
+            value, rows = geometry.with_points(before, piece, None if name in self.stage.labels else size)
+            if name not in self.stage.labels and num_rows is None and geometry.may_lose_rows():
                 owner_rows, num_rows = rows, len(before)
             values[name] = value
         for name in self.stage.point_labels:
@@ -403,7 +406,7 @@ def matched_fields(transform: Any, features: Features, untouched: Collection[str
             free += [name for name in candidates if targets.get(name) == "image"]
         if free:
             keywords[free[0]] = keyword
-    keywords = {name: word for name, word in keywords.items() if features[name].target() != "points"}
+    keywords = {name: word for name, word in keywords.items() if target_of(features[name]) != "points"}
     keywords |= {name: name for name in _fields_of(features, "depth") if name not in {*keywords, *untouched}}
     if not _moves_pixels(transform):  # then boxes and points stay where they are, and need no format
         keywords = {name: keyword for name, keyword in keywords.items() if not _lacks_option(transform, keyword)}
@@ -465,12 +468,13 @@ def _unmatched(
     names = ", ".join(dict.fromkeys(type(leaf).__name__ for leaf in movers))
     for name, feature in features.items():
         kind = targets.get(keywords.get(name, ""), "")
-        if name in untouched or name in taken or feature.target() is None:
+        target = target_of(feature)
+        if name in untouched or name in taken or target is None:
             continue
-        if feature.target() in {"depth", "points"}:  # which a copy of the pipeline knows, and which are looked at apart
+        if target in {"depth", "points"}:  # which a copy of the pipeline knows, and which are looked at apart
             continue
         if not kind:
-            if (target := feature.target()) != "array":
+            if target != "array":
                 yield (
                     f"field {name!r} would get out of step with the image, as the pipeline does not know it; pass "
                     f"additional_targets={{{name!r}: {target!r}}} to it, or untouched=({name!r},) to leave it alone"
@@ -514,7 +518,7 @@ def _unfit_points(
             )
         elif taken:
             yield f"fields {taken[0]!r} and {name!r} are both keypoints; declare {taken[0]!r} as Keypoints"
-        elif features[name].needs_every_point() and _removes_points(transform):
+        elif geometry_of(features[name]).needs_every_point() and _removes_points(transform):
             yield (
                 f"field {name!r} ({features[name].declared()}) would lose points that leave the image, and needs all "
                 f"of them; pass keypoint_params={wanted} to the pipeline"
@@ -529,12 +533,13 @@ def _unlabelled_points(
         if name not in features or name in points:
             wanted = ", ".join(other for other in features if other not in points)
             yield f"keypoint_params has the label field {name!r}; want one of the other features: {wanted}"
+    moved = {name: geometry_of(features[name]) for name in points}
     losing = [
         name
         for name in points
-        if features[name].may_lose_rows() and (features[name].needs_every_point() or _removes_points(transform))
+        if moved[name].may_lose_rows() and (moved[name].needs_every_point() or _removes_points(transform))
     ]
-    if labels and not any(features[name].may_lose_rows() for name in points):
+    if labels and not any(geometry.may_lose_rows() for geometry in moved.values()):
         yield (
             f"keypoint_params has the label field {labels[0]!r}, but none of {', '.join(points)} has a row for each "
             "label; leave label_fields out: their rows stay"
@@ -562,7 +567,7 @@ def _unlabelled(features: Features, named: Collection[str], labels: Sequence[str
 
 
 def _fields_of(features: Features, target: str | None) -> list[str]:
-    return [name for name, feature in features.items() if feature.target() == target]
+    return [name for name, feature in features.items() if target_of(feature) == target]
 
 
 def _label_column(name: str, feature: Any, value: Any) -> np.ndarray:

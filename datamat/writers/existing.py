@@ -69,6 +69,7 @@ from datamat.readers.cache import RecordCache
 from datamat.readers.records import KeyIndex, RecordFiles
 from datamat.readers.remote import Loaded
 from datamat.transforms.seeding import signature_of
+from datamat.transforms.targets import target_of
 from datamat.values import frozen
 from datamat.writers.base import SOURCE_KINDS, DataSource
 from datamat.writers.foreign import (
@@ -2271,7 +2272,7 @@ class SpooledSource(DataSource):
         if isinstance(value, (bytes, bytearray)):
             return Text() if feature is not None and feature.value_type() == ("string", ()) else Bytes()
         is_number = isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "biufcV"
-        if is_number and (feature is None or feature.target() in {"image", "mask"}):
+        if is_number and (feature is None or target_of(feature) in {"image", "mask"}):
             return Tensor((None,) * value.ndim, value.dtype.name)
         if stored is not None:
             return stored

@@ -30,6 +30,7 @@ from datamat import (
     Timestamp,
     load,
 )
+from datamat.readers.preview import preview_of
 from datamat.testing import InlineExecutor
 
 FORMATS = ["tfrecord", "parquet", "webdataset"]
@@ -340,8 +341,8 @@ def test_pictures_may_be_missing_in_augmented_copies(tmp_path):
 
 def test_previews_leave_lists_of_pictures_out():
     """A tile shows one picture."""
-    assert ListOf(Image((8, 6, 3))).preview is None
-    assert Nullable(Image((8, 6, 3))).preview == "image"
+    assert preview_of(ListOf(Image((8, 6, 3)))) is None
+    assert preview_of(Nullable(Image((8, 6, 3)))) == Image((8, 6, 3))
 
 
 NESTED = Features(

@@ -15,7 +15,7 @@ from round_trip import materialize
 import datamat
 from datamat import DatasetWriter, Features, Image, IndexRow, Materializer, Nullable, Scalar, WorkerOptions
 from datamat.errors import MissingDependencyError, OptionError, SchemaError
-from datamat.features import Feature, register_feature, schema
+from datamat.features import Feature, Geometry, register_feature, schema
 from datamat.readers.tf import TfOptions, in_python, tf_field
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "plugin_package"
@@ -299,7 +299,7 @@ def test_foreign_field_follows_the_image(tmp_path):
 
 
 @dataclasses.dataclass(frozen=True)
-class Disparity(Feature):
+class Disparity(Feature, Geometry):
     """A disparity map of fixed shape, stored raw, moved like a mask and decoded in blocks."""
 
     def columns(self, name):

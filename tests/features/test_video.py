@@ -12,6 +12,7 @@ from round_trip import materialize
 
 from datamat import Features, InputError, SampleError, Scalar, SchemaError, Video, load
 from datamat.readers.tf import tf_field
+from datamat.transforms.targets import target_of
 
 av = pytest.importorskip("av")
 av.logging.set_level(None)
@@ -139,7 +140,7 @@ def test_files_may_stay_as_they_are():
     columns = feature.encode("x", memoryview(MPEG4))
 
     assert (feature.decode("x", columns), feature.prepare("x", MPEG4)) == (MPEG4, MPEG4)
-    assert (feature.value_type(), feature.target(), tf_field(feature).needs_python) == (("bytes", ()), None, False)
+    assert (feature.value_type(), target_of(feature), tf_field(feature).needs_python) == (("bytes", ()), None, False)
     assert feature.declared() == "video file (?, 32, 48, 3)"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from datamat import DatasetWriter, Features, IndexRow, Scalar
 from datamat.directory.sidecars.croissant import croissant_type
 from datamat.errors import InputError, SchemaError
-from datamat.features import Feature
+from datamat.features import Feature, Preview
 
 
 class SquaresWriter(DatasetWriter):
@@ -25,7 +25,7 @@ class SquaresWriter(DatasetWriter):
 
 
 @dataclasses.dataclass(frozen=True)
-class Waveform(Feature):
+class Waveform(Feature, Preview):
     """Samples of a sound, float32 (n, channels), deflated; previews draw the first channel."""
 
     channels: int = 1

@@ -1,0 +1,48 @@
+"""How each field follows the image when a transform moves it."""
+
+from __future__ import annotations
+
+import functools
+
+from datamat.features import Audio, Feature, Geometry, ListOf, Nullable, Tokens
+from datamat.features.protocols import Target
+from datamat.features.schema import Listed, WithGaps
+
+__all__ = ["geometry_of", "target_of"]
+
+
+@functools.singledispatch
+def target_of(feature: Feature) -> Target | None:
+    """Return how a value must follow the image, as `Geometry.target` says it."""
+    if isinstance(feature, Geometry):
+        return feature.target()
+    return "array" if feature.value_type()[1] and feature.class_names() is None else None
+
+
+@target_of.register(Audio)
+@target_of.register(Tokens)
+def _(feature: Feature) -> None:
+    del feature  # arrays without a place in an image
+
+
+@target_of.register(Nullable)
+def _(feature: Nullable) -> Target | None:
+    return target_of(feature.feature)
+
+
+@target_of.register(ListOf)
+def _(feature: ListOf) -> Target | None:
+    return target_of(feature.stored)
+
+
+@target_of.register(Listed)
+@target_of.register(WithGaps)
+def _(feature: Listed | WithGaps) -> Target | None:
+    return None if target_of(feature.feature) is None else "array"
+
+
+def geometry_of(feature: Feature) -> Geometry:
+    """Return what moves the points of a field whose target is "points", where it is there."""
+    found = feature.feature if isinstance(feature, Nullable) else feature
+    assert isinstance(found, Geometry), "nothing else has that target"
+    return found
