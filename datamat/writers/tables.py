@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-__all__ = ["TableRows", "content_of", "is_arrow_dataset", "listed_column", "table_of"]
+__all__ = ["TableRows", "content_of", "is_arrow_dataset", "is_of_package", "listed_column", "table_of"]
 
 
 def table_of(value: Any) -> pa.Table | None:
@@ -49,6 +49,11 @@ def listed_column(value: Any) -> list[Any] | None:
 def is_arrow_dataset(value: Any) -> bool:
     """Tell whether a value is a `pyarrow.dataset.Dataset`, which need not be in memory as a whole."""
     return any((base.__module__.partition(".")[0], base.__name__) == _ARROW_DATASET for base in type(value).__mro__)
+
+
+def is_of_package(value: Any, package: str) -> bool:
+    """Tell whether the type of a value, or one of its bases, is defined in a package."""
+    return any(base.__module__.partition(".")[0] == package for base in type(value).__mro__)
 
 
 def content_of(table: pa.Table) -> str:
