@@ -1512,7 +1512,7 @@ DEFECTS = {
         Defect(
             "none-for-no-numbers",
             "an empty tensor that may be missing reads back as None",
-            "datamat.features.schema:_gathered_columns",
+            "datamat.features.schema:gathered_columns",
             replace('kind != "bytes" and None in sizes', "False"),
             "tests/features/test_features_of_others.py::test_columns_hold_the_values_there_are",
         ),
