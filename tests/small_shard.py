@@ -82,7 +82,14 @@ def make(place, formats, spec=None):
         sealed = sealed or receipt.sealed
         made.append(part.number)
     assert builder.is_complete
-    return made, builder.publish(sealed or seal(place, formats, builder.spec))
+    return made, finish(builder, sealed or seal(place, formats, builder.spec))
+
+
+def finish(builder, sealed):
+    """Give a sealed shard its names, as a driver does; return its files."""
+    files = builder.complete(sealed)
+    builder.publish(files, waits=False)
+    return files
 
 
 def finished_files(place):

@@ -117,9 +117,9 @@ def read_index(
     import pyarrow as pa
     from pyarrow import parquet
 
-    path = folder / (name if info is None else info.file)
+    path = folder / name
     try:
-        path = regular_path(folder, name if info is None else info.file)
+        path = regular_path(folder, name)
         if info is not None and not info.is_whole(path):
             raise CorruptDataError("it is not the file that the manifest lists: its size or checksum is another")
         with open_regular(path) as file, parquet.ParquetFile(file) as opened:

@@ -208,6 +208,11 @@ class _ListedFile:
     num_bytes: int
     checksum: str
 
+    if TYPE_CHECKING:
+
+        @property
+        def file(self) -> str: ...
+
     @property
     def extension(self) -> str:
         """The file's extension, without a leading dot."""

@@ -365,7 +365,7 @@ def _lost_rows(planned: PlannedJob, manifest: Manifest) -> list[str]:
         try:
             if listed is None or not listed.is_there(output):
                 raise CorruptDataError(f"{output / keys_file(split)} is not the file that the manifest lists")
-            rows = MappedKeys(output, keys_file(split), sum(info.num_rows for info in infos)).rows_without(hashes)
+            rows = MappedKeys(output, listed.file, sum(info.num_rows for info in infos)).rows_without(hashes)
             if len(rows):
                 lost += _with_records(planned, manifest, infos, index_reader(output, manifest)(split), rows)
         except CorruptDataError:  # the index is damaged or gone, and the records themselves say whose they are
@@ -610,8 +610,8 @@ def index_reader(output: pathlib.Path, manifest: Manifest | None) -> Callable[[s
     """
 
     def read(split: str) -> IndexTable:
-        name = index_file(split)
-        return IndexTable(read_index(output, name, info=None if manifest is None else manifest.index_infos.get(name)))
+        listed = None if manifest is None else manifest.index_infos.get(index_file(split))
+        return IndexTable(read_index(output, index_file(split) if listed is None else listed.file, info=listed))
 
     return functools.cache(read)
 

@@ -285,8 +285,8 @@ def _write_index(sets: Sequence[_Set], target: pathlib.Path, split: str) -> list
     for one in sets:
         if split not in one.manifest.splits:
             continue
-        name = index_file(split)
-        table = read_index(one.folder, name, info=one.manifest.index_infos.get(name))
+        listed = one.manifest.index_infos.get(index_file(split))
+        table = read_index(one.folder, index_file(split) if listed is None else listed.file, info=listed)
         numbers = pa.array(table["shard"].to_numpy() + first, pa.int32())
         tables.append(table.set_column(table.column_names.index("shard"), table.schema.field("shard"), numbers))
         first += len(one.manifest.splits[split])

@@ -1043,8 +1043,9 @@ class Run:
 
         manifest, waiting = self._described(finished)
         self._inputs.remember(map(self._inputs_of, self._plan.shards))
-        visible = {name for files in self._others().values() for info in files for name in (info.file, info.index_file)}
-        visible |= self._before.index_infos.keys() if self._before else set()
+        visible = set(self._before.file_names) if self._before else set()
+        entries = read_entries(self._work / "shards").values()
+        visible |= {name for files in entries for info in files for name in (info.file, info.index_file)}
         going = sorted(visible - (manifest.file_names - waiting))
         if going or waiting:
             self._withdraw()

@@ -33,6 +33,7 @@ from datamat.directory.counts import Counts
 from datamat.directory.files import commit, digest_file, fsync_folder, is_stand_in, publish
 from datamat.directory.keys import KeyDigest
 from datamat.directory.manifest import (
+    MANIFEST_FILE,
     FilePart,
     ShardInfo,
     ends_of,
@@ -850,7 +851,14 @@ class ShardBuilder:
             return None
         if self._entry(waits=False).exists():
             return files if self._are_there(files, waits=False) else None
-        return None if any(missing_files(self._output, info) for info in files) else files
+        published = os.stat(self._output / MANIFEST_FILE).st_mtime_ns
+        for info in files:
+            path = self._output / info.file
+            if missing_files(self._output, info):
+                return None
+            if not is_stand_in(path) and path.stat().st_mtime_ns > published and not info.is_whole(path):
+                return None  # something has written to it since
+        return files
 
     def waiting(self) -> ShardFiles | None:
         """Return the files of the shard if it is complete, and waits to be published; remove what waits otherwise."""

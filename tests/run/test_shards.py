@@ -18,6 +18,7 @@ from small_shard import (
     FORMATS,
     SIZES,
     builder_of,
+    finish,
     finished_files,
     formats_of,
     growing_of,
@@ -57,7 +58,7 @@ def reference(references, names):
 
 def check_published(place, formats, builder, reference):
     """Complete and publish a shard; compare it with an undisturbed one."""
-    infos = builder.publish(seal(place, formats, builder.spec))
+    infos = finish(builder, seal(place, formats, builder.spec))
     assert (finished_files(place), infos) == reference
 
 
@@ -96,7 +97,7 @@ def test_parts_may_come_in_any_order(place, formats, order, is_own, reference):
     assert builder.is_complete
     assert list(builder.missing()) == []
     assert bool(sealed) == is_own
-    assert builder.publish(sealed or seal(place, formats, spec)) == reference[1]
+    assert finish(builder, sealed or seal(place, formats, spec)) == reference[1]
     assert finished_files(place) == reference[0]
     assert not part_folder(place / ".datamat", spec.name).exists()
 
@@ -215,7 +216,7 @@ def replace(place, formats):
     builder.resume(with_failed=False)
     for part in list(builder.missing()):
         builder.add(write_part(place, formats, builder.spec, part.number, run=run))
-    return builder.publish(seal(place, formats, builder.spec))
+    return finish(builder, seal(place, formats, builder.spec))
 
 
 @pytest.mark.sample(3)
@@ -227,7 +228,7 @@ def test_kill_while_a_shard_is_replaced_by_its_like_leaves_one_of_them_whole(tmp
     builder = builder_of(old, formats)
     for part in list(builder.missing()):
         builder.add(write_part(old, formats, builder.spec, part.number, [2, 0, 3, 0, 2]))
-    before = builder.publish(seal(old, formats, builder.spec))
+    before = finish(builder, seal(old, formats, builder.spec))
     outcomes = set()
     for at in changes:
         place = tmp_path / str(at)
@@ -343,7 +344,7 @@ def test_shard_that_its_receipts_do_not_describe_is_refused(place):
         file.write(b"more")
 
     with pytest.raises(CorruptDataError, match=rf"{growing} holds \d+ bytes, its receipts say \d+"):
-        builder.publish(sealed)
+        finish(builder, sealed)
     assert finished_files(place) == {}
 
 
@@ -356,7 +357,7 @@ def test_shard_that_lacks_a_part_is_refused(place):
     sealed = shards.GrowingShard(place / ".datamat", spec.name, "f1", formats, 4).seal()
 
     with pytest.raises(IncompleteRunError):
-        builder.publish(sealed)
+        finish(builder, sealed)
     assert finished_files(place) == {}
 
 
@@ -442,7 +443,7 @@ def test_shard_that_another_process_seals_is_left_alone(place, formats, referenc
     with other.held():
         with pytest.raises(OutputLockedError, match=r"another process has been at .*data-train-00000-of-00001 for 0 s"):
             mine.seal(is_alone=False)
-        assert builder.publish(mine.seal()) == reference[1]
+        assert finish(builder, mine.seal()) == reference[1]
     assert finished_files(place) == reference[0]
 
 
@@ -475,7 +476,7 @@ def test_part_that_is_made_twice_at_once_is_there_once(place, formats, reference
         assert again.keys == builder.taken()[number].keys
     assert seal(place, formats, spec) == sealed
 
-    assert builder.publish(sealed) == reference[1]
+    assert finish(builder, sealed) == reference[1]
     assert finished_files(place) == reference[0]
 
 
@@ -487,7 +488,7 @@ def test_shard_without_records_is_published(place, formats):
     for number in range(2):
         builder.add(write_part(place, formats, spec, number, sizes))
 
-    infos = builder.publish(seal(place, formats, spec))
+    infos = finish(builder, seal(place, formats, spec))
 
     assert [(info.num_rows, info.num_records) for info in infos] == [(4, 0)] * len(formats)
     assert {finished_files(place)[info.index_file] for info in infos} == {b""}
