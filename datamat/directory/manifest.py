@@ -997,7 +997,7 @@ def shards_of(manifest: Manifest, format_name: str) -> Mapping[str, tuple[ShardI
 
 def shard_pattern(manifest: Manifest, split: str, shards: tuple[ShardInfo, ...]) -> str:
     """Return the shell pattern that matches the files of one split and one format, and no other file."""
-    extension = shards[0].file.partition(".")[2]
+    extension = shards[0].extension
     return f"{manifest.name}-{split}-*.{extension}"
 
 

@@ -244,7 +244,7 @@ def _renamed(sets: Sequence[_Set], name: str) -> Renamed:
 
 def _renamed_in(sets: Sequence[_Set], name: str, split: str) -> list[list[tuple[ShardInfo, ShardInfo]]]:
     """Return, for each directory, the files of a split as they are, and as they will be."""
-    extensions = [shards[0].file.partition(".")[2] for shards in sets[0].manifest.by_format.values()]
+    extensions = [shards[0].extension for shards in sets[0].manifest.by_format.values()]
     counts = [len(one.manifest.splits.get(split, ())) for one in sets]
     found = []
     first = 0
@@ -330,10 +330,10 @@ def _manifest(
     first = sets[0].manifest
     new = [info for each in renamed.values() for _, info in itertools.chain(*each)]
     formats = list(first.by_format)
-    extensions = [shards[0].file.partition(".")[2] for shards in first.by_format.values()]
+    extensions = [shards[0].extension for shards in first.by_format.values()]
     ordered = sorted(new, key=lambda info: (list(renamed).index(info.split), info.name))
     by_format = {
-        form: tuple(info for info in ordered if info.file.partition(".")[2] == extension)
+        form: tuple(info for info in ordered if info.extension == extension)
         for form, extension in zip(formats, extensions, strict=True)
     }
     copies = {split: number for one in reversed(sets) for split, number in one.manifest.copies.items()}

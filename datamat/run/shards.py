@@ -851,14 +851,18 @@ class ShardBuilder:
             return None
         if self._entry(waits=False).exists():
             return files if self._are_there(files, waits=False) else None
-        published = os.stat(self._output / MANIFEST_FILE).st_mtime_ns
-        for info in files:
-            path = self._output / info.file
-            if missing_files(self._output, info):
-                return None
-            if not is_stand_in(path) and path.stat().st_mtime_ns > published and not info.is_whole(path):
-                return None  # something has written to it since
-        return files
+        with contextlib.suppress(OSError, CorruptDataError):
+            published = os.stat(self._output / MANIFEST_FILE).st_mtime_ns
+            if all(self._is_still_there(info, published) for info in files):
+                return files
+        return None
+
+    def _is_still_there(self, info: ShardInfo, published: int) -> bool:
+        """Return whether a published file is the one that is listed; it is read only if something wrote to it since."""
+        path = self._output / info.file
+        if is_stand_in(path) or path.stat().st_mtime_ns <= published:
+            return not missing_files(self._output, info)
+        return info.is_whole(path) and _has_offsets(self._output / info.index_file, info)
 
     def waiting(self) -> ShardFiles | None:
         """Return the files of the shard if it is complete, and waits to be published; remove what waits otherwise."""

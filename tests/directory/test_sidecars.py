@@ -6,11 +6,11 @@ import errno
 import functools
 import json
 import os
-import pathlib
 import shutil
 
 import pytest
 import small_pairs
+from naming import observe_names
 
 from datamat import Manifest, OptionError, OutputError, OutputLockedError, ShardOptions, verify
 from datamat.cli import main
@@ -122,14 +122,12 @@ def test_run_that_is_killed_before_the_manifest_is_completed_by_the_next(source,
 
 def _fail_at(monkeypatch, path):
     """Interrupt the process as it gives a file its name."""
-    replace = os.replace
 
-    def interrupted(old, new):
-        if pathlib.Path(new) == path:
+    def interrupted(_, target):
+        if target == path:
             raise KeyboardInterrupt
-        replace(old, new)
 
-    monkeypatch.setattr(os, "replace", interrupted)
+    observe_names(monkeypatch, interrupted)
 
 
 def test_files_of_a_run_that_was_killed_do_not_outlive_other_options(source, output, monkeypatch):
@@ -162,7 +160,7 @@ def test_sidecars_are_gone_while_shards_are_replaced(source, output, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         job(source, output, num_shards=1).run(progress=False)
 
-    assert [path.name for path in output.iterdir() if path.suffix in {".json", ".md", ".txt"}] == []
+    assert [path.name for path in output.iterdir() if path.suffix in {".json", ".md", ".txt"}] == ["manifest.json"]
 
 
 def test_run_with_nothing_to_do_writes_what_is_missing(source, made, output):

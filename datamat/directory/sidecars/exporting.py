@@ -293,7 +293,7 @@ def _added_files(manifest: Manifest, sidecars: Sequence[Sidecar], files: Files) 
     """Return the files of the sidecars that a user adds, by name; `files` are the built-in ones."""
     found: dict[str, bytes | FromShard] = {}
     taken = {MANIFEST_FILE, *files, *(info.index_file for info in manifest.all_files)} if sidecars else set()
-    endings = {info.file.partition(".")[2] for info in manifest.all_files}
+    endings = {info.extension for info in manifest.all_files}
     for sidecar in sidecars:
         made = _called(sidecar, _as_read(manifest))
         for name, content in made.items():
