@@ -17,11 +17,10 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
-from datamat.directory.fetching import each
 from datamat.directory.files import WORK, check_lock
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, content_of_manifest
 from datamat.errors import CorruptDataError
-from datamat.folders.base import ASIDE, AbsentError, ChangedError, ExistsError, ReplaceIf, UnsupportedError
+from datamat.folders.base import ASIDE, AbsentError, ChangedError, ExistsError, ReplaceIf, UnsupportedError, each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

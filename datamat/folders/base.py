@@ -7,13 +7,14 @@ import contextlib
 import os
 import pathlib
 import re
-from collections.abc import Generator, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any, Literal, NamedTuple
 
 from datamat.errors import CorruptDataError, OptionError, OutputError
 
 __all__ = [
     "ASIDE",
+    "AT_ONCE",
     "AbsentError",
     "ChangedError",
     "DeniedError",
@@ -25,9 +26,12 @@ __all__ = [
     "UnsupportedError",
     "checked",
     "create_once",
+    "each",
     "not_written",
 ]
 
+AT_ONCE = 32
+"""Requests that a process makes at once."""
 ASIDE = ".datamat-tmp-"
 """Prefix of files that are not complete yet, or that a kill left so: no listing shows them."""
 
@@ -283,6 +287,16 @@ def create_once(folder: Folder, name: str, content: bytes) -> bool:
         is_as_long = found is not None and found.num_bytes == len(content)
         return is_as_long and folder.read_if_there(name, len(content)) == content
     return True
+
+
+def each(call: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
+    """Return what a function returns for each value, many at once; raise what the first that fails raises."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    if not (listed := list(values)):
+        return []
+    with ThreadPoolExecutor(min(AT_ONCE, len(listed))) as pool:
+        return list(pool.map(call, listed))
 
 
 def not_written(place: str) -> OptionError:

@@ -79,7 +79,6 @@ if TYPE_CHECKING:
     from datamat.directory.index_files import IndexTable
     from datamat.directory.ledger import FailedRow
     from datamat.directory.manifest import ShardFiles, ShardInfo
-    from datamat.directory.rows import RowStore
     from datamat.plan.changes import ReusedRows
     from datamat.plan.job import Job, PlannedJob
     from datamat.plan.plan import PartSpec, ShardSpec
@@ -88,6 +87,7 @@ if TYPE_CHECKING:
     from datamat.run.repair import Wanted
     from datamat.run.report import RunEvents, RunReport
     from datamat.run.upload import RemoteOutput
+    from datamat.sources.store import RowStore
 
 
 __all__ = [

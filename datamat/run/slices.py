@@ -38,13 +38,13 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from datamat.directory.fetching import each
 from datamat.directory.files import WORK, fsync_folder, lock_holder, parse_json, render_json
 from datamat.directory.ledger import LEDGER_FILE
 from datamat.directory.manifest import growing_path, run_folder, write_entry
 from datamat.directory.sidecars.indexes import index_ahead
 from datamat.errors import CorruptDataError, OptionError, OutputError, OutputLockedError
 from datamat.folders import ExistsError, LocalFolder, UnsupportedError, create_once
+from datamat.folders.base import each
 from datamat.folders.local import look_anew
 from datamat.plan.job import changed_digests
 from datamat.run.quarantine import QUARANTINE_FOLDER

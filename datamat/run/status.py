@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from datamat.directory.counts import Counts
 from datamat.directory.display import Table, render_html
 from datamat.directory.failures import Failure, failures_in
-from datamat.directory.fetching import each
 from datamat.directory.files import WORK, lock_holder, parse_json, printable, read_json
 from datamat.directory.keys import ShardName
 from datamat.directory.ledger import LEDGER_FILE, LedgerEntry, ledger_in, parse_ledger, read_ledger
@@ -46,6 +45,7 @@ from datamat.directory.manifest import (
 )
 from datamat.errors import CorruptDataError, OutputError, count_of, join_problems
 from datamat.folders import LocalFolder, open_folder
+from datamat.folders.base import each
 from datamat.plan.changes import (
     NOT_MADE,
     PlannedShard,

@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from datamat.directory.fetching import each
 from datamat.directory.files import (
     MADE,
     SPOOL,
@@ -79,6 +78,7 @@ from datamat.folders.base import (
     ReplaceIf,
     UnsupportedError,
     create_once,
+    each,
 )
 from datamat.folders.local import read_regular
 from datamat.plan.changes import parse_snapshot, render_snapshot

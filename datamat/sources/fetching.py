@@ -21,18 +21,17 @@ import xxhash
 
 from datamat.directory.files import default_scratch
 from datamat.errors import DatamatError, InputError, SourceError, described
+from datamat.folders.base import AT_ONCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 __all__ = [
-    "AT_ONCE",
     "MOST_BYTES",
     "FetchAhead",
     "Fetcher",
     "behind",
-    "each",
     "fetched",
     "fetchers",
     "fetches_files",
@@ -45,8 +44,6 @@ __all__ = [
     "with_urls",
 ]
 
-AT_ONCE = 32
-"""Requests that a process makes at once."""
 MOST_BYTES = 1 << 34
 """Largest file that is fetched where nobody has said its size: no disk holds what a server may send without end."""
 _AHEAD_FILES, _AHEAD_BYTES = 128, 64 << 20  # that are fetched before their rows are read
@@ -292,14 +289,6 @@ class FetchAhead:
 def stamp_of(version: str) -> int:
     """Return the time, in nanoseconds, that stands for a version of a file."""
     return _FIRST_NS + xxhash.xxh3_64_intdigest(version.strip('"').encode()) % (_SPAN_NS // 1000) * 1000
-
-
-def each(call: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
-    """Return what a function returns for each value, many at once; raise what the first that fails raises."""
-    if not (listed := list(values)):
-        return []
-    with concurrent.futures.ThreadPoolExecutor(min(AT_ONCE, len(listed))) as pool:
-        return list(pool.map(call, listed))
 
 
 def scratch_folder(scratch: str | os.PathLike[str] | None) -> str:
