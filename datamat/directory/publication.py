@@ -65,8 +65,8 @@ def finish_publication(folder: Folder) -> None:
     if (here := folder.local_path()) is not None:
         for path in here.glob(f"{ASIDE}*"):  # what it has left of the manifest
             path.unlink(missing_ok=True)
-    version = version_there(folder)
     try:
+        version = version_there(folder)
         content = folder.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES) if version else None
         if content is not None:
             _settled(folder, Manifest.parse(content, folder.place(MANIFEST_FILE)), version)

@@ -150,7 +150,7 @@ def test_planted_link_is_never_written_through(small_source, tmp_path, whole, na
     refused = None
     try:
         run(job)
-    except OutputError as error:
+    except DatamatError as error:
         refused = str(error)
 
     assert small_pairs.digests(job.output) == whole if refused is None else name.split("/")[0] in refused
