@@ -1,0 +1,111 @@
+"""A run or a repair that ends at any step of its publication: readers find one set, and the next run does the rest.
+
+Steps are names that files get or lose, in this process: so each is met, also on a file system without hard links.
+`test_crash_points` and `test_replacing` kill real processes at any operation, `run/test_upload` runs at any request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+
+import pytest
+import small_pairs
+import small_rows
+from fault_injection import left_behind
+
+from datamat import load, verify
+
+
+class _Ended(BaseException):
+    """Ends a run at a step, as a kill would: nothing that follows has an effect."""
+
+
+@contextlib.contextmanager
+def steps(has_links, last=1 << 62):
+    """Yield a list that gets each step of the block; end it before the step of this number, from 1."""
+    taken = []
+
+    def observed(name, call):
+        def step(*args, **more):
+            if name == "link" and not has_links:
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+            if len(taken) + 1 >= last:
+                raise _Ended
+            taken.append(name)
+            call(*args, **more)
+
+        return step
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("link", "rename", "replace", "unlink"):
+            patch.setattr(os, name, observed(name, getattr(os, name)))
+        yield taken
+
+
+def job(output, value):
+    """Return a job of which each record has this value."""
+    return small_rows.job(output, made={"x": value}, version=str(value))
+
+
+def damage(output):
+    """Change a byte of a shard, and remove another one, offsets and a file of the index."""
+    first, second = sorted(output.glob("*.tfrecord"))
+    content = bytearray(first.read_bytes())
+    content[len(content) // 2] ^= 1
+    first.write_bytes(content)
+    for path in (second, output / f"{first.stem}.idx", output / "_index" / "train.keys"):
+        path.unlink()
+
+
+def values(output):
+    """Return the values that readers find in a directory with which nothing is wrong."""
+    report = verify(output)
+    assert report.ok, str(report)
+    return {int(sample["x"]) for sample in load(output)}
+
+
+@pytest.mark.parametrize("has_links", [True, False], ids=["links", "no links"])
+@pytest.mark.parametrize("kind", ["first", "changed", "repair"])
+def test_publication_that_ends_at_any_step_leaves_one_set(tmp_path, request, kind, has_links):
+    """Before the manifest is replaced, that is the old set, and the new one after it."""
+    output, old = tmp_path / "out", tmp_path / "old"
+    if kind != "first":
+        job(old, 1).run(progress=False)
+
+    def begin():
+        shutil.rmtree(output, ignore_errors=True)
+        if kind != "first":
+            shutil.copytree(old, output)
+        if kind == "repair":
+            damage(output)
+
+    def act():
+        if kind == "repair":
+            job(output, 1).repair(progress=False)
+        else:
+            job(output, 2).run(progress=False)
+
+    begin()
+    with steps(has_links) as taken:
+        act()
+    whole, count = small_pairs.digests(output), len(taken)
+    seen = []
+
+    for number in sorted({*range(1, count, 12 if request.config.getoption("--commit") else 1), count}):
+        begin()
+        with steps(has_links, number), pytest.raises(_Ended):
+            act()
+        if kind != "repair" and (output / "manifest.json").exists():
+            seen.append(values(output))
+        act()
+        assert small_pairs.digests(output) == whole, f"ended before step {number}, {taken[number - 1]}"
+        assert left_behind(output) == [], f"ended before step {number}"
+
+    assert seen == sorted(seen)
+    if kind == "changed":
+        assert {1} in seen and {2} in seen and {1, 2} not in seen
+    if kind == "repair":
+        assert whole == small_pairs.digests(old)
