@@ -120,9 +120,10 @@ def _written(folder: Folder, manifest: Manifest, seen: str) -> str:
 
 
 def remove_unlisted(folder: Folder, names: Iterable[str]) -> None:
-    """Delete files that this process has named too late, but for those that the published set has."""
+    """Delete files that this process has made too late, but for those that the published set has, or waits for."""
     manifest = Manifest.parse(content_of_manifest(folder), folder.place(MANIFEST_FILE))
-    _each(folder, folder.delete, [name for name in names if name not in manifest.file_names | manifest.moving.keys()])
+    listed = manifest.file_names.union(manifest.moving.values())
+    _each(folder, folder.delete, [name for name in names if name not in listed])
 
 
 def _is_there(folder: Folder, content: bytes) -> bool:

@@ -344,6 +344,7 @@ class RemoteOutput:
         self._content: bytes | None = None  # of that
         self._stored: dict[str, StoredShard] = {}  # shards that no manifest lists, by name
         self._others: set[str] = set()  # names of the shards of other plans
+        self._left: list[str] = []  # names of what runs have left, which are over, or make this very plan
         self._made: Mapping[str, StoredShard] = {}  # by tasks
         self._known = _Known(self._work / "known.json")
         self.has_others = False
@@ -470,12 +471,15 @@ class RemoteOutput:
         """
         self._made = self._made if made is None else made
         wanted = {shard.name: shard.fingerprint for shard in plan.shards}
-        names = [f"{WORK}/{name}" for name in self._store.list(WORK, deep=True) or () if _OF_RUN.match(name)]
+        names = self._of_runs()
+        foreign: tuple[str, ...] = ()
         for folder in [name.removesuffix(_PLAN) for name in names if name.endswith(f"/{_PLAN}")]:
             shards = self._shards_of(folder)
             if folder != self._mine and any(wanted.get(name) != fingerprint for name, fingerprint in shards.items()):
                 self.has_others = True
                 self._others |= shards.keys()
+                foreign += (folder,)
+        self._left = [name for name in names if not name.startswith(foreign)]
         entries = [name for name in names if pathlib.PurePosixPath(name).stem in wanted and name.endswith(".json")]
         noted = [one for one in each(self._noted, entries) if one is not None]
         found = {one.name: one for one in noted} | dict(self._made)
@@ -657,18 +661,28 @@ class RemoteOutput:
                 yield name, path
 
     def give_up(self) -> None:
-        """Delete what this run has given names to, as far as the set of another that is published lacks it."""
-        remove_unlisted(self._store, {name for stored in self._stored.values() for name in stored.objects})
+        """Delete what this run has made, as far as the set of another that is published lacks it."""
+        names = {name for stored in self._stored.values() for name in stored.objects}
+        names |= {name for name in self._of_runs() if self._mine and name.startswith(self._mine)}
+        remove_unlisted(self._store, names)
 
     def sweep(self) -> None:
-        """Remove what runs have left in the store, their plans last, once the set is published; not what is newer."""
+        """Remove what runs have left in the store, once the set is published; not what is newer.
+
+        A run that had nothing to do leaves what others make: they may be alive, and publish after it.
+        """
         self._known.save()
-        last = self._mine or f"{WORK}/run-~"
-        names = [f"{WORK}/{name}" for name in self._store.list(WORK, deep=True) or () if _OF_RUN.match(name)]
-        names = [name for name in names if name.startswith(last) or name < last]
+        mine = self._mine
+        self._remove([name for name in self._of_runs() if name.startswith(mine) or name < mine] if mine else self._left)
+        self._mine = ""
+
+    def _remove(self, names: Collection[str]) -> None:
+        """Delete what is in folders of runs, their plans last: others see by them that there is more."""
         each(self._store.delete, [name for name in names if not name.endswith(f"/{_PLAN}")])
         each(self._store.delete, [name for name in names if name.endswith(f"/{_PLAN}")])
-        self._mine = ""
+
+    def _of_runs(self) -> list[str]:
+        return [f"{WORK}/{name}" for name in self._store.list(WORK, deep=True) or () if _OF_RUN.match(name)]
 
     def end(self) -> None:
         """Upload the ledger and what is in quarantine; no ledger where another run is at work."""

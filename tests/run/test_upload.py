@@ -263,6 +263,23 @@ def test_shards_of_another_plan_go(s3, make, stopped, tmp_path, times):
     check(s3, make, tmp_path, 20, 3)
 
 
+def test_run_with_nothing_to_do_leaves_what_another_makes(s3, make, tmp_path):
+    """The other may be alive, and publishes after it."""
+    make(20, "one")
+    begun, others = len(s3.seen), []
+
+    def meet(verb, path):
+        if verb == "write" and re.fullmatch(ROOT + r".*/run-.*/data-.*\.json", path) and len(s3.seen) > begun + 20:
+            s3.meet = lambda verb, path: None
+            others.append(make(20, "idle"))
+
+    s3.meet = meet
+    make(30, "other", 3)
+
+    assert others[0].did_nothing
+    check(s3, make, tmp_path, 30, 3)
+
+
 def test_small_objects_are_put_back(s3, make):
     """Offsets, index files and sidecars that somebody has deleted; nothing else is sent."""
     make(20, "one")
