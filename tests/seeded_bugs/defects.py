@@ -746,7 +746,7 @@ DEFECTS = {
         Defect(
             "hook-ends-the-run",
             "a progress bar whose terminal is gone, or a bug in a hook, ends a run of hours",
-            "datamat.run.report:RunEvents._call",
+            "datamat.run.reporting:RunEvents._call",
             replace("Exception", "()"),
             "tests/run/test_hooks.py::test_hook_that_raises_is_switched_off_and_loses_nothing[PlanMade]",
         ),
@@ -760,7 +760,7 @@ DEFECTS = {
         Defect(
             "old-parts-are-speed",
             "what an earlier run made counts as speed: the time that is left is far too short",
-            "datamat.run.report:ProgressBar._line",
+            "datamat.run.progress:ProgressBar._line",
             replace("self._num_new / elapsed_s", "self._num_records / elapsed_s"),
             "tests/run/test_progress.py::test_what_was_there_counts_as_done_and_not_as_speed",
         ),
@@ -784,7 +784,7 @@ DEFECTS = {
         Defect(
             "hook-before-the-ledger",
             "a hook hears of a part before the ledger has it, and loses the part if it ends the process",
-            "datamat.run.report:RunEvents.emit",
+            "datamat.run.reporting:RunEvents.emit",
             replace(
                 "self._ledger(event)",
                 "self._hooks = [hook for hook in self._hooks if hook is not self._ledger] + [self._ledger]",
