@@ -966,7 +966,7 @@ DEFECTS = {
         Defect(
             "one-for-each-place",
             "a connection that self has in two places is two connections in a forked worker",
-            "datamat.parallel.standins:Unforkable.repair",
+            "datamat.parallel.unforkable:Unforkable.repair",
             replace("self._node.put(self._made[0])", "self._node.put(make(*arguments))"),
             "tests/parallel/test_registered.py::test_what_self_holds_is_made_in_the_worker[fork-Connection]",
         ),
@@ -1200,7 +1200,7 @@ DEFECTS = {
         Defect(
             "half-of-a-shared-thing",
             "a `Value` is put together in a worker where its lock has not arrived: all calls fail",
-            "datamat.parallel.standins:rebuild",
+            "datamat.parallel.shared:rebuild",
             delete("""
                 if any(type(__part) is type(__otherwise) for __part in __held):
                     return __otherwise
@@ -1296,7 +1296,7 @@ DEFECTS = {
         Defect(
             "another-file-mapped",
             "a worker maps the file that has taken the place of the one that the program has mapped",
-            "datamat.parallel.standins:_is_mapped",
+            "datamat.parallel.arrays:_is_mapped",
             replace("return __name == __path", "return True"),
             "tests/parallel/test_arrays.py::test_array_whose_file_has_other_content_is_copied[replaced]",
         ),
@@ -1984,7 +1984,7 @@ DEFECTS = {
         Defect(
             "long-collections-passed-over",
             "a file that is being written, in a list of 1,001 objects that `self` holds, is written twice",
-            "datamat.parallel.standins:_holds_special",
+            "datamat.parallel.unforkable:_holds_special",
             lambda holds_special: lambda collection: False,
             "tests/parallel/test_strangers_habits.py::"
             "test_file_that_is_being_written_is_not_written_twice[fork-1500-list]",
