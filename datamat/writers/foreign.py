@@ -49,8 +49,23 @@ from datamat.errors import (
     count_of,
     want_of_resources,
 )
-from datamat.features import BBoxes, Bytes, ClassLabel, Image, Json, ListOf, Mask, Nullable, Scalar, Tensor, Text
+from datamat.features import (
+    Audio,
+    BBoxes,
+    Bytes,
+    ClassLabel,
+    Image,
+    Json,
+    ListOf,
+    Mask,
+    Nullable,
+    Scalar,
+    Tensor,
+    Text,
+    Video,
+)
 from datamat.features.base import dtype_of
+from datamat.features.pictures import PictureFile
 from datamat.folders.local import expand_home
 from datamat.formats import Offsets, get_format
 from datamat.formats.example import decode_example
@@ -91,6 +106,8 @@ _FEATURES_FILE = "features.json"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _FORMATS = ("tfrecord", "array_record")
 _LENGTH_BYTES = 8
+_STORED_AS_GIVEN = (PictureFile, Audio, Video, Bytes, Text)
+"""Features whose only column holds what a sample may give: text, or a file."""
 
 
 @frozen()
@@ -189,7 +206,7 @@ class TfdsFiles:
             raise CorruptDataError(f"it has no {name!r}, which {_FEATURES_FILE} declares")
         if (items := getattr(feature, "feature", None)) is not None:
             return _items_of(name, items, columns)
-        if feature.tar_form() == "file" or dtype == "string":
+        if isinstance(feature, _STORED_AS_GIVEN):
             return feature.encoded_value(name, columns)
         if isinstance(column, list) and column:
             data = zlib.decompress(column[0]) if name in self._deflated else column[0]
@@ -206,7 +223,7 @@ def _items_of(name: str, feature: Any, columns: Mapping[str, Any]) -> list[Any]:
     """
     dtype, shape = feature.value_type()
     inner = getattr(feature, "feature", None)
-    if inner is None and (feature.tar_form() == "file" or dtype == "string"):
+    if inner is None and isinstance(feature, _STORED_AS_GIVEN):
         found = columns.get(name)
         items: list[bytes] = [] if found is None else list(found)
         return items if shape else [item.decode() for item in items]
