@@ -2,14 +2,11 @@
 
     python benchmarks/driver.py                      # 1,000 to 100,000 parts, and 10,000 shards
     python benchmarks/driver.py --parts 1000000      # one size
-    python benchmarks/driver.py --by thread          # the parts made by a thread
     python benchmarks/driver.py --by 2               # the parts made by two processes of datamat's own
     python benchmarks/driver.py --profile 10000      # where the time goes, by function
 
-Every part is one row of one number. By default an executor takes them that does no work: it answers each call at once
-with the receipt that a worker would return, and makes the file of a shard as a hole of the right size. With `--by
-thread`, and wherever shards are counted, a thread stands in for the workers, and leaves what a worker leaves of a part.
-What either spends is not counted, nor is any waiting: all figures are processor time of the thread that called `run`.
+Every part is one row of one number. A thread stands in for the workers; what it spends is not counted, nor is any
+waiting: all figures are processor time of the thread that called `run`.
 With `--by NUMBER` the parts go to so many of datamat's own processes, and the figures are of this process, all threads:
 that is what a user's run costs the driver, and has what it takes to send and receive.
 Each size has a process of its own, and another one for the memory, which `tracemalloc` counts; the resident memory is
@@ -38,17 +35,12 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import datamat
 from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, WorkerOptions
-from datamat.directory.keys import KeyDigest
 from datamat.directory.ledger import Ledger
-from datamat.directory.manifest import FilePart, Manifest, part_of
-from datamat.directory.rows import RowStore
-from datamat.plan.inputs import PartInputs, content_digest
-from datamat.run.receipts import PartInfo, Receipt, Sealed, SealedFile
-from datamat.run.shards import GrowingShard, inputs_of_shard
+from datamat.directory.manifest import Manifest
 
 LARGE = 1 << 35  # of the one input file, a sparse one: it is never read, and each row of it fills a part
 PARTS_PER_SHARD = 100
@@ -117,64 +109,6 @@ class Spent:
         setattr(owner, name, timed)
 
 
-class NoWork(Executor):
-    """Answers each call at once with what a worker would return, and leaves what the driver looks at.
-
-    Attributes:
-        seconds: processor time that this has taken so far.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._rows: dict[str, list[int]] = {}
-        self._digests: dict = {}
-
-    def clock(self) -> float:
-        """Return the processor seconds of this thread without those of this executor."""
-        return time.thread_time() - self.seconds
-
-    def submit(self, call, /, *args):
-        begin = time.thread_time()
-        future = Future()
-        name = call.function.__name__
-        if name == "write_part":
-            future.set_result(self._receipt(args[0]))
-        elif name == "seal_shard":
-            future.set_result(self._sealed(call.function.__self__.job, *args))
-        else:
-            future.set_result(call(*args))
-        self.seconds += time.thread_time() - begin
-        return future
-
-    def _receipt(self, spec) -> Receipt:
-        self._rows.setdefault(spec.shard, []).append(spec.start)
-        count = spec.stop - spec.start
-        digest = f"{spec.number:032x}"
-        files = (PartInfo("tfrecord", PART_BYTES, digest, digest),)
-        keys = KeyDigest(value=spec.start + 1, count=count).hexdigest()
-        return Receipt(
-            spec.shard, spec.number, spec.start, spec.stop, spec.fingerprint, count, files, keys, 0.0, 0.0, count
-        )
-
-    def _sealed(self, job, name, fingerprint, num_parts, run) -> Sealed:
-        growing = GrowingShard(job.work, name, fingerprint, job.formats, num_parts, run)
-        for path in growing.files.values():
-            with open(path, "wb") as file:
-                file.truncate(PART_BYTES * num_parts)
-        for path in growing.index_files.values():
-            path.touch()
-        growing.folder.mkdir(parents=True)
-        store = RowStore(job.work / "rows")
-        rows = store.order[sorted(self._rows.pop(name))]  # each part is one
-        inputs = PartInputs(store, rows, self._digests).finish()
-        inputs_of_shard(job.work / "shards", name).write_bytes(inputs.tobytes())
-        parts = tuple(FilePart(PART_BYTES, f"{number:032x}") for number in range(num_parts))
-        ends = part_of(bytes(min(PART_BYTES, 4096)))
-        return Sealed(
-            name, (SealedFile("tfrecord", parts, ends, ends, part_of(b"")),), len(rows), content_digest(inputs)
-        )
-
-
 def materializer(source: str, output: str, num_shards: int) -> Materializer:
     return Materializer(Rows(), source, output, shards=num_shards)
 
@@ -182,10 +116,7 @@ def materializer(source: str, output: str, num_shards: int) -> Materializer:
 @contextlib.contextmanager
 def who_works(by: str):
     """Give the options of a job that say who does its parts, and a clock of what the driver spends."""
-    if by == "nobody":
-        executor = NoWork()
-        yield {"executor": executor}, executor.clock
-    elif by == "thread":
+    if by == "thread":
         with ThreadPoolExecutor(1) as pool:
             yield {"executor": pool}, time.thread_time
     else:
@@ -197,7 +128,7 @@ def child(options: argparse.Namespace) -> dict[str, float]:
     job = functools.partial(materializer, options.source, options.output, options.shards)
     if options.child != "open":
         with who_works(options.by) as (work, _), folders(10) as (source, output):
-            materializer(str(source), str(output), 2, **work).run(progress=False)  # imports all that there is
+            materializer(str(source), str(output), 2).run(progress=False, **work)  # imports all that there is
     if options.child == "make":
         return make(job, options.by)
     if options.child == "memory":
@@ -205,12 +136,12 @@ def child(options: argparse.Namespace) -> dict[str, float]:
         with who_works(options.by) as (work, _):
             before = tracemalloc.get_traced_memory()[0]
             tracemalloc.reset_peak()
-            job(**work).run(progress=False)
+            job().run(progress=False, **work)
         return {"memory": tracemalloc.get_traced_memory()[1] - before}
     if options.child == "profile":
         with who_works(options.by) as (work, clock):
             profile = cProfile.Profile(clock)
-            profile.runcall(functools.partial(job(**work).run, progress=False))
+            profile.runcall(functools.partial(job().run, progress=False, **work))
         pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(45)
         pstats.Stats(profile, stream=sys.stderr).sort_stats("cumulative").print_stats(60)
         return {}
@@ -238,7 +169,7 @@ def make(job, by: str) -> dict[str, float]:
         spent.watch(Manifest, "write", "  of it the manifest")
         phases = Phases(clock)
         before, begin = resident_bytes(), clock()
-        job(**work, hooks=[phases]).run(progress=False)
+        job().run(progress=False, hooks=[phases], **work)
         total = clock() - begin
         resident = resident_bytes() - before
     return {**phases.at, "all": total, **spent.seconds, "resident memory": resident}
@@ -290,7 +221,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, nargs="*", default=SHARDS, help="numbers of shards, of one part each")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--profile", type=int, help="profile a run of so many parts instead")
-    parser.add_argument("--by", default="nobody", help="who makes parts: nobody, a thread, or so many processes")
+    parser.add_argument("--by", default="thread", help="who makes parts: a thread, or so many processes")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--source", help=argparse.SUPPRESS)
     parser.add_argument("--output", help=argparse.SUPPRESS)
@@ -307,7 +238,7 @@ def main() -> None:
         return
     for title, sizes, per_shard, by in (
         (f"per part, {PARTS_PER_SHARD} to a shard", options.parts, PARTS_PER_SHARD, options.by),
-        ("per shard, of one part", options.shards, 1, "thread" if options.by == "nobody" else options.by),
+        ("per shard, of one part", options.shards, 1, options.by),
     ):
         found = []
         for size in sizes:

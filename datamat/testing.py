@@ -99,7 +99,7 @@ from datamat.readers.tf.decode import as_read
 from datamat.run.materializer import Materializer
 from datamat.writers.base import DatasetWriter
 from datamat.writers.dataset import ImportWriter
-from datamat.writers.existing import open_source
+from datamat.writers.sources import open_source
 
 if TYPE_CHECKING:
     from datamat.formats import ShardWriter

@@ -126,7 +126,7 @@ NOT_OF_A_JOB = {
     "datamat.run.estimate",
     "datamat.run.replay",
     "datamat.run.status",
-    "datamat.writers.existing",
+    "datamat.writers.sources",
     "difflib",
     "email",
     "html",

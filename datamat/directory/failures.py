@@ -15,7 +15,7 @@ from datamat.directory.files import WORK
 from datamat.directory.ledger import LEDGER_FILE, ledger_in
 from datamat.directory.manifest import Manifest
 from datamat.errors import OutputError, count_of
-from datamat.folders import open_folder
+from datamat.folders import AbsentError, open_folder
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def failures(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any]
     ledger = folder.place(name)
     try:
         found = failures_in(ledger_in(folder, name, without="part_committed"), lacking) if lacking else ()
-    except FileNotFoundError as error:
+    except AbsentError as error:
         raise OutputError(f"{ledger} is missing, which names them; copy it along. {_again(lacking)}") from error
     except OSError as error:
         raise OutputError(f"{ledger} cannot be read: {error.strerror or error}") from error

@@ -93,13 +93,6 @@ class FilesHere:
             raise OutputError(f"{self.root.place(info.file)} is missing; run the job again to rebuild it")
         return regular_path(self.path, info.file)
 
-    def fetch(self, name: str, max_bytes: int) -> str:
-        """Do what `fetch_if_there` does; return why a file is not here that is missing, or may not be read, or ""."""
-        try:
-            return "" if self.fetch_if_there(name, max_bytes) else os.strerror(errno.ENOENT)
-        except DeniedError:
-            return os.strerror(errno.EACCES)
-
     def fetch_all(self, sizes: Mapping[str, int], at_once: int = 16) -> dict[str, str]:
         """Have several files here, fetched some at the same time; return why those are not here that are not, by name.
 
@@ -108,15 +101,21 @@ class FilesHere:
             at_once: how many to fetch at the same time.
 
         Raises:
-            OutputError: as for `fetch`.
+            OutputError: as for `fetch_if_there`, but for what may not be read.
         """
         from concurrent.futures import ThreadPoolExecutor
+
+        def fetch(name: str) -> int:
+            try:
+                return 0 if self.fetch_if_there(name, sizes[name]) else errno.ENOENT
+            except DeniedError:
+                return errno.EACCES
 
         if not self.are_copies:
             return {}
         with ThreadPoolExecutor(at_once) as pool:
-            found = dict(zip(sizes, pool.map(self.fetch, sizes, sizes.values()), strict=True))
-        return {name: why for name, why in found.items() if why}
+            found = zip(sizes, pool.map(fetch, sizes), strict=True)
+            return {name: os.strerror(why) for name, why in found if why}
 
     def drop(self, names: Iterable[str]) -> None:
         """Remove copies of files."""

@@ -26,9 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
 import functools
-import io
 import json
 import os
 import stat
@@ -39,15 +37,14 @@ from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Iterator, Mapping
-    from typing import BinaryIO
+    from collections.abc import Iterable, Iterator, Mapping
 
     from datamat.folders import Folder
 
 
 __all__ = ["LEDGER_FILE", "FailedRow", "Ledger", "LedgerEntry", "cut_text", "ledger_in", "parse_ledger", "read_ledger"]
 
-_MOST_BYTES = 1 << 30  # of a ledger in a store
+_MOST_BYTES = 1 << 40  # of a ledger
 _MOST_LINE_BYTES = 1 << 24  # more than any traceback; a file without line ends must not fill the memory
 LEDGER_FILE = "ledger.jsonl"
 _OF_ROWS = frozenset({"sample_skipped", "sample_quarantined", "sample_retried", "sample_dropped"})
@@ -211,24 +208,31 @@ def read_ledger(path: str | os.PathLike[str], *, without: str = "") -> Iterator[
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise CorruptDataError(f"{os.fspath(path)} is not a regular file; want a ledger that datamat wrote")
-        yield from parse_ledger(file, os.fspath(path), without=without)
+        lines = iter(functools.partial(file.readline, _MOST_LINE_BYTES), b"")
+        yield from parse_ledger(lines, os.fspath(path), without=without)
 
 
 def ledger_in(folder: Folder, name: str, *, without: str = "") -> Iterator[LedgerEntry]:
-    """Yield the entries of a ledger in a folder, on a disk or in a store, as `read_ledger` does."""
-    here = folder.local_path()
-    if here is not None:
-        yield from read_ledger(here / name, without=without)
-    elif (content := folder.read_if_there(name, _MOST_BYTES)) is not None:
-        yield from parse_ledger(io.BytesIO(content), folder.place(name), without=without)
-    else:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder.place(name))
+    """Yield the entries of a ledger in a folder as `read_ledger` does; raise `AbsentError` where it is missing."""
+    with contextlib.closing(folder.blocks(name, _MOST_BYTES)) as blocks:
+        yield from parse_ledger(_lines_in(blocks), folder.place(name), without=without)
 
 
-def parse_ledger(file: BinaryIO, place: str, *, without: str = "") -> Iterator[LedgerEntry]:
-    """Yield the entries of an open ledger, as `read_ledger` does; `place` names it in errors."""
+def _lines_in(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for block in blocks:
+        *whole, rest = (rest + block).split(b"\n")
+        yield from (line + b"\n" for line in whole)
+        if len(rest) >= _MOST_LINE_BYTES:  # no line of a ledger: said by whoever parses it
+            yield rest[:_MOST_LINE_BYTES]
+            rest = b""
+    if rest:
+        yield rest
+
+
+def parse_ledger(lines: Iterable[bytes], place: str, *, without: str = "") -> Iterator[LedgerEntry]:
+    """Yield the entries in the lines of a ledger, as `read_ledger` does; `place` names it in errors."""
     bad: CorruptDataError | None = None
-    lines = iter(functools.partial(file.readline, _MOST_LINE_BYTES), b"")
     left_out = f'"event": "{without}"'.encode()  # in a value, its quotes would be escaped
     for number, line in enumerate(lines, start=1):
         if without and bad is None and left_out in line and line.endswith(b"\n"):

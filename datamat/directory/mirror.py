@@ -435,10 +435,9 @@ def mirrored(
         OptionError: it is one of fsspec's chains.
         SourceError: it cannot be listed.
     """
-    if isinstance(source, str):
-        refuse_braces(source)
     if not isinstance(source, str) or not is_url(source) or source.startswith("file://"):
-        return None
+        return None  # of a path, the writers expand braces
+    refuse_braces(source)
     refuse_chain(source)
     head, pattern = _parted(source)
     options = options_for(source, options or {})

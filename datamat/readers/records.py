@@ -918,7 +918,7 @@ class RecordFiles:
         They do if there is more to it than taking a small record from a file: a network, a format that decompresses.
         """
         least = _LEAST_SHARED_BYTES if self._format.gains_from_threads else _LARGE_RECORD_BYTES
-        return self._record_bytes >= least or self._opener.fetcher is not None
+        return self._record_bytes >= least or self._opener.folder.local_path() is None
 
     @property
     def _record_bytes(self) -> float:

@@ -155,7 +155,7 @@ def _at(sample: Any, path: _Path) -> Any:
 
 def _with_lists(first: _First, lists: Mapping[_Path, Any], num_items: int, logger: logging.Logger) -> Features:
     """Return the features of a first sample, with those of its lists without items."""
-    from datamat.writers.existing import MOST_AHEAD
+    from datamat.writers.samples import MOST_AHEAD
 
     def replaced(declared: Mapping[str, Any], path: _Path = ()) -> dict[str, Any]:
         return {
@@ -247,7 +247,7 @@ class _Search:
             paths: paths of the fields.
             dead: numbers of items that ended their workers.
         """
-        from datamat.writers.existing import MOST_AHEAD, shows_type
+        from datamat.writers.samples import MOST_AHEAD, shows_type
 
         pipeline = self._settled_pipeline()
         found: dict[_Path, Any] = {}

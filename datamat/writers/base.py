@@ -18,23 +18,24 @@ import glob
 import importlib
 import inspect
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from datamat.directory.rows import IndexRow, RowBlock
-from datamat.errors import MissingDependencyError, OptionError, Skip
+from datamat.errors import MissingDependencyError, OptionError, Skip, SourceError
 from datamat.features import Feature, Features
 from datamat.folders.local import expand_home
+from datamat.writers.kinds import SOURCE_KINDS
 
 __all__ = [
-    "SOURCE_KINDS",
     "DataSource",
     "DatasetWriter",
     "Sample",
     "always_needed",
     "bind_writer",
+    "identity_of",
     "resolve_writer",
     "writer_and_source",
     "writer_names",
@@ -44,9 +45,6 @@ Sample: TypeAlias = dict[str, Any]
 """The values of one sample, by feature name."""
 
 _GROUP = "datamat.writers"
-
-SOURCE_KINDS = ("arrow", "files", "huggingface", "litdata", "mds", "parquet", "tfds", "tfrecord", "torch", "webdataset")
-"""Kinds of sources that need no class: each is the name of an `ImportWriter` that reads nothing else."""
 
 _IMPORT_WRITER = "datamat.writers.dataset:ImportWriter"
 
@@ -277,6 +275,12 @@ class DataSource(abc.ABC):
             the object itself, with all of its attributes.
         files: absolute paths of the files that hold the samples, by the names to show in the manifest; their content
             counts, too.
+        refused: why a field cannot be stored, and what to write instead, by field name.
+        dicts: names of the fields that are dicts in a sample, whose fields are called `DICT/FIELD` here.
+        keys_are_places: whether keys say where samples lie, so that a field `key` is one as any other.
+        has_schema: whether all samples have the fields that `field_names` returns.
+
+    The methods below `keys_and_splits` are optional hooks of sources that know more than their samples show.
 
     Example:
         >>> class Squares(DataSource):
@@ -295,6 +299,10 @@ class DataSource(abc.ABC):
     features: Mapping[str, Feature] = {}
     identity: Any = None
     files: Mapping[str, str] = {}
+    refused: Mapping[str, str] = {}
+    dicts: Collection[str] = frozenset()
+    keys_are_places: bool = False
+    has_schema: bool = False
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -318,6 +326,51 @@ class DataSource(abc.ABC):
         """
         for position in range(len(self)):
             yield f"{position:08d}", None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no samples."""
+        return not len(self)
+
+    def field_names(self) -> Sequence[str] | None:
+        """Return the names of the fields; None, the default, if only a sample shows them."""
+        return None
+
+    def narrow(self, names: Collection[str]) -> None:  # noqa: B027 -- an optional hook, as those below
+        """Read these fields only. Called on sources that know the names of their fields."""
+
+    def declare(self, features: Mapping[str, Feature]) -> None:  # noqa: B027
+        """Take the features that the user declares, by field name."""
+
+    def cells(self, name: str) -> Iterator[Any]:
+        """Yield the value of a field in each sample, in order.
+
+        Raises:
+            SourceError: a sample lacks the field.
+        """
+        for position in range(len(self)):
+            sample = self[position]
+            if name not in sample:
+                raise SourceError(f"sample {position} has no field {name!r} for its key; it has {', '.join(sample)}")
+            yield sample[name]
+
+    def block(self, positions: np.ndarray) -> Mapping[str, Any] | None:
+        """Return the columns of some samples, as `DatasetWriter.read_block` does; None to have them read one by one.
+
+        Args:
+            positions: int64 (n,), the positions.
+        """
+        del positions
+        return None
+
+    def contents(self) -> Iterator[int] | None:
+        """Return a digest of the content of each sample, 0 where it is unknown; None if `identity` says it all."""
+        return None
+
+
+def identity_of(source: DataSource) -> Any:
+    """Return what stands for the content of a source in fingerprints."""
+    return source if source.identity is None else source.identity
 
 
 def writer_names() -> list[str]:

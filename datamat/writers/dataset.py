@@ -22,20 +22,13 @@ from datamat.errors import FingerprintError, InputError, OptionError, SchemaErro
 from datamat.features import Bytes, Feature, Features, Image, ListOf
 from datamat.fingerprint import fingerprint
 from datamat.values import frozen
-from datamat.writers.base import DatasetWriter, DataSource, Sample
-from datamat.writers.existing import (
-    ArrowSource,
-    SpooledSource,
-    converted,
-    dicts_of,
-    fill_lists,
-    identity_of,
-    names_of,
-    open_source,
-    without_items,
-)
-from datamat.writers.foreign import SpoolOptions
+from datamat.writers.arrow import ArrowSource
+from datamat.writers.base import DatasetWriter, DataSource, Sample, identity_of
 from datamat.writers.index import Index
+from datamat.writers.samples import converted, fill_lists, without_items
+from datamat.writers.sources import open_source
+from datamat.writers.spool import SpooledSource
+from datamat.writers.unpacking import SpoolOptions
 
 __all__ = ["ImportWriter"]
 
@@ -183,7 +176,7 @@ class ImportWriter(DatasetWriter):
     def files(self) -> Mapping[str, str]:  # type: ignore[override]  # as the samples have them
         """The files that the samples lie in, whose content counts unless a version stands for it."""
         samples = self.__dict__.get("_samples")
-        return {} if samples is None or self._version is not None else getattr(samples, "files", {})
+        return {} if samples is None or self._version is not None else samples.files
 
     def bind(self, source: Any) -> None:
         """Open the source, and derive the features.
@@ -194,24 +187,28 @@ class ImportWriter(DatasetWriter):
             FingerprintError: the content cannot be fingerprinted, and no version stands for it.
         """
         samples = open_source(source, names=self._names, kind=self._kind, spool=self._spool)
-        if not _has_samples(samples):
+        if samples.is_empty:
             place = os.fspath(source) if isinstance(source, (str, os.PathLike)) else f"the {type(source).__qualname__}"
             raise SourceError(f"{place} has no samples; pass a source that has some")
         self.__dict__["_samples"] = samples
         self.__dict__["_was_indexed"] = False
-        names = names_of(samples)
+        names = samples.field_names()
         first = samples[0] if names is None else None
         known = list(first or ()) if names is None else names
         self._known = frozenset(known)
-        has_positions = type(samples).keys_and_splits is DataSource.keys_and_splits
-        of_keys = {self._key} if has_positions else {self._key, "key"}
+        has_own_keys = type(samples).keys_and_splits is not DataSource.keys_and_splits
+        of_keys = {self._key, "key"} if has_own_keys and not samples.keys_are_places else {self._key}
         self._fields = self._choice.of([name for name in known if name not in of_keys])
         if self._fields.pop("key", self._key_field) != self._key_field:
             raise SourceError(
                 f"the samples of the {type(source).__qualname__} have a field 'key', but their keys are their "
-                "positions; pass ImportWriter(key='key') to take it for the keys, which reads each sample once more, "
-                "rename={'key': 'id'} to store it, or drop=['key']"
+                "positions or places; pass ImportWriter(key='key') to take it for the keys, which reads each sample "
+                "once more, rename={'key': 'id'} to store it, or drop=['key']"
             )
+        if not samples.has_schema:  # then a sample, also the first, may lack what is declared to be missing at times
+            may_miss = [name for name, feature in self._declared.items() if feature.takes_none]
+            self._fields |= {name: name for name in may_miss if name not in self._fields}
+            self._known |= {*may_miss}
         self.features = self._found(samples, first)
         self.content = self._version or _content_of(samples)
 
@@ -232,8 +229,8 @@ class ImportWriter(DatasetWriter):
     def contents_of(self, groups: Any) -> Iterator[Mapping[str, Any]]:
         """Return what `groups=` sees of each sample: the fields that are stored; of a column of a table, that one."""
         field = self._fields.get(groups) if isinstance(groups, str) else None
-        if field is not None and isinstance(self._samples, ArrowSource) and field in self._samples.field_names():
-            return ({groups: value} for value in self._samples.cells_of(field))
+        if field is not None and isinstance(self._samples, ArrowSource):
+            return ({groups: value} for value in self._samples.cells(field))
         return (self._sample(number) for number in range(len(self._samples)))
 
     def read(self, row: IndexRow) -> Sample:
@@ -242,8 +239,11 @@ class ImportWriter(DatasetWriter):
 
     def _sample(self, number: int) -> dict[str, Any]:
         sample = self._samples[number]
-        found = {}
+        found: dict[str, Any] = {}
         for name, field in self._fields.items():
+            if field not in sample and name in self._declared and self._declared[name].takes_none:
+                found[name] = None
+                continue
             if field not in sample:
                 raise SchemaError(f"field {field!r} is missing; the sample has {join_problems(list(sample))}")
             found[name] = self._value(name, sample[field])
@@ -254,8 +254,7 @@ class ImportWriter(DatasetWriter):
     def read_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return the columns of some rows of a table; None for other sources."""
         del keys
-        read = getattr(self._samples, "block", None)
-        block = None if read is None else read(np.asarray(fields["number"], np.int64))
+        block = self._samples.block(np.asarray(fields["number"], np.int64))
         if block is None:
             return None
         return {name: self._column(name, block[field]) for name, field in self._fields.items()}
@@ -267,14 +266,13 @@ class ImportWriter(DatasetWriter):
             raise OptionError(
                 f"features= names {unknown[0]!r}; want names of fields, which are {join_problems(list(self._fields))}"
             )
-        refused = getattr(samples, "refused", {})
+        refused = samples.refused
         wrong = [field for name, field in self._fields.items() if field in refused and name not in self._declared]
         if wrong:
             raise SourceError(refused[wrong[0]])
         if first is None:
-            samples.narrow({*self._fields.values(), self._key_field})  # type: ignore[attr-defined]  # it knows its fields
-        if hasattr(samples, "declare"):
-            samples.declare({self._fields[name]: feature for name, feature in self._declared.items()})
+            samples.narrow({*self._fields.values(), self._key_field or "key"})
+        samples.declare({self._fields[name]: feature for name, feature in self._declared.items()})
         features: dict[str, Feature] = dict(self._declared)
         has_columns = isinstance(samples, ArrowSource) or (isinstance(samples, SpooledSource) and samples.has_columns)
         implied = {field for name, field in self._fields.items() if name not in features} - samples.features.keys()
@@ -291,7 +289,7 @@ class ImportWriter(DatasetWriter):
                 first = samples[0] if first is None else first
                 features[name] = _implied(name, first[field], is_cell=has_columns)
         order = self._declared if self._declared.keys() == self._fields.keys() else self._fields
-        return Features(_nested({name: features[name] for name in order}, self._fields, dicts_of(samples)))
+        return Features(_nested({name: features[name] for name in order}, self._fields, samples.dicts))
 
     def _value(self, name: str, value: Any) -> Any:
         """Return a value as the feature takes it that the user declared for it."""
@@ -347,13 +345,6 @@ def _declared_fields(features: Mapping[str, Any], prefix: str = "") -> Iterator[
             yield from _declared_fields(feature, f"{prefix}{name}/")
         elif name != "key":
             yield f"{prefix}{name}", feature
-
-
-def _has_samples(samples: DataSource) -> bool:
-    parts = getattr(samples, "parts", None)
-    if parts is not None:
-        return any(map(_has_samples, parts))
-    return not samples.is_empty if isinstance(samples, SpooledSource) else len(samples) > 0
 
 
 def _rest_of(samples: DataSource) -> Iterator[Sample]:

@@ -20,12 +20,8 @@ import numpy as np
 from datamat.directory.rows import IndexRow, Origin, RowBlock, Rows, SourceFiles, Texts, listed
 from datamat.errors import OptionError, SourceError, join_problems
 from datamat.writers.base import DataSource
-from datamat.writers.existing import (
-    ArrowSource,
-    files_below,
-    files_of_pattern,
-    open_source,
-)
+from datamat.writers.paths import files_below, files_of_pattern, refuse_table_logs
+from datamat.writers.sources import open_source
 from datamat.writers.tables import is_arrow_dataset, listed_column, table_of
 
 __all__ = ["Index", "files_below", "pair_files"]
@@ -238,8 +234,8 @@ class Index(Rows):
             return cls(lambda: _position_blocks(len(samples)))
 
         def rows() -> Iterator[IndexRow]:
-            keys = None if key is None else _keys_in(samples, key)
-            contents = samples.contents() if hasattr(samples, "contents") else None
+            keys = None if key is None else map(str, samples.cells(key))
+            contents = samples.contents()
             for number, (place, split) in enumerate(samples.keys_and_splits()):
                 fields = {"number": number} if contents is None else {"number": number, "content": next(contents)}
                 yield IndexRow(place if keys is None else next(keys), split, fields, f"sample {number}")
@@ -290,18 +286,6 @@ def _as_row(row: Any, number: int) -> IndexRow:
     if isinstance(row, tuple):
         return IndexRow(*row)
     raise SourceError(f"{origin} is a {type(row).__name__}; want an IndexRow, a tuple (key, split, fields) or a key")
-
-
-def _keys_in(samples: DataSource, name: str) -> Iterator[str]:
-    """Yield the values of a field, which are the keys."""
-    if isinstance(samples, ArrowSource) and name in samples.field_names():
-        yield from map(str, samples.cells_of(name))  # reads this column and no other
-        return
-    for number in range(len(samples)):
-        sample = samples[number]
-        if name not in sample:
-            raise SourceError(f"sample {number} has no field {name!r} for its key; it has {', '.join(sample)}")
-        yield str(sample[name])
 
 
 def _lines(root: str | os.PathLike[str], name: str) -> list[str]:
@@ -510,6 +494,7 @@ def _table_files(given: str | os.PathLike[str]) -> list[pathlib.Path]:
     """Return the tables in a folder, or those that a pattern fits, in the order of their names."""
     place = os.fspath(given)
     if os.path.isdir(place):
+        refuse_table_logs(pathlib.Path(place))
         found = [pathlib.Path(place, path) for path in files_below(place, suffixes=_TABLES) if _kind_of_table(path)]
     else:
         found = [path for path in files_of_pattern(place) if os.path.isfile(path)]

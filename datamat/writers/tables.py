@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-__all__ = ["TableRows", "content_of", "is_arrow_dataset", "listed_column", "table_of"]
+__all__ = ["TableRows", "content_of", "is_arrow_dataset", "is_of_package", "listed_column", "table_of"]
 
 
 def table_of(value: Any) -> pa.Table | None:
@@ -49,6 +49,11 @@ def listed_column(value: Any) -> list[Any] | None:
 def is_arrow_dataset(value: Any) -> bool:
     """Tell whether a value is a `pyarrow.dataset.Dataset`, which need not be in memory as a whole."""
     return any((base.__module__.partition(".")[0], base.__name__) == _ARROW_DATASET for base in type(value).__mro__)
+
+
+def is_of_package(value: Any, package: str) -> bool:
+    """Tell whether the type of a value, or one of its bases, is defined in a package."""
+    return any(base.__module__.partition(".")[0] == package for base in type(value).__mro__)
 
 
 def content_of(table: pa.Table) -> str:
@@ -135,6 +140,16 @@ def _of_stream(value: Any) -> pa.Table:
     return pa.table(value)
 
 
+def _of_polars(frame: Any) -> pa.Table:
+    objects = [name for name, dtype in frame.schema.items() if str(dtype) == "Object"]
+    if objects:
+        raise SourceError(
+            f"column {objects[0]!r} of the table holds objects of Python, of which Arrow has the addresses only; give "
+            "it a type of polars, or pass frame.to_dicts()"
+        )
+    return frame.to_arrow()
+
+
 def _of_pandas(frame: Any) -> pa.Table:
     import pyarrow as pa
 
@@ -143,6 +158,11 @@ def _of_pandas(frame: Any) -> pa.Table:
     arrays = []
     for place, name in enumerate(frame.columns):
         column = frame.iloc[:, place]
+        if column.dtype == object and len({cell.tzinfo is None for cell in column if hasattr(cell, "tzinfo")}) > 1:
+            raise SourceError(
+                f"column {name!r} of the table holds times with a time zone and others without; give all of them one, "
+                "as in pandas.to_datetime(column, utc=True)"
+            )
         plain = isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf"
         try:
             arrays.append(pa.array(column.to_numpy()) if plain else pa.Array.from_pandas(column))
@@ -160,8 +180,8 @@ _TABLES: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("pyarrow", "RecordBatch"): _of_batch,
     _ARROW_DATASET: lambda dataset: dataset.to_table(),
     ("pandas", "DataFrame"): _of_pandas,
-    ("polars", "DataFrame"): lambda frame: frame.to_arrow(),
-    ("polars", "LazyFrame"): lambda frame: frame.collect().to_arrow(),
+    ("polars", "DataFrame"): _of_polars,
+    ("polars", "LazyFrame"): lambda frame: _of_polars(frame.collect()),
     ("duckdb", "DuckDBPyRelation"): _of_stream,
 }
 _COLUMNS: dict[tuple[str, str], Callable[[Any], Any]] = {

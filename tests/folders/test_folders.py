@@ -376,7 +376,11 @@ class TestS3InParts(TestS3):
     """Files that are sent as those over half a gigabyte are."""
 
     large_bytes = 20 << 20
-    test_failures_that_pass_are_survived = None  # of requests that are the same
+    # Of requests that are the same:
+    test_failures_that_pass_are_survived = None
+    test_cause_that_is_the_network_is_named = None
+    test_key_that_is_no_path_is_named = None
+    test_configuration_of_fsspec_counts = None
 
     @pytest.fixture(autouse=True)
     def in_parts(self, monkeypatch):

@@ -34,7 +34,7 @@ from datamat import (
 from datamat.codecs import encode_png
 from datamat.formats.example import encode_example
 from datamat.formats.tfrecord import frame
-from datamat.writers import foreign
+from datamat.writers import tfrecord
 from datamat.writers.dataset import ImportWriter
 
 MDS = pathlib.Path(__file__).parents[1] / "golden" / "mds"
@@ -495,7 +495,7 @@ def test_files_may_have_the_number_of_their_shard_last(tmp_path):
 
 def test_tfrecord_with_several_values_where_one_is_wanted_is_named(tmp_path, monkeypatch):
     """Behind the records that show the fields."""
-    monkeypatch.setattr(foreign, "_MOST_PROFILED", 2)
+    monkeypatch.setattr(tfrecord, "_MOST_PROFILED", 2)
     payloads = [encode_example({"n": np.arange(count)}, {"n": "int64"}) for count in (1, 1, 2)]
     (tmp_path / "a.tfrecord").write_bytes(b"".join(b"".join(frame([one], len(one))) for one in payloads))
 

@@ -22,7 +22,7 @@ from datamat import (
 )
 from datamat.codecs import encode_jpeg, encode_png
 from datamat.writers.dataset import ImportWriter
-from datamat.writers.existing import RowStream
+from datamat.writers.spool import RowStream
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (7, 6, 8, 3), np.uint8)
 NAMES = ("car", "bus")
@@ -127,13 +127,13 @@ def test_stream_of_hugging_face_gives_pictures_that_a_step_has_decoded(table, tm
     _check_table(imported(table.to_iterable_dataset().filter(lambda row: row["small"] >= 0), tmp_path / "out"))
 
     for cells in ([[1], None], [[0.5], None]):
-        with pytest.raises(SourceError, match="row 1: field 'a' is None; fill it in"):
+        with pytest.raises(SampleError, match=r"'00000001'.*None for the field 'a'"):
             imported(datasets.Dataset.from_dict({"a": cells}).to_iterable_dataset(), tmp_path / "none")
 
 
 def test_stream_of_hugging_face_resumes_where_it_was_interrupted(table, tmp_path, monkeypatch):
     """By its own state; not with a shuffle buffer, whose rows would be lost."""
-    monkeypatch.setattr("datamat.writers.existing._SAVE_S", 0)
+    monkeypatch.setattr("datamat.writers.spool._SAVE_S", 0)
     given = []
 
     def stream(fails_at=None):

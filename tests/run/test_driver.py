@@ -217,7 +217,7 @@ def test_driver_opens_no_tar_shard_to_index_its_members(raw, monkeypatch):
 
 @pytest.mark.long
 def test_benchmark_of_the_driver_runs():
-    """Its executor answers as workers do."""
+    """It prints a line for each phase."""
     script = pathlib.Path(__file__).parents[2] / "benchmarks" / "driver.py"
     command = [sys.executable, str(script), "--parts", "200", "--shards", "--no-memory"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import small_pairs
 
-from datamat import Materializer, concat, failures, load
+from datamat import ImportWriter, Materializer, concat, failures, load
 from datamat.testing import InlineExecutor
 
 HERE = {"executor": InlineExecutor(), "progress": False}
@@ -47,8 +47,9 @@ def test_paths_are_those_of_the_folder_in_which_they_were_given(elsewhere, use):
 
 def test_pattern_is_that_of_the_folder_in_which_it_was_given(elsewhere):
     """Whose own name may hold what means something in patterns."""
-    Materializer("tfrecord", "out/*-train-*.tfrecord", "copy").run(**HERE)
-    job = Materializer("tfrecord", "out/*-train-*.tfrecord", "copy")
+    writer = ImportWriter(kind="tfrecord", drop=["key"])
+    Materializer(writer, "out/*-train-*.tfrecord", "copy").run(**HERE)
+    job = Materializer(writer, "out/*-train-*.tfrecord", "copy")
     elsewhere()
 
     assert job.run(**HERE).did_nothing

@@ -15,8 +15,8 @@ from pyarrow import parquet
 from datamat import CorruptDataError, SampleError, SourceError, load, verify
 from datamat.testing import DataSourceConformance, InlineExecutor
 from datamat.writers.dataset import ImportWriter
-from datamat.writers.existing import open_source
-from datamat.writers.foreign import SpoolOptions
+from datamat.writers.sources import open_source
+from datamat.writers.unpacking import SpoolOptions
 
 NUMBERS = range(9)
 

@@ -1,0 +1,426 @@
+"""Rows of Arrow data: tables in memory, and Arrow files."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, final
+from urllib.parse import unquote
+
+import numpy as np
+
+from datamat.errors import CorruptDataError, SourceError
+from datamat.values import frozen
+from datamat.writers.arrow_types import (
+    OF_ROWS,
+    OF_TARS,
+    columns_of_schema,
+    decoded,
+    decoded_schema,
+    dicts_of,
+    readable,
+    readable_schema,
+)
+from datamat.writers.base import DataSource
+from datamat.writers.paths import SourceFile, splits_of
+from datamat.writers.samples import fit_key
+from datamat.writers.tables import content_of
+from datamat.writers.tar import archive_of, keys_of_tars
+from datamat.writers.unpacking import SpoolOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from datamat.features import Feature
+
+
+class ArrowRows(Protocol):
+    """Rows of Arrow data by position, wherever they lie."""
+
+    schema: Any
+    identity: Any
+    files: Sequence[SourceFile]
+    refused: Mapping[str, str]
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    def take(self, numbers: np.ndarray) -> pa.Table:
+        """Return rows by their numbers, in this order."""
+
+    def column(self, name: str) -> Iterator[Any]:
+        """Yield the cells of a column, in order."""
+
+    def names(self) -> Iterator[tuple[str, str | None]]:
+        """Yield key and split of each row, by where it lies."""
+
+    def narrow(self, columns: Collection[str]) -> None:
+        """Read these columns only."""
+
+
+@final
+class ArrowSource(DataSource):
+    """Rows of a table; its columns `key` and `split`, if any, hold the keys and splits, as in CSV files.
+
+    Args:
+        rows: the rows, in memory or in files.
+    """
+
+    has_schema = True
+
+    def __init__(self, rows: ArrowRows) -> None:
+        self._rows = rows
+        self._columns = {column.name: column for column in columns_of_schema(rows.schema)}
+        self._has = OF_ROWS & {*rows.schema.names}
+        self._is_of_tars = "key" not in self._has and {*rows.schema.names} >= OF_TARS
+        self.identity = rows.identity
+        self.files = {file.name: file.path for file in rows.files}
+        self.features = {
+            name: feature for name, column in self._columns.items() if (feature := column.feature) is not None
+        }
+        self.refused = {name: column.refused for name, column in self._columns.items() if column.refused}
+        self.refused |= {
+            name: rows.refused[column.path[0]]
+            for name, column in self._columns.items()
+            if column.path[0] in rows.refused
+        }
+        self.dicts = dicts_of(self._columns.values())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        block = self.block(np.array([number]))
+        return {name: cells[0][:] if isinstance(cells, tuple) else cells[0] for name, cells in block.items()}
+
+    def block(self, positions: np.ndarray) -> dict[str, Any]:
+        table = self._rows.take(positions)
+        return {name: column.cells(table, positions, self.features.get(name)) for name, column in self._columns.items()}
+
+    def field_names(self) -> list[str]:
+        return list(self._columns)
+
+    def narrow(self, names: Collection[str]) -> None:
+        self._columns = {name: column for name, column in self._columns.items() if name in names}
+        self._rows.narrow(
+            {column.path[0] for column in self._columns.values()} | self._has
+            | (OF_TARS if self._is_of_tars else frozenset())
+        )  # fmt: skip
+
+    def declare(self, features: Mapping[str, Feature]) -> None:
+        self.features = {**self.features, **features}
+
+    def cells(self, name: str) -> Iterator[Any]:
+        """Yield the cells of a column, in order, without reading others."""
+        return self._rows.column(name) if name in self._columns else super().cells(name)
+
+    def keys_and_splits(self) -> Iterator[tuple[str, str | None]]:
+        keys = self._rows.column("key") if "key" in self._has else itertools.repeat(None)
+        if self._is_of_tars:
+            archives = map(archive_of, self._rows.column("__url__"))
+            keys = keys_of_tars(list(zip(map(fit_key, self._rows.column("__key__")), archives, strict=True)))
+        splits = self._rows.column("split") if "split" in self._has else itertools.repeat(None)
+        for number, ((place, of_file), key, split) in enumerate(zip(self._rows.names(), keys, splits, strict=False)):
+            if key is None and "key" in self._has:
+                raise SourceError(f"row {number}, column 'key' of the table is empty; fill it in, or drop the row")
+            yield place if key is None else str(key), split if "split" in self._has else of_file
+
+
+@final
+class MemoryTable:
+    """The rows of a table in memory."""
+
+    files: Sequence[SourceFile] = ()
+    refused: Mapping[str, str] = {}
+
+    def __init__(self, table: pa.Table) -> None:
+        self.identity = content_of(table)
+        self._table = readable(table)
+        self.schema = self._table.schema
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def take(self, numbers: np.ndarray) -> pa.Table:
+        # `slice` copies nothing, and `take` of text fails above 2 GB in a column.
+        first = int(numbers[0])
+        if (np.diff(numbers) == 1).all():
+            return self._table.slice(first, len(numbers))
+        return self._table.take(numbers)
+
+    def column(self, name: str) -> Iterator[Any]:
+        return iter(self._table.column(name).to_pylist())
+
+    def names(self) -> Iterator[tuple[str, str | None]]:
+        return ((f"{number:08d}", None) for number in range(len(self)))
+
+    def narrow(self, columns: Collection[str]) -> None:
+        self._table = self._table.select([name for name in self._table.column_names if name in columns])
+
+
+_MOST_DECODED = 256 << 20  # bytes of row groups that a worker holds
+
+
+@frozen()
+class FolderValue:
+    """A value that the name of a folder gives all rows below it: `year=2026`.
+
+    Attributes:
+        value: the value.
+        is_number: whether the folders of that name all hold integers; otherwise they hold text.
+    """
+
+    value: int | str | None
+    is_number: bool
+
+    def field(self, name: str) -> Any:
+        """Return the field of its column."""
+        import pyarrow as pa
+
+        return pa.field(name, pa.int64() if self.is_number else pa.string())
+
+
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"  # of Hive, Spark, pyarrow and polars: an empty cell
+
+
+def folder_values(files: Sequence[SourceFile]) -> list[dict[str, FolderValue]]:
+    """Return the columns that the folders of each file name, as Hive, Spark and `pyarrow.dataset` lay tables out.
+
+    Args:
+        files: the files of one table.
+
+    Raises:
+        SourceError: some files lie in such folders, and others do not.
+    """
+    shared = os.path.commonpath([os.path.dirname(file.path) for file in files]) if files else ""
+    found: list[dict[str, str | None]] = []
+    for file in files:
+        below = os.path.dirname(file.name) or os.path.relpath(os.path.dirname(file.path), shared).replace(os.sep, "/")
+        pairs = [part.partition("=") for part in below.split("/") if "=" in part]
+        found.append({name: None if text == _NO_VALUE else unquote(text) for name, _, text in pairs if name})
+    for file, values in zip(files, found, strict=True):
+        if values.keys() != found[0].keys():
+            raise SourceError(
+                f"{file.path} lies in folders that give it the columns ({', '.join(values)}), but {files[0].path} in "
+                f"folders that give it ({', '.join(found[0])}); lay all files out alike"
+            )
+    numbers = {
+        name: all(values[name] is None or re.fullmatch(r"-?(0|[1-9]\d{0,17})", values[name] or "") for values in found)
+        for name in (found[0] if found else ())
+    }
+    return [
+        {name: FolderValue(int(text) if text is not None and numbers[name] else text, numbers[name])
+         for name, text in values.items()}
+        for values in found
+    ]  # fmt: skip
+
+
+class TableFormat(Protocol):
+    """How the tables of one kind of file are read.
+
+    Attributes:
+        name: what messages call it.
+    """
+
+    name: str
+
+    def outline(self, path: str) -> tuple[Any, list[int]]:
+        """Return the schema of a file, and how many rows each of its groups has."""
+
+    def read(self, path: str, group: int, columns: Sequence[str]) -> pa.Table:
+        """Return columns of a group of rows."""
+
+
+@final
+class TableFiles:
+    """The rows of files, each group of rows read when one of them is needed.
+
+    The files of one table may differ: a column may be missing in some, where its cells are empty, or be of a narrower
+    type.
+
+    Args:
+        files: the files, in the order of their rows.
+        format: how they are read.
+    """
+
+    def __init__(self, files: Sequence[SourceFile], format: TableFormat) -> None:  # noqa: A002 -- the word for it
+        self.files = files
+        self.identity = "the rows of files"  # whose content counts
+        self._format = format
+        self._splits = splits_of(files)
+        groups: list[tuple[int, int]] = []
+        rows: list[int] = []
+        self.schema: Any = None
+        self.refused: Mapping[str, str] = {}
+        self._own: list[frozenset[str]] = []  # names of the columns that each file has itself
+        self._folders = folder_values(files)
+        for number, (file, values) in enumerate(zip(files, self._folders, strict=True)):
+            schema, counts = self._outline(file)
+            self._own.append(frozenset(schema.names))
+            for name, value in values.items():
+                if name not in schema.names:  # a writer may repeat the values in the file, as polars does
+                    schema = schema.append(value.field(name))
+            self.schema = self._with(readable_schema(schema), file)
+            groups += [(number, group) for group in range(len(counts))]
+            rows += counts
+        self._groups = groups
+        self._ends = np.cumsum(rows, dtype=np.int64) if rows else np.zeros(0, np.int64)
+        self._wanted: Collection[str] | None = None
+        self._held: dict[int, pa.Table] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": {}}
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def take(self, numbers: np.ndarray) -> pa.Table:
+        import pyarrow as pa
+
+        places = np.searchsorted(self._ends, numbers, side="right")
+        pieces, order = [], []
+        for place in np.unique(places).tolist():
+            chosen = np.flatnonzero(places == place)
+            start = self._ends[place - 1] if place else 0
+            pieces.append(self._group(place).take(numbers[chosen] - start))
+            order.append(chosen)
+        found = pa.concat_tables(pieces)
+        here = np.concatenate(order)
+        return found if len(pieces) == 1 else found.take(np.argsort(here))
+
+    def column(self, name: str) -> Iterator[Any]:
+        for place in range(len(self._groups)):
+            yield from self._read(place, [name]).column(name).to_pylist()
+
+    def names(self) -> Iterator[tuple[str, str | None]]:
+        before = 0
+        numbers: dict[int, int] = {}
+        for (file, _), end in zip(self._groups, self._ends.tolist(), strict=True):
+            stem = f"{self.files[file].stem}-" if len(self.files) > 1 else ""
+            first = numbers.get(file, 0)
+            for number in range(first, first + end - before):
+                yield f"{stem}{number:08d}", self._splits[file]
+            numbers[file], before = first + end - before, end
+
+    def narrow(self, columns: Collection[str]) -> None:
+        self._wanted = columns
+        self._held = {}
+
+    def _group(self, place: int) -> pa.Table:
+        """Return a group of rows; those read last stay in memory."""
+        found = self._held.pop(place, None)
+        if found is None:
+            found = self._read(place, self._wanted)
+            while self._held and found.nbytes + sum(table.nbytes for table in self._held.values()) > _MOST_DECODED:
+                del self._held[next(iter(self._held))]
+        self._held[place] = found
+        return found
+
+    def _read(self, place: int, columns: Collection[str] | None) -> pa.Table:
+        import pyarrow as pa
+
+        number, group = self._groups[place]
+        names = [name for name in self.schema.names if columns is None or name in columns]
+        wanted = pa.schema([self.schema.field(name) for name in names])
+        path = self.files[number].path
+        try:
+            found = self._format.read(path, group, [name for name in names if name in self._own[number]])
+            for name, value in self._folders[number].items():
+                if name in names and name not in self._own[number]:
+                    kind = wanted.field(name).type
+                    found = found.append_column(name, pa.repeat(pa.scalar(value.value, kind), found.num_rows))
+            found = readable(found)
+            if found.schema.names == names and found.schema.types == wanted.types:
+                return found
+            return pa.concat_tables([wanted.empty_table(), decoded(found, wanted)], promote_options="permissive")
+        except (pa.ArrowException, OSError) as error:
+            text = str(error).partition("\n")[0]
+            raise CorruptDataError(f"{path}: row group {group} cannot be read: {text}") from error
+
+    def _outline(self, file: SourceFile) -> tuple[Any, list[int]]:
+        import pyarrow as pa
+
+        try:
+            return self._format.outline(file.path)
+        except (pa.ArrowException, OSError) as error:
+            text = str(error).partition("\n")[0]
+            raise SourceError(
+                f"{file.path} cannot be read as {self._format.name}: {text}; write the file again"
+            ) from error
+
+    def _with(self, schema: Any, file: SourceFile) -> Any:
+        """Return a schema for the rows of a file and of those before it."""
+        import pyarrow as pa
+
+        if self.schema is None or schema.equals(self.schema):
+            return schema
+        first = self.files[0]
+        for name in dict.fromkeys([*self.schema.names, *schema.names]):
+            if name not in self.schema.names or name not in schema.names:
+                lacks, has = (file, first) if name in self.schema.names else (first, file)
+                reason = (
+                    f"{lacks.path} has no column {name!r}, which {has.path} has; declare it with "
+                    f"features={{{name!r}: Nullable(...)}}, or leave it out with drop=[{name!r}]"
+                )
+                self.refused = {**self.refused, name: reason}
+                continue
+            ours, theirs = (decoded_schema(pa.schema([one.field(name)])) for one in (self.schema, schema))
+            try:
+                pa.unify_schemas([ours, theirs], promote_options="permissive")
+            except pa.ArrowException as error:
+                raise SourceError(
+                    f"{file.path}: column {name!r} is {theirs.types[0]}, but {ours.types[0]} in {first.path}; give all "
+                    "files the same columns, or leave it out of the files"
+                ) from error
+        pair = [decoded_schema(self.schema), decoded_schema(schema)]
+        return pa.unify_schemas(pair, promote_options="permissive")
+
+
+@final
+class ArrowFiles:
+    """Files and streams of Arrow, mapped into memory.
+
+    Args:
+        span_of: function that returns where the table begins in a file that holds more, and its bytes.
+    """
+
+    name = "Arrow"
+
+    def __init__(self, span_of: Callable[[str], tuple[int, int] | None] = lambda path: None) -> None:
+        self._span_of = span_of
+
+    def outline(self, path: str) -> tuple[Any, list[int]]:
+        reader = self._opened(path)
+        return reader.schema, [reader.read_all().num_rows]
+
+    def read(self, path: str, group: int, columns: Sequence[str]) -> pa.Table:
+        del group  # there is one
+        found = self._opened(path).read_all()
+        found.validate(full=True)  # Arrow follows offsets blindly, also out of its memory
+        return found.select(columns)
+
+    def _opened(self, path: str) -> Any:
+        """Return a reader of an Arrow file or stream."""
+        import pyarrow as pa
+
+        data = pa.memory_map(path).read_buffer()
+        if (span := self._span_of(path)) is not None:
+            data = data.slice(*span)
+        try:
+            return pa.ipc.open_file(data)
+        except pa.ArrowInvalid:
+            stream = pa.ipc.open_stream(data)
+            # Arrow takes the end of the file for that of the stream, also where batches are missing.
+            if not data.slice(max(0, data.size - 4)).equals(pa.py_buffer(bytes(4))):
+                raise pa.ArrowInvalid(
+                    "the stream has no end: it was cut off, or whoever wrote it was stopped"
+                ) from None
+            return stream
+
+
+def open_files(files: Sequence[SourceFile], spool: SpoolOptions) -> DataSource:
+    """Return the rows of Arrow files."""
+    del spool
+    return ArrowSource(TableFiles(files, ArrowFiles()))

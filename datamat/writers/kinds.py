@@ -1,0 +1,66 @@
+"""The kinds of files that need no class, and which module opens each: a new kind is a module and a line here.
+
+Such a module has `open_files(files, spool)`, given the files with a suffix of the kind, or, for kinds that are a folder
+as a whole, `open_folder(folder, spool)`; both return a `DataSource`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from datamat.values import frozen
+
+if TYPE_CHECKING:
+    import pathlib
+
+__all__ = ["KINDS", "PACKINGS", "SOURCE_KINDS", "SourceKind"]
+
+PACKINGS = (".gz", ".bz2", ".xz", ".zst", ".zlib")
+"""Extensions of compressed files, behind those of what they hold."""
+
+
+@frozen()
+class SourceKind:
+    """A kind of files.
+
+    Attributes:
+        module: name of the module in `datamat.writers` that opens them.
+        suffixes: of its files, empty for any; None where a folder is opened as a whole.
+        marks: patterns of files that no folder of another kind has.
+        is_unpacked: whether its files may be compressed, by any of `PACKINGS`.
+        is_of_objects: whether the kind also names objects.
+    """
+
+    module: str
+    suffixes: tuple[str, ...] | None = None
+    marks: tuple[str, ...] = ()
+    is_unpacked: bool = False
+    is_of_objects: bool = False
+
+    def is_marked(self, folder: pathlib.Path) -> bool:
+        """Return whether a folder holds one of the marks."""
+        return any(path.is_file() for mark in self.marks for path in folder.glob(mark))
+
+
+def _packed(*endings: str) -> tuple[str, ...]:
+    return tuple(ending + packing for ending in endings for packing in ("", *PACKINGS))
+
+
+_INDEX = ("index.json", "*/index.json")
+
+KINDS = {
+    "datamat": SourceKind("finished", marks=("manifest.json",)),
+    "huggingface": SourceKind("huggingface", marks=("state.json", "dataset_dict.json"), is_of_objects=True),
+    "tfds": SourceKind("tfds", marks=("dataset_info.json",), is_of_objects=True),
+    "files": SourceKind("files", ()),
+    "mds": SourceKind("mds", marks=_INDEX, is_of_objects=True),
+    "litdata": SourceKind("litdata", marks=_INDEX, is_of_objects=True),
+    "webdataset": SourceKind("tar", (*_packed(".tar"), ".tgz"), is_unpacked=True),
+    "tfrecord": SourceKind("tfrecord", _packed(".tfrecord", ".tfrecords", ".tfrec"), is_unpacked=True),
+    "parquet": SourceKind("parquet", (".parquet", ".pq")),
+    "arrow": SourceKind("arrow", (".arrow", ".feather", ".ipc"), is_of_objects=True),
+}
+"""The kinds by name. "datamat" is found, never named."""
+
+SOURCE_KINDS = (*sorted({*KINDS, "torch"} - {"datamat"}),)
+"""Kinds of sources that need no class: each is the name of an `ImportWriter` that reads nothing else."""

@@ -1,0 +1,203 @@
+"""A value of any dataset as features take it: names of fields, lists of numbers as arrays, files as their content."""
+
+from __future__ import annotations
+
+import decimal
+import pathlib
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from datamat.errors import SchemaError, SourceError, count_of
+from datamat.features import Audio, Bytes, Depth, Image, ListOf, Mask, Nullable, Scalar, Video
+from datamat.features.base import as_array, dtype_of, holds_numbers
+
+if TYPE_CHECKING:
+    from datamat.features import Feature
+
+
+HF_FILE = {"bytes", "path"}  # of a struct that holds an encoded file
+OF_FILES_ALONE = (Image, Audio, Video, Mask, Depth, Bytes)
+_PAIR = ("x", "y")
+_UNFIT = re.compile(r"[/\\#\x00-\x1f\x7f]+|\.\.+")  # of keys, where they become part of names
+
+
+def _field_names(names: Sequence[str] | None, count: int) -> Sequence[str]:
+    if names is None:
+        return _PAIR[:count] if count <= len(_PAIR) else [f"field_{number}" for number in range(count)]
+    if len(names) != count:
+        raise SourceError(
+            f"names are {', '.join(names)}, but a sample has {count_of(count, 'value')}; give one name for each"
+        )
+    return names
+
+
+def sample_of(item: Any, names: Sequence[str] | None) -> dict[str, Any]:
+    """Return an item of any dataset as a sample."""
+    if isinstance(item, Mapping):
+        fields = list(flattened(item))
+        found = dict(fields)
+        if len(found) < len(fields):
+            names = [name for name, _ in fields]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise SchemaError(f"the sample has two fields {twice!r}, one of them in a dict; rename one")
+        return found
+    if hasattr(item, "_asdict"):
+        return dict(flattened(item._asdict()))
+    values = item if isinstance(item, (tuple, list)) else (item,)
+    return {name: _plain(value) for name, value in zip(_field_names(names, len(values)), values, strict=True)}
+
+
+def fit_key(key: str) -> str:
+    """Return the key of a sample in a tar without what no key may hold, such as the slashes of its folders."""
+    return _UNFIT.sub("-", key)
+
+
+def dicts_in(item: Any, prefix: str = "") -> frozenset[str]:
+    """Return the names of the dicts in an item of any dataset, as `flattened` calls them."""
+    fields = item._asdict() if hasattr(item, "_asdict") else item
+    if not isinstance(fields, Mapping):
+        return frozenset()
+    inner = {f"{prefix}{name}": value for name, value in fields.items() if isinstance(value, Mapping)}
+    return frozenset(inner).union(*(dicts_in(value, f"{name}/") for name, value in inner.items()))
+
+
+def flattened(item: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each field, those of dicts as `DICT/FIELD`."""
+    for name, value in item.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", _plain(value)
+
+
+def unmasked(value: Any) -> Any:
+    """Return a masked array of which nothing is masked as an array, and any other value as it is.
+
+    Raises:
+        SchemaError: some of it is masked.
+    """
+    if not (hasattr(value, "filled") and hasattr(value, "mask")):  # `numpy.ma` need not be imported
+        return value
+    if count := int(np.sum(value.mask)):
+        raise SchemaError(
+            f"{count} of {np.size(value)} values of an array are masked; fill them, as in array.filled(0)"
+        )
+    return np.asarray(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as features accept it: PIL images, tensors and lists of numbers as arrays."""
+    value = _listed_numbers(value) if isinstance(value, (list, tuple)) else unmasked(as_array(value))
+    return value[()] if isinstance(value, np.ndarray) and not value.ndim else value
+
+
+def _listed_numbers(value: Sequence[Any]) -> Any:
+    """Return lists of numbers as an array, and any other list as it is: JSON holds it, also one without items."""
+    if not len(value) or hasattr(value[0], "getbands"):  # pictures of Pillow, one of which may be as large as another
+        return value
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        return value
+    return array if array.dtype.kind in "biufc" else value
+
+
+def without_items(value: Any, feature: Feature | None) -> Any:
+    """Return a list without items, which shows no type, as the array that its feature wants; any other value as it is.
+
+    Args:
+        value: value of a field.
+        feature: feature of the field.
+    """
+    if feature is None or not isinstance(value, (list, tuple)) or value:
+        return value
+    if isinstance(getattr(feature, "feature", None), Mapping):  # a list of dicts, which needs no type
+        return value
+    dtype, shape = feature.value_type()
+    if not shape or not holds_numbers(dtype):
+        return value
+    return np.empty((0, *(size or 0 for size in shape[1:])), dtype_of(dtype))
+
+
+MOST_AHEAD = 100
+"""Samples that are looked at for a list with items."""
+
+
+def fill_lists(first: dict[str, Any], known: Collection[str], rest: Iterable[Mapping[str, Any]]) -> None:
+    """Give the fields of a first sample that are lists without items the first list of the next samples that has some.
+
+    Args:
+        first: the sample; changed in place.
+        known: fields whose feature is known.
+        rest: the samples behind it, of which no more are asked for than needed, nor more than a hundred.
+    """
+    empty = {name for name, value in first.items() if isinstance(value, (list, tuple)) and not value} - set(known)
+    samples = iter(rest)
+    for _ in range(MOST_AHEAD):
+        if not empty or (sample := next(samples, None)) is None:
+            return
+        found = {name: sample[name] for name in empty if shows_type(sample.get(name))}
+        first |= found
+        empty -= found.keys()
+
+
+def shows_type(value: Any) -> bool:
+    """Return whether a value shows what lists of its field hold: a list with items does, an array, too."""
+    return (isinstance(value, (list, tuple)) and len(value) > 0) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
+def content_of_file(cell: Any, name: str, place: str) -> Any:
+    """Return the content of a file that a cell of Hugging Face holds, or names; a picture that is decoded as it is."""
+    if cell is None or (isinstance(cell, Mapping) and cell["bytes"] is None and not cell["path"]):
+        raise SourceError(f"{place}column {name!r} of the table is empty; fill it in, or drop the row")
+    if not isinstance(cell, Mapping):  # a step of a stream that needs the picture, such as a filter, has decoded it
+        return _plain(cell)
+    return cell["bytes"] if cell["bytes"] is not None else pathlib.Path(cell["path"]).read_bytes()
+
+
+def _list_of_files(feature: Feature) -> bool:
+    match feature:
+        case ListOf(feature=item):
+            return isinstance(item, OF_FILES_ALONE)
+    return False
+
+
+def converted(value: Any, feature: Feature) -> Any:  # noqa: PLR0911 -- one for each kind of type
+    """Return a value in the type of a declared feature, where only its type differs.
+
+    Args:
+        value: value of a field, as the source has it.
+        feature: feature that the user declares for the field.
+    """
+    if value is None:
+        return None
+    if isinstance(feature, OF_FILES_ALONE) and isinstance(value, Mapping) and value.keys() == HF_FILE:
+        return content_of_file(value, "", "")
+    inner = feature.feature if isinstance(feature, (Nullable, ListOf)) else feature
+    if _list_of_files(feature):
+        return [converted(item, inner) for item in value]
+    if isinstance(inner, Mapping):  # a dict, or a list of dicts
+        rows = [value] if isinstance(value, Mapping) else value
+        made = [
+            {name: converted(part, inner[name]) if name in inner else part for name, part in row.items()}
+            if isinstance(row, Mapping) else row
+            for row in rows
+        ]  # fmt: skip
+        return made[0] if isinstance(value, Mapping) else made
+    if isinstance(feature, Nullable):
+        return converted(value, feature.feature)
+    value = without_items(value, feature)
+    dtype, shape = feature.value_type()
+    if (dtype, shape) == ("string", ()) and not isinstance(value, str):
+        return value.decode() if isinstance(value, bytes) else str(value)
+    if isinstance(feature, Scalar) and isinstance(value, (decimal.Decimal, np.generic)):
+        found = dtype_of(dtype).type(value)
+        return found if found == value or dtype_of(dtype).kind in "fcV" else value
+    if shape and holds_numbers(dtype) and isinstance(value, (list, tuple, np.ndarray)):
+        array = np.asarray(value)
+        is_wider = array.dtype.kind in "biu" or dtype_of(dtype).kind in "fcV"
+        return array.astype(dtype_of(dtype)) if array.dtype.kind in "biuf" and is_wider else value
+    return value
