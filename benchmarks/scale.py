@@ -3,11 +3,10 @@
     python benchmarks/scale.py                              # the table
     python benchmarks/scale.py --parts 10000                # one size
 
-Nobody does the work: `NoWork` of benchmarks/driver.py answers each call at once with the receipt that a worker would
-return, and its time is not counted. 100 parts make a shard. Each figure has a process of its own. First a run makes
-all shards but the last, as one that was killed shortly before its end. The next process runs it again: what passes
-until it hands out the first part is the start of a rerun. A third finds nothing to do. All seconds are of the
-processor, of the thread that called `run`; memory is what the peak of the resident size grows by.
+A thread stands in for the workers, and its time is not counted. 100 parts make a shard. Each figure has a process of
+its own. First a run makes all shards but the last, as one that was killed shortly before its end. The next process
+runs it again: what passes until it hands out the first part is the start of a rerun. A third finds nothing to do. All
+seconds are of the processor, of the thread that called `run`; memory is what the peak of the resident size grows by.
 
 The machines are a model, of the measured costs alone: see `Machines`. `python benchmarks/charts.py` draws both.
 """
@@ -16,15 +15,16 @@ from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import dataclasses
-import functools
 import json
 import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
-from driver import PARTS_PER_SHARD, NoWork, folders, materializer, resident_bytes
+from driver import PARTS_PER_SHARD, folders, materializer, resident_bytes
 
 from datamat.events import WorkersStarted
 
@@ -32,11 +32,11 @@ SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 CORES = (8, 32, 128, 512, 2048, 8192)
 
 
-class Counted(NoWork):
+class Counted(concurrent.futures.ThreadPoolExecutor):
     """Counts calls, by what is called."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(1)
         self.calls: collections.Counter[str] = collections.Counter()
 
     def submit(self, call, /, *args):
@@ -47,13 +47,12 @@ class Counted(NoWork):
 class Start:
     """Notes when the first parts are handed out."""
 
-    def __init__(self, clock) -> None:
-        self.clock = clock
+    def __init__(self) -> None:
         self.at = 0.0
 
     def __call__(self, event) -> None:
         if isinstance(event, WorkersStarted):
-            self.at = self.clock()
+            self.at = time.thread_time()
 
 
 def last_shard(num_shards: int) -> str:
@@ -62,16 +61,13 @@ def last_shard(num_shards: int) -> str:
 
 def child(kind: str, source: pathlib.Path, output: pathlib.Path, num_shards: int) -> dict[str, float]:
     with folders(10) as (small, place):
-        materializer(str(small), str(place), 2, executor=NoWork()).run(progress=False)  # imports all that there is
-    executor = Counted()
-    start = Start(executor.clock)
-    job = functools.partial(materializer, str(source), str(output), num_shards, executor=executor, hooks=[start])
-    before, begin = resident_bytes(), executor.clock()
-    if kind == "all but one":
-        job(exclude=last_shard(num_shards)).run(progress=False)
-    else:
-        job().run(progress=False)
-    found = {"seconds": executor.clock() - begin, "memory": resident_bytes() - before, "start": start.at - begin}
+        materializer(str(small), str(place), 2).run(executor=Counted(), progress=False)  # imports all that there is
+    executor, start = Counted(), Start()
+    exclude = last_shard(num_shards) if kind == "all but one" else None
+    job = materializer(str(source), str(output), num_shards)
+    before, begin = resident_bytes(), time.thread_time()
+    job.run(executor=executor, hooks=[start], exclude=exclude, progress=False)
+    found = {"seconds": time.thread_time() - begin, "memory": resident_bytes() - before, "start": start.at - begin}
     return found | {f"calls of {name}": count for name, count in executor.calls.items()}
 
 

@@ -864,7 +864,12 @@ def head_of(content: bytes) -> bytes:
 
 def content_of_manifest(folder: Folder) -> bytes:
     """Return the content of the manifest's file; raises as `Manifest.read` does."""
-    found = folder.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES)
+    try:
+        found = folder.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES)
+    except OutputError as error:
+        if isinstance(error.__cause__, IsADirectoryError):  # which is damage: `verify` says so, and repair mends it
+            raise CorruptDataError(f"{folder.place(MANIFEST_FILE)} is a folder") from error
+        raise
     if found is None:
         remedy = "correct the path or URL, or finish its run"
         with contextlib.suppress(OutputError):  # not everybody who may read may list

@@ -155,7 +155,8 @@ class SourceMirror(Fetcher):
             _logger.warning(
                 "%s of %s left aside, as no file can have such a name: %s; rename what you need", len(odd), self, said
             )
-        found = {name: there for name, there in found.items() if name not in odd}
+        for name in odd:
+            del found[name]
         if not found:
             raise SourceError(f"{self} holds nothing; check the address: want a folder of objects, or an object")
         return found

@@ -42,8 +42,10 @@ def pool_thread() -> Callable[[], threading.Thread]:
 
 @pytest.fixture(autouse=True)
 def _pools_end() -> Iterator[None]:
-    """Let no test leave a pool behind."""
+    """Let no test leave a pool behind; one that it shut down without waiting may still be ending."""
     yield
+    for thread in _pool_threads():
+        thread.join(timeout=60)
     assert not _pool_threads(), "a test left a pool running"
 
 

@@ -10,8 +10,8 @@ from concurrent.futures import wait
 import pytest
 from pathos.helpers import mp
 
-from datamat import PathosExecutor, UnpicklableError
-from datamat.parallel import PathosPool
+from datamat.errors import UnpicklableError
+from datamat.parallel import PathosExecutor, PathosPool
 
 ON_COMMIT = ("fork",)
 Semaphore = mp.get_context("spawn").Semaphore

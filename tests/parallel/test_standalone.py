@@ -17,7 +17,9 @@ HERE = pathlib.Path(__file__).parent
 NAME = "mapper"
 ABSENT = 'raise ImportError("datamat is not here")\n'
 OF_THE_CORE = re.compile(r"\bdatamat\.parallel\b|\bdatamat(?=\.errors\b)|(?<=from )datamat(?= import)")
-OF_DATAMAT = re.compile(r"datamat\.(?!parallel)\w+ import|\bimport datamat\b|import testing|Materializer|materialize")
+OF_DATAMAT = re.compile(
+    r"datamat\.(?!parallel)\w+ import|\bimport datamat\b|import .*\btesting\b|Materializer|materialize"
+)
 ON_COMMIT = ("test_chunks.py", "test_example.py", "test_items.py", "test_pickling.py", "test_retire.py")
 
 

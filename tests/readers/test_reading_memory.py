@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+from shared_memory import left_behind
 
 from datamat import Features, Mask, load, materialize
 from datamat.readers.sharing import BlockOwner, BlockUser, SharedFolder
@@ -160,11 +161,11 @@ print(len(next(batches)["key"]))
 @pytest.mark.parametrize("num_workers", [pytest.param("0", marks=pytest.mark.long), "2"])
 def test_program_that_ends_in_an_epoch_prints_nothing(masks, num_workers):
     """No message complains of generators closed after their modules, and shared memory is left empty."""
-    before = set(pathlib.Path("/dev/shm").glob("datamat-read-*"))
+    before = left_behind()
 
     done = subprocess.run(
         [sys.executable, "-c", _LEAVE, masks, num_workers], capture_output=True, text=True, check=True
     )
 
     assert (done.stdout, done.stderr) == ("8\n", "")
-    assert set(pathlib.Path("/dev/shm").glob("datamat-read-*")) <= before
+    assert left_behind() <= before
