@@ -463,9 +463,9 @@ class Storage(NamedTuple):
 
 @functools.singledispatch
 def storage_of(feature: Feature) -> Storage:
-    """Return what decides how Parquet stores a field; by default, numbers that are many, or any number, are large.
+    """Return what decides how Parquet stores a field: of a type that is not known here, many numbers are large.
 
-    A package may register a function for its own feature type: `storage_of.register(Scan)`.
+    Workers ask as well, so nobody else registers a type: what a script registers in `__main__` would not reach them.
     """
     dtype, shape = feature.value_type()
     return Storage(holds_numbers(dtype) and (None in shape or math.prod(size or 1 for size in shape) > _SMALL_VALUES))

@@ -389,9 +389,9 @@ class TarForm:
 
 @functools.singledispatch
 def tar_form(feature: Feature) -> TarForm:
-    """Return how a tar shard stores a field: by default, its columns are files.
+    """Return how a tar shard stores a field: the columns of a type that is not known here are files.
 
-    A package may register a function for its own feature type: `tar_form.register(Waveform)`.
+    Workers ask as well, so nobody else registers a type: what a script registers in `__main__` would not reach them.
     """
     del feature
     return TarForm()
