@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from datamat.codecs import read_file
-from datamat.directory.rows import IndexRow
 from datamat.errors import InputError, OptionError, SourceError
 from datamat.features import Feature, Features, Scalar, Text
+from datamat.sources.rows import IndexRow
 from datamat.writers.base import DatasetWriter, Sample
 from datamat.writers.index import Index
 
