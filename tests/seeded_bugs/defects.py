@@ -1768,6 +1768,13 @@ DEFECTS = {
             "tests/run/test_upload.py::test_of_two_that_publish_at_once_one_is_told",
         ),
         Defect(
+            "live-run-swept",
+            "a run with nothing to do deletes what another, which is alive, has uploaded",
+            "datamat.run.upload:RemoteOutput.sweep",
+            replace("self._left", "self._of_runs()"),
+            "tests/run/test_upload.py::test_run_with_nothing_to_do_leaves_what_another_makes",
+        ),
+        Defect(
             "store-not-asked",
             "a shard that is gone from the store counts as uploaded: the manifest names what is not there",
             "datamat.run.upload:RemoteOutput._has_listed",
