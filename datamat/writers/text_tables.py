@@ -118,32 +118,40 @@ def _is_json(path: pathlib.Path) -> bool:
 
 
 class _CsvColumn:
-    """What a column of CSV may be, by the cells so far."""
+    """What a column of CSV holds, by the cells so far: no cell is of two types, but integers are floats, too."""
 
     def __init__(self, is_text: bool) -> None:
         self._num_filled = 0
-        self._kinds: tuple[str, ...] = (
-            () if is_text else ("int64", "float64", "bool", "timestamp[us]", "timestamp[us, tz=UTC]")
-        )
-        self._has_digits = False
+        self._kind = "string" if is_text else ""
+        self._are_floats = True  # where they are integers
+        self._has_digits = False  # nan alone is a word
 
     def add(self, cells: pa.Array) -> None:
         import pyarrow.compute as pc
 
         cells = cells.drop_null()
         self._num_filled += len(cells)
-        self._kinds = tuple(kind for kind in self._kinds if _are(kind, cells))
-        self._has_digits = self._has_digits or _any(pc.match_substring_regex(cells, "[0-9]"))
+        if not len(cells) or self._kind == "string":
+            return
+        kinds = (self._kind,) if self._kind else _KINDS
+        if self._kind == "int64" and self._are_floats:
+            kinds = ("int64", "float64")
+        self._kind = next((kind for kind in kinds if _are(kind, cells)), "string")
+        if self._kind == "int64" and pc.max(pc.binary_length(cells)).as_py() > _EXACT_DIGITS:
+            self._are_floats = self._are_floats and _are("float64", cells)
+        if not self._has_digits:
+            self._has_digits = _any(pc.match_substring_regex(cells, "[0-9]"))
 
     def field(self, name: str, num_rows: int) -> pa.Field:
         import pyarrow as pa
 
-        kinds = [kind for kind in self._kinds if kind == "bool" or self._has_digits]  # nan alone is a word
-        if not kinds or not self._num_filled:
+        if self._kind in {"", "string"} or (self._kind == "float64" and not self._has_digits):
             return pa.field(name, pa.string(), nullable=False)  # whose empty cells are empty texts
-        return pa.field(name, _arrow_type(kinds[0]), nullable=self._num_filled < num_rows)
+        return pa.field(name, _arrow_type(self._kind), nullable=self._num_filled < num_rows)
 
 
+_EXACT_DIGITS = 15  # of an integer that float64 holds, whichever it is
+_KINDS = ("int64", "float64", "bool", "timestamp[us]", "timestamp[us, tz=UTC]")
 _CHANGED = {
     "int64": r"^-?0[0-9xX]|^-0$",
     # An exponent has a sign where Python and C write floats: 1e-05, but an id is 1e5.
@@ -236,7 +244,7 @@ def _csv_reader(path: pathlib.Path, encoding: str, delimiter: str, types: Mappin
 
     return arrow_csv.open_csv(
         str(path),
-        read_options=arrow_csv.ReadOptions(encoding=encoding),
+        read_options=arrow_csv.ReadOptions(encoding=encoding, use_threads=bool(types)),  # without, no reading ahead
         parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
         convert_options=arrow_csv.ConvertOptions(
             column_types=types,
