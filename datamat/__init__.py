@@ -67,7 +67,6 @@ if TYPE_CHECKING or not _lazy(__name__):
     from datamat.directory.failures import failures as failures
     from datamat.directory.manifest import Manifest as Manifest
     from datamat.directory.provenance import Provenance as Provenance
-    from datamat.directory.rows import IndexRow as IndexRow
     from datamat.directory.sidecars.exporting import export as export
     from datamat.directory.verify import VerifyReport as VerifyReport
     from datamat.directory.verify import verify as verify
@@ -131,6 +130,7 @@ if TYPE_CHECKING or not _lazy(__name__):
     from datamat.run.report import RunReport as RunReport
     from datamat.run.status import Status as Status
     from datamat.run.status import status as status
+    from datamat.sources.rows import IndexRow as IndexRow
     from datamat.view import view as view
     from datamat.writers.base import DatasetWriter as DatasetWriter
     from datamat.writers.base import DataSource as DataSource

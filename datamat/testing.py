@@ -51,7 +51,6 @@ import numpy as np
 
 from datamat.codecs import encode_jpeg, encode_png
 from datamat.directory.manifest import Manifest
-from datamat.directory.rows import IndexRow, single_rows
 from datamat.directory.sidecars import Sidecar
 from datamat.directory.sidecars.croissant import croissant_type
 from datamat.directory.sidecars.exporting import export
@@ -97,6 +96,7 @@ from datamat.parallel.standins import registrations
 from datamat.readers.dataset import load
 from datamat.readers.tf.decode import as_read
 from datamat.run.materializer import Materializer
+from datamat.sources.rows import IndexRow, single_rows
 from datamat.writers.base import DatasetWriter
 from datamat.writers.dataset import ImportWriter
 from datamat.writers.sources import open_source

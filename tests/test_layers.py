@@ -28,6 +28,7 @@ ROOMS = (
     "formats",
     "transforms",
     "directory",
+    "sources",
     "readers",
     "writers",
     "plan",
@@ -178,10 +179,10 @@ def test_clients_of_stores_are_used_in_one_room(package):
 @pytest.mark.parametrize(
     ("importer", "code", "allowed"),
     [
-        ("datamat.plan.plan", "import datamat.directory.rows", True),
-        ("datamat.directory.rows", "from datamat.plan.plan import Plan", False),
-        ("datamat.directory.rows", "def f():\n    from datamat import plan", False),
-        ("datamat.directory.rows", "if TYPE_CHECKING:\n    import datamat.plan", False),
+        ("datamat.plan.plan", "import datamat.sources.store", True),
+        ("datamat.sources.store", "from datamat.plan.plan import Plan", False),
+        ("datamat.sources.store", "def f():\n    from datamat import plan", False),
+        ("datamat.sources.store", "if TYPE_CHECKING:\n    import datamat.plan", False),
         ("datamat.codecs.png", "from datamat.codecs import headers", True),
         ("datamat.codecs.png", "from . import headers", False),
         ("datamat.run.run", "from datamat import load", False),

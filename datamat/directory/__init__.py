@@ -1,1 +1,1 @@
-"""What a finished directory is on disk: files, rows, keys, manifest, ledger, sidecars; and how it is verified."""
+"""What a finished directory is on disk: files, keys, manifest, ledger, sidecars; and how it is verified."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 import numpy as np
 
 from datamat.directory.keys import KeyLookup, RecordKey, key_hash, row_type
-from datamat.directory.rows import FILES, decode_value
+from datamat.directory.row_values import FILES, decode_value
 from datamat.errors import CorruptDataError, count_of, require_package, want_of_resources
 from datamat.folders.local import open_regular, regular_path
 

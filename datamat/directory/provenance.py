@@ -19,7 +19,7 @@ from datamat.directory.index_files import (
 )
 from datamat.directory.keys import RecordKey, RecordNames, stored_keys
 from datamat.directory.manifest import Manifest, index_file
-from datamat.directory.rows import looks_like_path, nested_paths
+from datamat.directory.row_values import looks_like_path, nested_paths
 from datamat.errors import OptionError
 from datamat.formats import get_format
 from datamat.values import frozen

@@ -43,8 +43,6 @@ Kind: TypeAlias = Literal["bytes", "bytes_list", "int64", "float32"]
 """What a column holds in each record: one bytes value, any number of them, int64 numbers or float32 numbers."""
 Shape: TypeAlias = tuple[int | None, ...]
 
-_SMALL_VALUES = 1024
-"""Most numbers in a value that counts as small: larger ones fill a row group sooner than images do."""
 _LONG_ROW = 32
 """Numbers in a row from which on copying slices is faster than gathering numbers by their places."""
 _PACKAGE = __name__.partition(".")[0]
@@ -488,54 +486,6 @@ class Feature(abc.ABC):
         """
         binary: dict[str, tuple[str, Shape]] = {"bytes": ("binary", ()), "bytes_list": ("binary", (None,))}
         return {column: binary.get(kind, (kind, (None,))) for column, kind in self.columns(name).items()}
-
-    def is_large(self) -> bool:
-        """Return whether a value may take many kilobytes; Parquet then uses smaller row groups and no statistics."""
-        dtype, shape = self.value_type()
-        return holds_numbers(dtype) and (None in shape or math.prod(size or 1 for size in shape) > _SMALL_VALUES)
-
-    def is_compressed(self) -> bool:
-        """Return whether its bytes are compressed already, as a PNG or MP4 is.
-
-        Parquet then stores them as they are, and readers decode them in a thread per core.
-        """
-        return False
-
-    def is_smooth(self) -> bool:
-        """Return whether numbers side by side tend to be alike, as in sound; Parquet then stores 16-bit differences."""
-        return True
-
-    def tar_form(self) -> Literal["json", "npy", "file"]:
-        """Return how a tar shard stores a value.
-
-        "json" puts it into the .json file of the sample, "npy" into an array file of its own; both encode it again when
-        a record is read, which must give the same columns. "file" stores each column as a file: bytes with the
-        extension that `extension` returns, numbers as .npy.
-        """
-        return "file"
-
-    def json_value(self, value: Any) -> Any:
-        """Return a decoded value as the .json file of a sample holds it, where `tar_form` is "json"."""
-        return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
-
-    def value_of_json(self, plain: Any) -> Any:
-        """Return what `encode` accepts, given what `json_value` returned.
-
-        Raises:
-            ValueError: the JSON is not that of a value.
-        """
-        dtype, shape = self.value_type()
-        if not holds_numbers(dtype):
-            return plain
-        array = np.asarray(plain, dtype_of(dtype))
-        return array.reshape([-1 if size is None else size for size in shape]) if shape else array[()]
-
-    def extension(self, data: bytes) -> str:
-        """Return the extension, without the dot, of the file that holds a bytes column in a tar shard."""
-        del data
-        return "bin"
-
-    # ---------------------------------------------------------------- readers of others
 
 
 to_json_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode

@@ -36,7 +36,17 @@ from datamat.features.statistics import Counts, FieldStatistics, Numbers
 from datamat.features.values import Tensor, side_by_side
 from datamat.values import frozen
 
-__all__ = ["Depth", "Image", "Keypoints", "Mask", "PictureFile", "Polygons", "Video", "video_extension"]
+__all__ = [
+    "Depth",
+    "Image",
+    "Keypoints",
+    "Mask",
+    "PictureFile",
+    "Polygons",
+    "Video",
+    "picture_extension",
+    "video_extension",
+]
 
 _JPEG = b"\xff\xd8"
 _PNG = b"\x89PNG"
@@ -87,15 +97,6 @@ class PictureFile(Feature, Geometry, Preview):
 
     def is_ragged(self) -> bool:
         return False  # most datasets have pictures of one size, which are one array
-
-    def is_large(self) -> bool:
-        return True
-
-    def is_compressed(self) -> bool:
-        return True
-
-    def extension(self, data: bytes) -> str:
-        return _extension(data)
 
 
 @frozen()
@@ -547,12 +548,6 @@ class Keypoints(Feature, Geometry, Preview):
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
         return self._tensor.arrow_types(name)
 
-    def is_large(self) -> bool:
-        return False
-
-    def tar_form(self) -> Literal["json"]:
-        return "json"
-
     @property
     def _tensor(self) -> Tensor:
         return _floats(self.shape)
@@ -655,18 +650,6 @@ class Polygons(Feature, Geometry, Preview):
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
         return {name: ("float32", (None, 2)), f"{name}/sizes": ("int64", (None,))}
 
-    def is_large(self) -> bool:
-        return False
-
-    def tar_form(self) -> Literal["json"]:
-        return "json"
-
-    def json_value(self, value: Any) -> Any:
-        return [row[~np.isnan(row[:, 0])].tolist() for row in value]
-
-    def value_of_json(self, plain: Any) -> Any:
-        return plain
-
 
 @functools.cache
 def _floats(shape: Shape) -> Tensor:
@@ -724,7 +707,8 @@ def _encoded(
         raise mismatch(name, feature, found, str(error)) from error
 
 
-def _extension(data: bytes) -> str:
+def picture_extension(data: bytes) -> str:
+    """Return the extension of a stored picture by its first bytes."""
     return "jpg" if data.startswith(_JPEG) else "png"
 
 
@@ -898,15 +882,6 @@ class Video(Feature, Preview):
     def declared(self) -> str:
         rate = "" if self.fps is None else f" at {self.fps:g} fps"
         return f"video {'uint8' if self.decoded else 'file'} {shape_text((self.num_frames, *self.shape, 3))}{rate}"
-
-    def is_large(self) -> bool:
-        return True
-
-    def is_compressed(self) -> bool:
-        return True
-
-    def extension(self, data: bytes) -> str:
-        return video_extension(data) or "bin"
 
     def display(self, value: Any) -> np.ndarray:
         """Return a strip of four frames, from the first to the last, with gaps: uint8 (height, width of all, 3)."""

@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
@@ -755,21 +755,6 @@ class _OfAnother(Feature):
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
         return self.stored.arrow_types(name)
 
-    def is_large(self) -> bool:
-        return self.stored.is_large()
-
-    def is_compressed(self) -> bool:
-        return self.stored.is_compressed()
-
-    def is_smooth(self) -> bool:
-        return self.stored.is_smooth()
-
-    def tar_form(self) -> Literal["json", "npy", "file"]:
-        return self.stored.tar_form()
-
-    def extension(self, data: bytes) -> str:
-        return self.stored.extension(data)
-
     def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
         return self.stored.observe(name, columns)
 
@@ -941,12 +926,6 @@ class Nullable(_OfAnother):
     def from_arguments(cls, arguments: Mapping[str, Any]) -> Nullable:
         return cls(**{**arguments, "feature": _feature_from_json("feature", arguments["feature"])})
 
-    def json_value(self, value: Any) -> Any:
-        return None if value is None else self.feature.json_value(value)
-
-    def value_of_json(self, plain: Any) -> Any:
-        return None if plain is None else self.feature.value_of_json(plain)
-
     def _encoded(self, name: str, value: Any) -> dict[str, Column]:
         try:
             return self.feature.encode(name, value)
@@ -1081,9 +1060,6 @@ class _ListOf(_OfAnother):
             merged(found, {} if item is None else self.feature.observe_value(item))
         return found
 
-    def tar_form(self) -> Literal["json", "npy", "file"]:
-        return "json" if self.feature.tar_form() == "json" else "file"
-
 
 @frozen()
 class Listed(_ListOf):
@@ -1196,12 +1172,6 @@ class Listed(_ListOf):
             found[column] = dtype, sizes if is_list else (None, *sizes)
         return {**found, **{f"{column}/lengths": ("int64", (None,)) for column in flattened}}
 
-    def json_value(self, value: Any) -> Any:
-        return [self.feature.json_value(item) for item in value]
-
-    def value_of_json(self, plain: Any) -> Any:
-        return self.together([self.feature.value_of_json(item) for item in plain])
-
     def gathered(self, name: str) -> Mapping[str, Gathered]:
         """Return how the columns are stored whose values are all of one size."""
         flattened = self.flattened(name)
@@ -1297,12 +1267,6 @@ class WithGaps(_ListOf):
 
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
         return {**self.stored.arrow_types(name), f"{name}/present": ("int64", (None,))}
-
-    def json_value(self, value: Any) -> Any:
-        return [None if item is None else self.feature.json_value(item) for item in value]
-
-    def value_of_json(self, plain: Any) -> Any:
-        return [None if item is None else self.feature.value_of_json(item) for item in plain]
 
     def _spread(self, name: str, columns: Mapping[str, Column], values: Any) -> list[Any]:
         """Return values with None where one is missing."""
@@ -1407,12 +1371,6 @@ class ListOf(_OfAnother):
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> ListOf:
         return cls(**{**arguments, "feature": _feature_from_json("feature", arguments["feature"])})
-
-    def json_value(self, value: Any) -> Any:
-        return self.stored.json_value(value)
-
-    def value_of_json(self, plain: Any) -> Any:
-        return self.stored.value_of_json(plain)
 
     def _list(self, name: str, value: Any) -> Any:
         """Return a value as the feature that stores it takes it: numbers as an array."""
@@ -1567,7 +1525,6 @@ def _check_foreign(name: str, feature: Feature) -> None:
         "the kinds of columns": not set(kinds.values()) <= {*get_args(Kind)},
         "arrow_types": feature.arrow_types(name).keys() != kinds.keys(),
         "target": isinstance(feature, Geometry) and feature.target() not in {None, *get_args(Target)},
-        "tar_form": feature.tar_form() not in {"json", "npy", "file"},
         "preview": isinstance(feature, Preview) and feature.preview not in {None, "image", "mask", "depth", "outlines"},
     }
     found = [part for part, is_wrong in wrong.items() if is_wrong]

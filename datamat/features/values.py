@@ -165,12 +165,6 @@ class ClassLabel(Feature):
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
         return {name: ("int64", self.shape)}
 
-    def is_large(self) -> bool:
-        return False
-
-    def tar_form(self) -> Literal["json"]:
-        return "json"
-
     def _are_ids(self, values: np.ndarray) -> bool:
         return not values.size or bool(values.min() >= 0 and values.max() < (self.num_classes or 0))
 
@@ -297,12 +291,6 @@ class BBoxes(Feature, Geometry, Preview):
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
         return {name: ("float32", (None, self._width))}
 
-    def is_large(self) -> bool:
-        return False
-
-    def tar_form(self) -> Literal["json"]:
-        return "json"
-
 
 @frozen()
 class Text(Feature):
@@ -344,9 +332,6 @@ class Text(Feature):
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
         return {name: ("string", ())}
 
-    def tar_form(self) -> Literal["json"]:
-        return "json"
-
 
 @frozen()
 class Bytes(Feature):
@@ -387,9 +372,6 @@ class Bytes(Feature):
 
     def declared(self) -> str:
         return "bytes"
-
-    def is_large(self) -> bool:
-        return True
 
 
 @frozen()
@@ -443,9 +425,6 @@ class Json(Feature):
 
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
         return {name: ("json", ())}
-
-    def tar_form(self) -> Literal["json"]:
-        return "json"
 
     def _plain(self, name: str, value: Any, place: str) -> Any:
         """Return a part of a value in the types that JSON has; `place` says which, as in `["boxes"][2]`."""
@@ -533,15 +512,6 @@ class Timestamp(Feature):
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
         return {name: (self.declared(), ())}
 
-    def tar_form(self) -> Literal["json"]:
-        return "json"
-
-    def json_value(self, value: Any) -> str:
-        return str(np.datetime_as_string(value)) + ("" if self.tz is None else "Z")  # ISO 8601
-
-    def value_of_json(self, plain: Any) -> Any:
-        return np.datetime64(plain.removesuffix("Z"), "us")
-
     def _microseconds(self, name: str, value: Any) -> int:
         if isinstance(value, np.ndarray) and value.ndim == 0:
             value = value[()]
@@ -624,9 +594,6 @@ class Scalar(Feature):
 
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
         return {name: ("binary" if self.dtype in _NOT_IN_ARROW else self.dtype, ())}
-
-    def tar_form(self) -> Literal["json", "npy"]:
-        return "npy" if dtype_of(self.dtype).kind == "c" else "json"  # JSON has no complex numbers
 
 
 @frozen()
@@ -770,9 +737,6 @@ class Tensor(Feature, Preview):
             found = self.dtype, self.shape if is_nested else (None,)
         return {name: found, **({f"{name}/shape": ("int64", (None,))} if self.keeps_shape else {})}
 
-    def tar_form(self) -> Literal["npy"]:
-        return "npy"
-
 
 @frozen()
 class Tokens(Feature):
@@ -847,12 +811,6 @@ class Tokens(Feature):
 
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
         return {name: (str(self.dtype), (None,))}
-
-    def is_smooth(self) -> bool:
-        return False
-
-    def tar_form(self) -> Literal["npy"]:
-        return "npy"
 
     @property
     def _bounds(self) -> tuple[int, int]:
@@ -1244,15 +1202,6 @@ class Audio(Feature, Preview):
         return f"float32 {shape_text((None, self.num_channels))}" + (
             "" if self.sample_rate is None else f" at {self.sample_rate} Hz"
         )
-
-    def is_large(self) -> bool:
-        return True
-
-    def is_compressed(self) -> bool:
-        return True
-
-    def extension(self, data: bytes) -> str:
-        return sound_extension(data) or "bin"
 
     def display(self, value: Any) -> np.ndarray:
         """Return the waveform of all channels above the spectrogram of their mean: uint8 (200, 320, 3).

@@ -29,14 +29,30 @@ bfloat16, which records hold as bytes, are numbers in Arrow, and bytes again in 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import numpy as np
 
 from datamat.errors import SchemaError
-from datamat.features import RaggedColumn
-from datamat.features.base import as_bfloat16, bytes_array, dtype_of
+from datamat.features import (
+    Audio,
+    BBoxes,
+    Bytes,
+    ClassLabel,
+    Feature,
+    Keypoints,
+    ListOf,
+    Nullable,
+    Polygons,
+    RaggedColumn,
+    Tokens,
+    Video,
+)
+from datamat.features.base import as_bfloat16, bytes_array, dtype_of, holds_numbers
+from datamat.features.pictures import PictureFile
+from datamat.features.schema import Listed, WithGaps
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -44,11 +60,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from datamat.features import Feature, Features
+    from datamat.features import Features
     from datamat.features.base import Column, ColumnBlock
 
 
-__all__ = ["ArrowColumn", "arrow_columns"]
+__all__ = ["ArrowColumn", "Storage", "arrow_columns", "storage_of"]
 
 _TIMES = {"timestamp[us]": None, "timestamp[us, tz=UTC]": "UTC"}
 """Time zone of each type of time."""
@@ -57,6 +73,8 @@ _STORED = {
     **dict.fromkeys(_TIMES, "int64"),  # which times are in memory
 }
 _FEW_BYTES = 1 << 16
+_SMALL_VALUES = 1024
+"""Most numbers in a value that counts as small: larger ones fill a row group sooner than images do."""
 _NO_NUMBERS = {"binary", "string", "json"}
 
 
@@ -428,18 +446,84 @@ def _are_neighbours(rows: NDArray[np.int64]) -> bool:
     return len(rows) > 0 and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all())
 
 
+class Storage(NamedTuple):
+    """What decides how Parquet stores the columns of a field, beside their types.
+
+    Attributes:
+        is_large: whether a value may take many kilobytes: row groups are smaller then, and have no statistics.
+        is_compressed: whether its bytes are compressed already, as a PNG or MP4 is: they are stored as they are, and
+            readers decode them in a thread per core.
+        is_smooth: whether numbers side by side tend to be alike, as in sound: 16-bit ones are stored as differences.
+    """
+
+    is_large: bool
+    is_compressed: bool = False
+    is_smooth: bool = True
+
+
+@functools.singledispatch
+def storage_of(feature: Feature) -> Storage:
+    """Return what decides how Parquet stores a field: of a type that is not known here, many numbers are large.
+
+    Workers ask as well, so nobody else registers a type: what a script registers in `__main__` would not reach them.
+    """
+    dtype, shape = feature.value_type()
+    return Storage(holds_numbers(dtype) and (None in shape or math.prod(size or 1 for size in shape) > _SMALL_VALUES))
+
+
+@storage_of.register(ClassLabel)
+@storage_of.register(BBoxes)
+@storage_of.register(Keypoints)
+@storage_of.register(Polygons)
+def _(feature: Feature) -> Storage:
+    del feature  # few numbers, if any number of them
+    return Storage(is_large=False)
+
+
+@storage_of.register(Bytes)
+def _(feature: Bytes) -> Storage:
+    del feature
+    return Storage(is_large=True)
+
+
+@storage_of.register(Tokens)
+def _(feature: Tokens) -> Storage:
+    del feature
+    return Storage(is_large=True, is_smooth=False)
+
+
+@storage_of.register(PictureFile)
+@storage_of.register(Audio)
+@storage_of.register(Video)
+def _(feature: Feature) -> Storage:
+    del feature
+    return Storage(is_large=True, is_compressed=True)
+
+
+@storage_of.register(Nullable)
+@storage_of.register(Listed)
+def _(feature: Nullable | Listed) -> Storage:
+    return storage_of(feature.feature)
+
+
+@storage_of.register(ListOf)
+@storage_of.register(WithGaps)
+def _(feature: ListOf | WithGaps) -> Storage:
+    return storage_of(feature.stored)
+
+
 def arrow_columns(features: Features) -> list[ArrowColumn]:
     """Return the Arrow column of each stored column, in the order of the features."""
     return [column for name, feature in features.items() for column in _columns(name, feature)]
 
 
 def _columns(name: str, feature: Feature) -> Iterator[ArrowColumn]:
-    kinds = feature.columns(name)
+    kinds, storage = feature.columns(name), storage_of(feature)
     for column, (dtype, sizes) in feature.arrow_types(name).items():
-        is_large = feature.is_large() and (column == name or kinds[column] in {"bytes", "bytes_list"})
+        is_large = storage.is_large and (column == name or kinds[column] in {"bytes", "bytes_list"})
         # pyarrow names a column in a list by its path, so only plain columns are marked.
         is_category = feature.class_names() is not None and dtype == "int64" and not sizes
-        is_compressed = feature.is_compressed() and dtype == "binary"
+        is_compressed = storage.is_compressed and dtype == "binary"
         yield ArrowColumn(
             column,
             dtype,
@@ -449,5 +533,5 @@ def _columns(name: str, feature: Feature) -> Iterator[ArrowColumn]:
             is_category=is_category,
             is_nullable=feature.has_nulls,
             is_compressed=is_compressed,
-            is_smooth=feature.is_smooth(),
+            is_smooth=storage.is_smooth,
         )

@@ -6,7 +6,7 @@
     KEY.views.0.png   a member for each file of a list: KEY.FIELD.NUMBER.EXTENSION
     KEY.json          everything else, by feature name: {"boxes": [[...]], "key": "...", "label": 3}
 
-`Feature.tar_form` decides which form a field takes. WebDataset takes everything before the first dot of the base name
+`tar_form` decides which form a field takes. WebDataset takes everything before the first dot of the base name
 as the key, so `_member_key` writes dots, and other characters that would mislead a reader, as %XX; the key itself is in
 the JSON. Times, owners and order of members are fixed, so equal samples are equal bytes and parts can be joined. The
 archive ends in two blocks of zeros, the trailer; a file without them is incomplete.
@@ -23,13 +23,34 @@ import itertools
 import json
 import re
 from array import array
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, TypeAlias, final
 
 import numpy as np
 import xxhash
 
 from datamat.errors import CorruptDataError, SchemaError, count_of
-from datamat.features.base import as_bfloat16
+from datamat.features import (
+    Audio,
+    BBoxes,
+    ClassLabel,
+    Feature,
+    Json,
+    Keypoints,
+    ListOf,
+    Nullable,
+    Polygons,
+    Scalar,
+    Tensor,
+    Text,
+    Timestamp,
+    Tokens,
+    Video,
+)
+from datamat.features.base import as_bfloat16, dtype_of, holds_numbers
+from datamat.features.pictures import PictureFile, picture_extension, video_extension
+from datamat.features.schema import Listed, WithGaps
+from datamat.features.values import sound_extension
 from datamat.formats import Block, Buffer, Offsets, Record, ShardFormat, ShardReader, ShardWriter
 from datamat.formats.example import as_ragged, check_block, checked_record, rows_of, values_of
 from datamat.formats.io import BufferedFile, RangeReader, bound, located, read_up_to, refuse_finished
@@ -37,14 +58,24 @@ from datamat.values import frozen
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from datamat.features import Feature, Features
+    from datamat.features import Features
     from datamat.features.base import Column, Kind
     from datamat.formats import RecordSpans
 
 
-__all__ = ["BLOCK_BYTES", "END_OF_ARCHIVE", "Member", "WebDatasetFormat", "member", "parse_header", "read_pax_path"]
+__all__ = [
+    "BLOCK_BYTES",
+    "END_OF_ARCHIVE",
+    "Member",
+    "TarForm",
+    "WebDatasetFormat",
+    "member",
+    "parse_header",
+    "read_pax_path",
+    "tar_form",
+]
 
 # ---------------------------------------------------------------- members of an archive
 #
@@ -277,18 +308,18 @@ class WebDatasetFormat(ShardFormat):
                 raise CorruptDataError(f"the sample {key!r} has no .json before {name!r} of another sample")
             key = directory + slash + stem
             members[extensions] = data
-        return _record(members, bound(self.features, self.name))
+        return _record(members, _fields(bound(self.features, self.name)))
 
 
 @final
 class _WebDatasetWriter(ShardWriter):
     """Writes each sample as a run of members."""
 
-    __slots__ = ("_columns", "_features", "_file", "_finished", "_sizes")
+    __slots__ = ("_columns", "_fields", "_file", "_finished", "_sizes")
 
     def __init__(self, file: BinaryIO, columns: Mapping[str, Kind], features: Features) -> None:
         self._columns = dict(columns)
-        self._features = features
+        self._fields = _fields(features)
         self._file = BufferedFile(file)
         self._sizes = array("Q")
         self._finished = False
@@ -306,7 +337,7 @@ class _WebDatasetWriter(ShardWriter):
     def append(self, record: Record) -> None:
         """Append one sample."""
         refuse_finished(self._finished)
-        pieces = _members(checked_record(record, self._columns), self._features)
+        pieces = _members(checked_record(record, self._columns), self._fields)
         self._file.add(pieces)
         self._sizes.append(sum(map(len, pieces)))
 
@@ -314,7 +345,7 @@ class _WebDatasetWriter(ShardWriter):
         """Append n samples, whose values are decoded all at once."""
         refuse_finished(self._finished)
         if check_block(columns, self._columns):
-            for pieces in _block_members(columns, self._features):
+            for pieces in _block_members(columns, self._fields):
                 self._file.add(pieces)
                 self._sizes.append(sum(map(len, pieces)))
 
@@ -327,23 +358,157 @@ class _WebDatasetWriter(ShardWriter):
         return Offsets(np.cumsum(sizes, dtype=np.uint64) - sizes, sizes)
 
 
-def _members(record: Mapping[str, Any], features: Features) -> list[bytes]:
+def _bin(data: bytes) -> str:
+    del data
+    return "bin"
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+@frozen()
+class TarForm:
+    """How a tar shard stores a field.
+
+    Attributes:
+        kind: "json" puts a value into the .json file of the sample, "npy" into an array file of its own; both encode it
+            again when a record is read, which must give the same columns. "file" stores each column as a file: bytes
+            with the extension that `extension` returns, numbers as .npy.
+        extension: function of a bytes column that returns the extension of its file, without the dot.
+        to_json: function of a decoded value that returns what the .json file holds of it.
+        of_json: function of that which returns what `Feature.encode` accepts; it raises `ValueError` if the JSON is not
+            that of a value.
+    """
+
+    kind: Literal["json", "npy", "file"] = "file"
+    extension: Callable[[bytes], str] = _bin
+    to_json: Callable[[Any], Any] = _plain
+    of_json: Callable[[Any], Any] = _plain
+
+
+@functools.singledispatch
+def tar_form(feature: Feature) -> TarForm:
+    """Return how a tar shard stores a field: the columns of a type that is not known here are files.
+
+    Workers ask as well, so nobody else registers a type: what a script registers in `__main__` would not reach them.
+    """
+    del feature
+    return TarForm()
+
+
+@tar_form.register(Tensor)
+@tar_form.register(Tokens)
+def _(feature: Feature) -> TarForm:
+    del feature
+    return TarForm("npy")
+
+
+@tar_form.register(ClassLabel)
+@tar_form.register(BBoxes)
+@tar_form.register(Text)
+@tar_form.register(Json)
+@tar_form.register(Scalar)
+@tar_form.register(Keypoints)
+def _(feature: Feature) -> TarForm:
+    dtype, shape = feature.value_type()
+    if dtype.startswith("complex"):  # which JSON has not
+        return TarForm("npy")
+
+    def of_json(plain: Any) -> Any:
+        array = np.asarray(plain, dtype_of(dtype))
+        return array.reshape([-1 if size is None else size for size in shape]) if shape else array[()]
+
+    return TarForm("json", of_json=of_json if holds_numbers(dtype) else _plain)
+
+
+@tar_form.register(Timestamp)
+def _(feature: Timestamp) -> TarForm:
+    zone = "" if feature.tz is None else "Z"
+    return TarForm(
+        "json",
+        to_json=lambda value: str(np.datetime_as_string(value)) + zone,  # ISO 8601
+        of_json=lambda plain: np.datetime64(plain.removesuffix("Z"), "us"),
+    )
+
+
+@tar_form.register(Polygons)
+def _(feature: Polygons) -> TarForm:
+    del feature
+    return TarForm("json", to_json=lambda value: [row[~np.isnan(row[:, 0])].tolist() for row in value])
+
+
+@tar_form.register(PictureFile)
+def _(feature: PictureFile) -> TarForm:
+    del feature
+    return TarForm(extension=picture_extension)
+
+
+@tar_form.register(Audio)
+def _(feature: Audio) -> TarForm:
+    del feature
+    return TarForm(extension=lambda data: sound_extension(data) or "bin")
+
+
+@tar_form.register(Video)
+def _(feature: Video) -> TarForm:
+    del feature
+    return TarForm(extension=lambda data: video_extension(data) or "bin")
+
+
+@tar_form.register(Nullable)
+def _(feature: Nullable) -> TarForm:
+    one = tar_form(feature.feature)
+    return TarForm(
+        one.kind,
+        one.extension,
+        lambda value: None if value is None else one.to_json(value),
+        lambda plain: None if plain is None else one.of_json(plain),
+    )
+
+
+@tar_form.register(ListOf)
+def _(feature: ListOf) -> TarForm:
+    return tar_form(feature.stored)
+
+
+@tar_form.register(Listed)
+@tar_form.register(WithGaps)
+def _(feature: Listed | WithGaps) -> TarForm:
+    one = tar_form(Nullable(feature.feature) if isinstance(feature, WithGaps) else feature.feature)
+    together = feature.together if isinstance(feature, Listed) else list
+    return TarForm(
+        "json" if one.kind == "json" else "file",
+        one.extension,
+        lambda value: [one.to_json(item) for item in value],
+        lambda plain: together([one.of_json(item) for item in plain]),
+    )
+
+
+_Fields: TypeAlias = Mapping[str, tuple[Feature, TarForm]]
+
+
+@functools.lru_cache(maxsize=16)
+def _fields(features: Features) -> _Fields:
+    """Return feature and form of each field."""
+    return {name: (feature, tar_form(feature)) for name, feature in features.items()}
+
+
+def _members(record: Mapping[str, Any], fields: _Fields) -> list[bytes]:
     """Return the members of one sample, in pieces."""
     key = _member_key(record["key"].decode())
     pieces: list[bytes] = []
     plain: dict[str, Any] = {}
-    for name, feature in features.items():
-        form = feature.tar_form()
-        if form == "json":
-            value = feature.decode(name, record)
-            plain[name] = feature.json_value(value)
-        elif form == "npy":
+    for name, (feature, form) in fields.items():
+        if form.kind == "json":
+            plain[name] = form.to_json(feature.decode(name, record))
+        elif form.kind == "npy":
             value = feature.decode(name, record)
             if value is not None:
                 pieces += member(f"{key}.{_member_field(name)}.npy", _npy(value))
         else:
             for column in feature.columns(name):
-                for extension, data in _files(feature, record[column], is_one=_is_one(feature, name, column)):
+                for extension, data in _files(form, record[column], is_one=_is_one(feature, name, column)):
                     pieces += member(f"{key}.{_member_field(column)}.{extension}", data)
     return pieces + member(f"{key}.json", _to_json(plain).encode())
 
@@ -351,21 +516,20 @@ def _members(record: Mapping[str, Any], features: Features) -> list[bytes]:
 _to_json = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
 
 
-def _block_members(columns: Block, features: Features) -> Iterator[list[bytes]]:
+def _block_members(columns: Block, fields: _Fields) -> Iterator[list[bytes]]:
     """Yield the members of each sample of a block, in pieces."""
     files: list[tuple[str, Sequence[Sequence[tuple[str, bytes]]]]] = []
     plain: dict[str, Sequence[Any]] = {}
-    for name, feature in features.items():
-        form = feature.tar_form()
-        if form == "json":
-            plain[name] = [feature.json_value(value) for value in _decoded(name, feature, columns)]
-        elif form == "npy":
+    for name, (feature, form) in fields.items():
+        if form.kind == "json":
+            plain[name] = [form.to_json(value) for value in _decoded(name, feature, columns)]
+        elif form.kind == "npy":
             files.append((_member_field(name), _npy_files(_decoded(name, feature, columns))))
         else:
             for column in feature.columns(name):
                 values, is_one = values_of(columns[column]), _is_one(feature, name, column)
-                files.append((_member_field(column), [_files(feature, value, is_one=is_one) for value in values]))
-    for row, key in enumerate(_decoded("key", features["key"], columns)):
+                files.append((_member_field(column), [_files(form, value, is_one=is_one) for value in values]))
+    for row, key in enumerate(_decoded("key", fields["key"][0], columns)):
         stem = _member_key(key)
         pieces: list[bytes] = []
         for field, found in files:
@@ -404,20 +568,19 @@ def _npy_files(values: Sequence[Any]) -> list[list[tuple[str, bytes]]]:
     return files
 
 
-def _record(members: Mapping[str, bytes], features: Features) -> dict[str, Column]:
+def _record(members: Mapping[str, bytes], fields: _Fields) -> dict[str, Column]:
     """Return the record of a sample.
 
     Args:
         members: content of each member, by its name without the key.
-        features: schema of the record, which says what each member holds.
+        fields: the fields of the record, which say what each member holds.
     """
     record: dict[str, Any] = {}
     try:
         plain = json.loads(members["json"])
         files = {name.partition(".")[0]: data for name, data in members.items() if "." in name}
-        for name, feature in features.items():
-            form = feature.tar_form()
-            if form == "file":
+        for name, (feature, form) in fields.items():
+            if form.kind == "file":
                 for column, kind in feature.columns(name).items():
                     if kind == "bytes_list":
                         record[column] = _list_of_files(members, _member_field(column))
@@ -425,8 +588,8 @@ def _record(members: Mapping[str, bytes], features: Features) -> dict[str, Colum
                     data = files[_member_field(column)]
                     record[column] = [data] if kind == "bytes" else _array(data)
                 continue
-            if form == "json":
-                value = feature.value_of_json(plain[name])
+            if form.kind == "json":
+                value = form.of_json(plain[name])
             elif feature.has_nulls and _member_field(name) not in files:
                 value = None
             else:
@@ -448,14 +611,14 @@ def _is_one(feature: Feature, name: str, column: str) -> bool:
     return feature.has_nulls and not (sizes and dtype in {"binary", "string", "json"})
 
 
-def _files(feature: Feature, column: Column, *, is_one: bool) -> list[tuple[str, bytes]]:
+def _files(form: TarForm, column: Column, *, is_one: bool) -> list[tuple[str, bytes]]:
     """Return extension and content of the files that hold a column: one, or one for each value of a list."""
     if isinstance(column, bytes):
-        return [(feature.extension(column), column)]
+        return [(form.extension(column), column)]
     if isinstance(column, np.ndarray):
         return [("npy", _npy(column))]
     number = "" if is_one else "{}."  # one file or none needs no numbers
-    return [(number.format(place) + feature.extension(value), value) for place, value in enumerate(column)]
+    return [(number.format(place) + form.extension(value), value) for place, value in enumerate(column)]
 
 
 def _list_of_files(members: Mapping[str, bytes], field: str) -> list[bytes]:

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from datamat.directory.manifest import ShardFiles, ShardInfo
-    from datamat.directory.rows import RowStore
     from datamat.features import Features
     from datamat.features.base import Column
     from datamat.formats import ShardFormat
     from datamat.plan.job import PlannedJob
     from datamat.plan.plan import Plan, ShardSpec
+    from datamat.sources.store import RowStore
 
 
 __all__ = [

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import xxhash
 
-from datamat.directory.fetching import fetchers, remedy
 from datamat.directory.files import SPOOL, commit
 from datamat.directory.keys import mix64
-from datamat.directory.rows import INPUT, FileState, digest_files
-from datamat.directory.url_files import UrlFiles, is_path_of_url
 from datamat.errors import SourceError
+from datamat.sources.fetching import fetchers, remedy
+from datamat.sources.files import FileState, digest_files
+from datamat.sources.store import INPUT
+from datamat.sources.url_files import UrlFiles, is_path_of_url
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
     from datamat.codecs.files import Notes
     from datamat.directory.manifest import ShardFiles
-    from datamat.directory.rows import RowStore
     from datamat.plan.plan import ShardSpec
+    from datamat.sources.store import RowStore
 
 
 __all__ = [

@@ -16,21 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from datamat.directory.fetching import urls_in_errors
 from datamat.directory.files import WORK
-from datamat.directory.groups import Groups, groups_in_words
 from datamat.directory.keys import safe_key
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
-from datamat.directory.rows import (
-    FileState,
-    digest_files,
-    file_state,
-    links_followed,
-    listing_noted,
-    output_excluded,
-    relative_to_source,
-    write_rows,
-)
 from datamat.errors import OptionError, SourceError, count_of, join_problems
 from datamat.fingerprint import Examined, Reached, Switches, examine, fingerprint, versions_of
 from datamat.fingerprint.code import is_users_object
@@ -41,6 +29,11 @@ from datamat.plan.inputs import InputFiles, Neighbourhood, placeholders_refused
 from datamat.plan.memos import KnownMemos, digests_of_memos, write_places
 from datamat.plan.pipeline import Pipeline, RecordSource
 from datamat.plan.plan import SplitTerms, make_plan
+from datamat.sources.fetching import urls_in_errors
+from datamat.sources.files import FileState, digest_files, file_state, links_followed, listing_noted, output_excluded
+from datamat.sources.groups import Groups, groups_in_words
+from datamat.sources.rows import relative_to_source
+from datamat.sources.writing import write_rows
 from datamat.values import frozen
 from datamat.writers.base import DatasetWriter
 
@@ -48,15 +41,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from datamat.directory.manifest import IndexInfo, ShardFiles
-    from datamat.directory.mirror import SourceMirror
-    from datamat.directory.rows import IndexRow, RowStore
     from datamat.directory.sidecars import Sidecar
-    from datamat.directory.url_files import UrlFiles
     from datamat.features import Features
     from datamat.fingerprint.code import Home
     from datamat.folders import Folder
     from datamat.options import ShardOptions, WorkerOptions
     from datamat.plan.plan import Plan, ShardSpec
+    from datamat.sources.mirror import SourceMirror
+    from datamat.sources.rows import IndexRow
+    from datamat.sources.store import RowStore
+    from datamat.sources.url_files import UrlFiles
 
 
 __all__ = [

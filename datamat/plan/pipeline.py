@@ -25,14 +25,15 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import numpy as np
 import xxhash
 
-from datamat.directory.fetching import fill, remedy, with_urls
 from datamat.directory.keys import RecordKey, RecordNames, safe_key
-from datamat.directory.rows import nested_paths, stored_rows
+from datamat.directory.row_values import nested_paths
 from datamat.errors import DatamatError, OptionError, OutputError, SampleError, SchemaError, Skip, count_of, described
 from datamat.features.base import as_array, dtype_of, holds_numbers, num_bytes_of
 from datamat.fingerprint import fingerprint
 from datamat.folders.urls import is_url, redacted, without_secrets
 from datamat.plan.gather import SampleColumns
+from datamat.sources.fetching import fill, remedy, with_urls
+from datamat.sources.rows import stored_rows
 from datamat.transforms import Augmenter
 from datamat.transforms.augmenter import each_sample
 from datamat.transforms.seeding import GlobalState, global_draws, loaded_libraries, row_rng, seed_row, with_rng
@@ -46,11 +47,12 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from datamat.directory.manifest import Manifest
-    from datamat.directory.rows import IndexRow, RowBlock, RowStore
     from datamat.features import Features, Statistics
     from datamat.features.base import Column, Shape
     from datamat.features.statistics import FieldStatistics
     from datamat.plan.plan import Plan
+    from datamat.sources.rows import IndexRow, RowBlock
+    from datamat.sources.store import RowStore
     from datamat.transforms.seeding import RandomStreams
     from datamat.writers.base import Sample
 

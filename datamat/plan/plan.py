@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import xxhash
 
-from datamat.directory.fetching import AT_ONCE
 from datamat.directory.keys import DATASET_NAME, ShardName, mix64, ordered_by, pieces
 from datamat.errors import OptionError, count_of
 from datamat.options import option
+from datamat.sources.fetching import AT_ONCE
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from datamat.directory.rows import RowStore
     from datamat.options import ShardOptions
+    from datamat.sources.store import RowStore
 
 
 __all__ = ["PartSpec", "Plan", "ShardSpec", "SplitTerms", "make_plan"]

@@ -36,6 +36,7 @@ from datamat.features.schema import NO_MEMORY
 from datamat.folders import AbsentError
 from datamat.folders.local import open_regular
 from datamat.formats import Offsets, ShardFormat
+from datamat.formats.arrow import storage_of
 from datamat.options import ErrorPolicy
 from datamat.parallel.affinity import physical_cores
 from datamat.parallel.logs import get_logger
@@ -1155,7 +1156,7 @@ class SampleReader:
     def num_threads(self) -> int:
         """How many threads read fastest: one per physical core, or one alone where others would only make it wait."""
         is_alone = not self.records.gains_from_threads
-        is_alone &= not any(feature.is_compressed() for feature in self.features.values())
+        is_alone &= not any(storage_of(feature).is_compressed for feature in self.features.values())
         return 1 if is_alone else len(physical_cores())
 
     def read_block(self, positions: NDArray[np.int64], num_threads: int = 1) -> dict[str, Any] | None:

@@ -17,7 +17,6 @@ from datamat.directory.files import temporary_folder
 from datamat.directory.index_files import column_values, field_of_column, read_index
 from datamat.directory.keys import RecordKey, ShardName, records_by_row, stored_key
 from datamat.directory.manifest import CONVERTED, Manifest, index_file
-from datamat.directory.rows import IndexRow
 from datamat.directory.sidecars import Sidecar
 from datamat.directory.verify import verify
 from datamat.errors import CorruptDataError, OptionError, SampleError, Skip
@@ -43,14 +42,15 @@ from datamat.readers.remote import Loaded
 from datamat.run.materializer import output_place, start
 from datamat.run.report import RunReport
 from datamat.run.worker import PartWorker
+from datamat.sources.rows import IndexRow
 from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Iterator, MutableMapping, MutableSet
 
-    from datamat.directory.rows import RowStore
     from datamat.features.base import Column
+    from datamat.sources.store import RowStore
 
 
 __all__ = ["SHARD", "StoredRecords", "convert"]

@@ -51,13 +51,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from typing import TypeGuard
 
-    from datamat.directory.rows import RowStore
     from datamat.options import WorkerOptions
     from datamat.parallel.engines import EngineExecutor
     from datamat.plan.changes import ReusedRows
     from datamat.plan.job import Job, JobDigests
     from datamat.run.limits import DiskLimit
     from datamat.run.report import RunEvents
+    from datamat.sources.store import RowStore
 
 
 __all__ = ["Feed", "PartOrder", "PartQueue", "Tasks", "count_workers", "describe_death", "open_executor", "result_of"]

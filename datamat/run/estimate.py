@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datamat.directory.display import render_html
-from datamat.directory.fetching import fetches_files
-from datamat.directory.rows import RowStore
 from datamat.errors import OptionError, SampleError, count_of
 from datamat.parallel.worker import peak_rss_bytes
 from datamat.plan.pipeline import Pipeline
 from datamat.run.dispatch import count_workers, open_executor, result_of
 from datamat.run.limits import free_bytes
 from datamat.run.worker import PartWorker
+from datamat.sources.fetching import fetches_files
+from datamat.sources.store import RowStore
 from datamat.transforms.seeding import global_state_kept
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from datamat.directory.rows import IndexRow
     from datamat.formats import Buffer, ShardFormat, ShardWriter
     from datamat.plan.job import Job
     from datamat.plan.plan import ShardSpec
+    from datamat.sources.rows import IndexRow
 
 
 __all__ = ["Estimate", "Measurement", "SampledRows", "choose_rows", "estimate", "measure_rows"]

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Collection, Iterator
 
-    from datamat.directory.rows import IndexRow
+    from datamat.sources.rows import IndexRow
     from datamat.writers.function import FunctionWriter
 
 

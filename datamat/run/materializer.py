@@ -41,8 +41,6 @@ from datamat.options import (
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from datamat.directory.mirror import SourceMirror
-    from datamat.directory.url_files import UrlFiles
     from datamat.folders import Folder
     from datamat.plan.job import Job
     from datamat.run.dispatch import Tasks
@@ -50,6 +48,8 @@ if TYPE_CHECKING:
     from datamat.run.report import RunReport
     from datamat.run.run import Mode
     from datamat.run.worker import PartWorker
+    from datamat.sources.mirror import SourceMirror
+    from datamat.sources.url_files import UrlFiles
 
 
 __all__ = ["DATASET_PARAMETERS", "Materializer", "output_place", "start"]
@@ -128,13 +128,13 @@ class Materializer:
         storage_options: Mapping[str, Any] | None = None,
         source_options: Mapping[str, Any] | None = None,
     ) -> None:
-        from datamat.directory.fetching import urls_in_errors
-        from datamat.directory.mirror import mirrored
-        from datamat.directory.rows import links_followed
         from datamat.folders.urls import scheme_of
         from datamat.plan.inputs import placeholders_refused
         from datamat.plan.job import Job, checked_version, resolve_formats
         from datamat.plan.pipeline import Pipeline
+        from datamat.sources.fetching import urls_in_errors
+        from datamat.sources.files import links_followed
+        from datamat.sources.mirror import mirrored
         from datamat.transforms.augmenter import field_names
         from datamat.writers.base import always_needed, bind_writer, resolve_writer, writer_and_source
 
@@ -190,7 +190,7 @@ class Materializer:
 
     def _repr_html_(self) -> str:
         from datamat.directory.display import feature_table, render_html, shorten
-        from datamat.directory.groups import groups_in_words
+        from datamat.sources.groups import groups_in_words
 
         job = self._job
         transform = job.records.pipeline.augmenter.transform if job.records.pipeline is not None else None
@@ -564,10 +564,10 @@ class Materializer:
 
     def _made(self, how: RunOptions) -> Job:
         """Return the job, as it is made in one call."""
-        from datamat.directory.fetching import urls_in_errors
-        from datamat.directory.mirror import mirrored
-        from datamat.directory.rows import links_followed
         from datamat.plan.pipeline import Pipeline
+        from datamat.sources.fetching import urls_in_errors
+        from datamat.sources.files import links_followed
+        from datamat.sources.mirror import mirrored
         from datamat.writers.base import always_needed
 
         job = dataclasses.replace(self._job, how=how)
@@ -622,7 +622,7 @@ class _Given:
 
     def urls(self, scratch: str | os.PathLike[str] | None, mirror: SourceMirror | None) -> UrlFiles:
         """Return what brings the files behind URLs that rows name."""
-        from datamat.directory.url_files import UrlFiles, url_folder
+        from datamat.sources.url_files import UrlFiles, url_folder
 
         root = "" if mirror is None else str(mirror.root)
         return UrlFiles(url_folder(self.output, scratch), self.source_options or {}, root)

@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from datamat.directory.manifest import ShardInfo
-    from datamat.directory.rows import RowField, RowStore, Texts
     from datamat.plan.plan import Plan, ShardSpec
+    from datamat.sources.rows import Texts
+    from datamat.sources.store import RowField, RowStore
 
 
 __all__ = ["write_index_files"]

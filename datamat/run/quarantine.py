@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from datamat.codecs import read_file
-from datamat.directory.rows import nested_paths
+from datamat.directory.row_values import nested_paths
 from datamat.errors import InputError, OutputError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from datamat.directory.ledger import FailedRow
-    from datamat.directory.rows import IndexRow
+    from datamat.sources.rows import IndexRow
 
 
 __all__ = ["QUARANTINE_FOLDER", "kept_names", "quarantine", "release", "safe_name"]

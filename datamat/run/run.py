@@ -81,7 +81,6 @@ if TYPE_CHECKING:
     from datamat.directory.index_files import IndexTable
     from datamat.directory.ledger import FailedRow
     from datamat.directory.manifest import ShardFiles, ShardInfo
-    from datamat.directory.rows import RowStore
     from datamat.plan.changes import ReusedRows
     from datamat.plan.job import Job, PlannedJob
     from datamat.plan.plan import PartSpec, ShardSpec
@@ -89,6 +88,7 @@ if TYPE_CHECKING:
     from datamat.run.receipts import Receipt
     from datamat.run.report import RunEvents, RunReport
     from datamat.run.upload import RemoteOutput
+    from datamat.sources.store import RowStore
 
 
 __all__ = [

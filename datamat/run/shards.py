@@ -43,7 +43,6 @@ from datamat.directory.manifest import (
     tree_checksum,
     write_entry,
 )
-from datamat.directory.rows import INPUT
 from datamat.directory.sidecars.indexes import index_ahead, prepare_index
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError, count_of
 from datamat.features import Statistics
@@ -66,6 +65,7 @@ from datamat.run.receipts import (
     temporary_suffix,
     write_receipt,
 )
+from datamat.sources.store import INPUT
 
 if TYPE_CHECKING:
     import pathlib

@@ -38,7 +38,6 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from datamat.directory.fetching import each
 from datamat.directory.files import WORK, fsync_folder, lock_holder, parse_json, render_json
 from datamat.directory.ledger import LEDGER_FILE
 from datamat.directory.manifest import HELD, MANIFEST_FILE, growing_path, write_entry
@@ -50,6 +49,7 @@ from datamat.plan.job import changed_digests
 from datamat.run.quarantine import QUARANTINE_FOLDER
 from datamat.run.shards import inputs_of_shard
 from datamat.run.upload import StoredShard
+from datamat.sources.fetching import each
 from datamat.values import frozen
 
 if TYPE_CHECKING:

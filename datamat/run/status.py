@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from datamat.directory.counts import Counts
 from datamat.directory.display import Table, render_html
 from datamat.directory.failures import Failure, failures_in
-from datamat.directory.fetching import each
 from datamat.directory.files import WORK, lock_holder, parse_json, printable, read_json
 from datamat.directory.keys import ShardName
 from datamat.directory.ledger import LEDGER_FILE, LedgerEntry, ledger_in, parse_ledger, read_ledger
@@ -62,6 +61,7 @@ from datamat.run.receipts import Receipt, part_folder
 from datamat.run.report import describe_dropped
 from datamat.run.slices import TaskSession, slices_folder
 from datamat.run.upload import scratch_folder
+from datamat.sources.fetching import each
 from datamat.values import frozen
 
 if TYPE_CHECKING:

@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from datamat.directory.fetching import each
 from datamat.directory.files import (
     MADE,
     SPOOL,
@@ -68,6 +67,7 @@ from datamat.errors import CorruptDataError, OutputError, OutputLockedError, cou
 from datamat.folders.base import AbsentError, ChangedError, ExistsError, Folder, ReplaceIf, Stat, UnsupportedError
 from datamat.folders.local import read_regular
 from datamat.plan.changes import render_snapshot
+from datamat.sources.fetching import each
 from datamat.values import frozen
 
 if TYPE_CHECKING:

@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from datamat.codecs.files import noting_files
-from datamat.directory.fetching import FetchAhead, fetches_files, remedy
 from datamat.directory.ledger import FailedRow, cut_text
-from datamat.directory.rows import RowStore, nested_paths
+from datamat.directory.row_values import nested_paths
 from datamat.errors import (
     FingerprintError,
     InputError,
@@ -59,6 +58,8 @@ from datamat.run.module_state import ModuleState, main_namespaces
 from datamat.run.quarantine import quarantine
 from datamat.run.receipts import Outcome, Sealed, inputs_path, part_folder
 from datamat.run.shards import GrowingShard, PartWriter
+from datamat.sources.fetching import FetchAhead, fetches_files, remedy
+from datamat.sources.store import RowStore
 from datamat.transforms import forbid_update_check
 from datamat.transforms.seeding import global_state_kept
 from datamat.values import frozen
@@ -69,7 +70,6 @@ if TYPE_CHECKING:
     from typing import IO
 
     from datamat.codecs.files import Notes
-    from datamat.directory.rows import IndexRow
     from datamat.errors import WorkerDied
     from datamat.features import Features
     from datamat.features.base import ColumnBlock
@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from datamat.plan.pipeline import GatheredRows, Pipeline
     from datamat.plan.plan import PartSpec
     from datamat.run.receipts import Receipt
+    from datamat.sources.rows import IndexRow
     from datamat.writers.base import Sample
 
 

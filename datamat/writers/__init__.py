@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from datamat import _lazy
 
 if TYPE_CHECKING or not _lazy(__name__):
-    from datamat.directory.rows import IndexRow as IndexRow
-    from datamat.directory.rows import RowBlock as RowBlock
+    from datamat.sources.rows import IndexRow as IndexRow
+    from datamat.sources.rows import RowBlock as RowBlock
     from datamat.writers.base import DatasetWriter as DatasetWriter
     from datamat.writers.base import DataSource as DataSource
     from datamat.writers.camvid import CamVidWriter as CamVidWriter

@@ -23,10 +23,10 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from datamat.directory.rows import IndexRow, RowBlock
 from datamat.errors import MissingDependencyError, OptionError, Skip, SourceError
 from datamat.features import Feature, Features
 from datamat.folders.local import expand_home
+from datamat.sources.rows import IndexRow, RowBlock
 from datamat.writers.kinds import SOURCE_KINDS
 
 __all__ = [

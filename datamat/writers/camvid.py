@@ -24,9 +24,9 @@ from typing import Any
 
 from datamat.codecs import probe, read_file
 from datamat.codecs.files import PICTURES
-from datamat.directory.rows import IndexRow
 from datamat.errors import SchemaError, SourceError
 from datamat.features import Features, Image, Mask
+from datamat.sources.rows import IndexRow
 from datamat.writers.base import DatasetWriter, Sample
 from datamat.writers.index import Index, files_below, pair_files
 

@@ -31,9 +31,9 @@ import numpy as np
 
 from datamat.codecs import probe, read_file
 from datamat.directory.files import path_inside
-from datamat.directory.rows import IndexRow
 from datamat.errors import SchemaError, SourceError
 from datamat.features import BBoxes, ClassLabel, Features, Image, Scalar
+from datamat.sources.rows import IndexRow
 from datamat.writers.base import DatasetWriter, Sample
 
 __all__ = ["CocoWriter"]

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from datamat.directory.rows import IndexRow, output_lies_in
 from datamat.errors import FingerprintError, InputError, OptionError, SchemaError, SourceError, join_problems
 from datamat.features import Bytes, Feature, Features, Image, ListOf
 from datamat.fingerprint import fingerprint
+from datamat.sources.files import output_lies_in
+from datamat.sources.rows import IndexRow
 from datamat.values import frozen
 from datamat.writers.arrow import ArrowSource
 from datamat.writers.base import DatasetWriter, DataSource, Sample, identity_of

@@ -16,12 +16,13 @@ import numpy as np
 import xxhash
 
 from datamat.directory.keys import original_key
-from datamat.directory.rows import Origin, RowBlock, Rows, Texts, nested_paths
+from datamat.directory.row_values import nested_paths
 from datamat.errors import OptionError, SourceError
 from datamat.features import Features
 from datamat.fingerprint import fingerprint
 from datamat.folders.local import expand_home
 from datamat.folders.urls import is_url, lasting
+from datamat.sources.rows import Origin, RowBlock, Rows, Texts
 from datamat.transforms.seeding import with_rng
 from datamat.writers.base import DatasetWriter, Sample
 from datamat.writers.tables import TableRows, listed_column, table_of
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import TypeGuard
 
-    from datamat.directory.rows import IndexRow
+    from datamat.sources.rows import IndexRow
 
 
 __all__ = ["ITEM", "FunctionWriter", "function_writer"]
@@ -42,7 +43,7 @@ ITEM = "item"
 """The field of a row that stands for its item: a number, a short text, or the digest of anything else."""
 
 _LONGEST_KEY, _LONGEST_TEXT = 120, 1024
-_KEY = re.compile(r"(?!.*\.\.)[^/\\#\x00-\x1f\x7f\ud800-\udfff]+\Z", re.DOTALL)  # as `directory.rows` has it
+_KEY = re.compile(r"(?!.*\.\.)[^/\\#\x00-\x1f\x7f\ud800-\udfff]+\Z", re.DOTALL)  # as `directory.keys` has it
 _UNFIT = re.compile(r"[/\\#\x00-\x1f\x7f\ud800-\udfff]+|\.\.+")
 _NO_PATHS = frozenset({int, float, bool, type(None)})
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})

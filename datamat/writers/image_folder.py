@@ -19,9 +19,10 @@ from typing import Any
 from datamat.codecs import read_file
 from datamat.codecs.files import PICTURES
 from datamat.directory.files import WORK
-from datamat.directory.rows import IndexRow, describe_files
 from datamat.errors import SourceError, join_problems
 from datamat.features import ClassLabel, Features, Image
+from datamat.sources.files import describe_files
+from datamat.sources.rows import IndexRow
 from datamat.writers.base import DatasetWriter, Sample
 from datamat.writers.index import Index, files_below
 

@@ -1,7 +1,7 @@
 """Lists the samples of a source: one `IndexRow` per input sample, made of folders, lists, tables or datasets.
 
 An index is cheap: it lists files or rows and decodes nothing. Its rows are checked when they are written to the row
-files (`datamat.directory.rows`): bad keys, duplicates and missing files are errors that name the line they came from.
+files (`datamat.sources`): bad keys, duplicates and missing files are errors that name the line they came from.
 Tables go there as columns, and become `IndexRow`s only for those who iterate over the index.
 """
 
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from datamat.directory.rows import IndexRow, Origin, RowBlock, Rows, SourceFiles, Texts, listed
 from datamat.errors import OptionError, SourceError, join_problems
+from datamat.sources.files import SourceFiles
+from datamat.sources.rows import IndexRow, Origin, RowBlock, Rows, Texts, listed
 from datamat.writers.base import DataSource
 from datamat.writers.paths import files_below, files_of_pattern, refuse_table_logs
 from datamat.writers.sources import open_source

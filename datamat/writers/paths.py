@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from datamat.directory.rows import follows_links, note_files, refuse_output_in
 from datamat.errors import OptionError, SourceError
 from datamat.parallel.logs import get_logger
+from datamat.sources.files import follows_links, note_files, refuse_output_in
 from datamat.values import frozen
 from datamat.writers.kinds import PACKINGS
 

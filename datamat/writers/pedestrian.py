@@ -28,9 +28,10 @@ import numpy as np
 
 from datamat.codecs import decode_image, probe, read_file
 from datamat.codecs.files import PICTURES
-from datamat.directory.rows import IndexRow, note_files
 from datamat.errors import OptionError, SchemaError, SourceError
 from datamat.features import Features, Image, Mask
+from datamat.sources.files import note_files
+from datamat.sources.rows import IndexRow
 from datamat.writers.base import DatasetWriter, Sample
 from datamat.writers.index import files_below, pair_files
 

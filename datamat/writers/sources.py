@@ -23,8 +23,8 @@ from typing import Any
 
 from datamat.codecs.files import PICTURES
 from datamat.directory.files import read_json
-from datamat.directory.rows import Rows
 from datamat.errors import DatamatError, SourceError, join_problems
+from datamat.sources.rows import Rows
 from datamat.writers.base import DataSource
 from datamat.writers.kinds import KINDS, PACKINGS, SOURCE_KINDS
 from datamat.writers.objects import are_arrays, is_stream, source_of

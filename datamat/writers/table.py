@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datamat.codecs import read_file
-from datamat.directory.rows import IndexRow
 from datamat.errors import InputError, OptionError, SourceError
 from datamat.features import Feature, Features, Nullable, Scalar, Text, Timestamp
+from datamat.sources.rows import IndexRow
 from datamat.writers.arrow_types import feature_of_type
 from datamat.writers.base import DatasetWriter, Sample
 from datamat.writers.index import Index, table_blocks, table_schema

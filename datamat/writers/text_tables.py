@@ -133,9 +133,9 @@ class _CsvColumn:
         self._num_filled += len(cells)
         if not len(cells) or self._kind == "string":
             return
-        kinds = (self._kind,) if self._kind else _KINDS
-        if self._kind == "int64" and self._are_floats:
-            kinds = ("int64", "float64")
+        kinds = (
+            _KINDS if not self._kind else _KINDS[:2] if self._kind == "int64" and self._are_floats else (self._kind,)
+        )
         self._kind = next((kind for kind in kinds if _are(kind, cells)), "string")
         if self._kind == "int64" and pc.max(pc.binary_length(cells)).as_py() > _EXACT_DIGITS:
             self._are_floats = self._are_floats and _are("float64", cells)
@@ -173,6 +173,8 @@ def _are(kind: str, cells: pa.Array) -> bool:
         cells.cast(_arrow_type(kind))
     except pa.ArrowInvalid:
         return False
+    if kind == "int64":  # few cells of which need a closer look
+        cells = cells.filter(pc.or_(pc.starts_with(cells, "0"), pc.starts_with(cells, "-0")))
     return kind not in _CHANGED or not _any(pc.match_substring_regex(cells, _CHANGED[kind]))
 
 
@@ -213,16 +215,14 @@ def _csv_columns(
             yield 0, {name: pa.array([], pa.string()) for name in names}
         types = {name: pa.string() if schema is None else _parsed_type(schema.field(name).type) for name in names}
         # Of a column of text, an empty cell is an empty text.
-        texts = set() if schema is None else {name for name in names if schema.field(name).type == pa.string()}
+        texts = {name for name in names if schema is not None and schema.field(name).type == pa.string()}
+        texts -= options.blank
         with _csv_reader(path, encoding, delimiter, types) as reader:
             for batch in reader:
-                yield (
-                    batch.num_rows,
-                    {
-                        name: cells.fill_null("") if name in texts - options.blank else cells
-                        for name, cells in zip(names, batch.columns, strict=True)
-                    },
-                )
+                yield batch.num_rows, {
+                    name: cells.fill_null("") if name in texts and cells.null_count else cells
+                    for name, cells in zip(names, batch.columns, strict=True)
+                }  # fmt: skip
     except (OSError, UnicodeError, pa.ArrowInvalid) as error:
         if isinstance(error, UnicodeError) or "invalid UTF8" in str(error):
             raise _wrong_encoding(path, encoding) from error

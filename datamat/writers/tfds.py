@@ -24,7 +24,8 @@ import numpy as np
 
 from datamat.directory.files import path_inside
 from datamat.errors import CorruptDataError, DatamatError, SourceError, count_of
-from datamat.features import BBoxes, ClassLabel, Image, ListOf, Mask, Scalar, Tensor, Text
+from datamat.features import Audio, BBoxes, Bytes, ClassLabel, Image, ListOf, Mask, Scalar, Tensor, Text, Video
+from datamat.features.pictures import PictureFile
 from datamat.formats import Offsets, get_format
 from datamat.formats.example import decode_example
 from datamat.formats.tfrecord import read_payload
@@ -43,6 +44,8 @@ INFO_FILE = "dataset_info.json"
 _FEATURES_FILE = "features.json"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _FORMATS = ("tfrecord", "array_record")
+_STORED_AS_GIVEN = (PictureFile, Audio, Video, Bytes, Text)
+"""Features whose only column holds what a sample may give: text, or a file."""
 
 
 @frozen()
@@ -137,7 +140,7 @@ class TfdsSource(DataSource):
             raise CorruptDataError(f"it has no {name!r}, which {_FEATURES_FILE} declares")
         if (items := getattr(feature, "feature", None)) is not None:
             return _items_of(name, items, columns)
-        if feature.tar_form() == "file" or dtype == "string":
+        if isinstance(feature, _STORED_AS_GIVEN):
             return feature.encoded_value(name, columns)
         if isinstance(column, list) and column:
             data = zlib.decompress(column[0]) if name in self._deflated else column[0]
@@ -154,7 +157,7 @@ def _items_of(name: str, feature: Any, columns: Mapping[str, Any]) -> list[Any]:
     """
     dtype, shape = feature.value_type()
     inner = getattr(feature, "feature", None)
-    if inner is None and (feature.tar_form() == "file" or dtype == "string"):
+    if inner is None and isinstance(feature, _STORED_AS_GIVEN):
         found = columns.get(name)
         items: list[bytes] = [] if found is None else list(found)
         return items if shape else [item.decode() for item in items]

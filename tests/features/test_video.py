@@ -11,6 +11,7 @@ import pytest
 from round_trip import materialize
 
 from datamat import Features, InputError, SampleError, Scalar, SchemaError, Video, load
+from datamat.formats.webdataset import tar_form
 from datamat.readers.tf import tf_field
 from datamat.transforms.targets import target_of
 
@@ -81,7 +82,7 @@ def test_files_are_kept_and_decode_as_ffmpeg_does(kind):
 
     found, wanted = feature.decode("x", columns), plainly_decoded(data)
     assert columns == {"x": data}
-    assert feature.extension(data) == KINDS[kind][3]
+    assert tar_form(feature).extension(data) == KINDS[kind][3]
     assert (found.dtype, found.shape) == (np.uint8, wanted.shape)
     assert len(found) in {20, 19}  # B-frames at the edges of some formats
     assert np.array_equal(found, wanted)
@@ -171,7 +172,7 @@ def test_arrays_come_back_bit_for_bit(fps):
 
     assert np.array_equal(feature.decode("x", columns), noise)
     assert feature.encode("x", noise[:, ::-1][:, ::-1]) == feature.encode("x", columns["x"]) == columns
-    assert feature.extension(columns["x"]) == "mkv"
+    assert tar_form(feature).extension(columns["x"]) == "mkv"
     with av.open(io.BytesIO(columns["x"])) as file:
         assert float(file.streams.video[0].average_rate) == pytest.approx(fps, rel=1e-3)
         assert "creation_time" not in file.metadata

@@ -25,12 +25,12 @@ import numpy as np
 import pytest
 
 from datamat import BBoxes, ClassLabel, Features, Image, IndexRow, Mask, Scalar, ShardOptions, Tensor, Text
-from datamat.directory.rows import write_rows
 from datamat.features.base import dtype_of
 from datamat.fingerprint import examine, versions_of
 from datamat.formats import Offsets, get_format
 from datamat.plan.pipeline import Pipeline
 from datamat.plan.plan import SplitTerms, make_plan
+from datamat.sources.writing import write_rows
 from datamat.transforms import Augmenter
 from datamat.writers.base import DatasetWriter
 

@@ -29,7 +29,7 @@ from datamat import (
     verify,
 )
 from datamat.codecs import read_file
-from datamat.directory.rows import write_rows
+from datamat.sources.writing import write_rows
 from datamat.testing import InlineExecutor
 
 NUM_FILES = 24

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamat import DatasetWriter, Features, IndexRow, Materializer, OptionError, Scalar, ShardOptions
-from datamat.directory.rows import write_rows
 from datamat.plan import job
 from datamat.plan.plan import SplitTerms, make_plan
+from datamat.sources.writing import write_rows
 
 GOLDEN = ["6", "5", "4", "1", "0", "2", "7", "3"]
 

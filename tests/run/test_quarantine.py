@@ -9,8 +9,8 @@ import pytest
 
 from datamat import OutputError
 from datamat.directory.ledger import FailedRow
-from datamat.directory.rows import IndexRow
 from datamat.run.quarantine import quarantine, safe_name
+from datamat.sources.rows import IndexRow
 
 
 def failed(key):

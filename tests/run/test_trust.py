@@ -38,13 +38,13 @@ from datamat.directory.files import render_json
 from datamat.directory.index_files import read_index
 from datamat.directory.ledger import read_ledger
 from datamat.directory.manifest import IndexInfo
-from datamat.directory.rows import write_rows
 from datamat.directory.sidecars.exporting import export
 from datamat.formats import Offsets, get_format
 from datamat.formats.tfrecord import deflate_member, frame
 from datamat.formats.webdataset import member, parse_header
 from datamat.run.convert import convert
 from datamat.run.status import status as read_status
+from datamat.sources.writing import write_rows
 from datamat.testing import InlineExecutor
 from datamat.writers.camvid import CamVidWriter
 

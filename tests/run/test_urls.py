@@ -47,10 +47,10 @@ from datamat import (
     load,
 )
 from datamat.codecs import read_file
-from datamat.directory import fetching, url_files
 from datamat.directory.ledger import read_ledger
 from datamat.folders import other
 from datamat.folders.urls import lasting
+from datamat.sources import fetching, url_files
 from datamat.testing import InlineExecutor
 from datamat.writers.table import TableWriter
 
@@ -597,7 +597,7 @@ def test_files_of_a_killed_process_are_removed(tmp_path, monkeypatch, is_nfs):
     if is_nfs:
         refuse_as_nfs_does(monkeypatch)
     code = (
-        "import sys; from datamat.directory.url_files import UrlFiles; files = UrlFiles(sys.argv[1], {}); "
+        "import sys; from datamat.sources.url_files import UrlFiles; files = UrlFiles(sys.argv[1], {}); "
         "print(files.path_of('data:,x', 'x'), flush=True); sys.stdin.read()"
     )
     started = [

@@ -683,7 +683,7 @@ DEFECTS = {
         Defect(
             "other-target-not-seen",
             "a link that leads to another file of equal size and time is taken for the same input",
-            "datamat.directory.rows:_InputFinder._targets",
+            "datamat.sources.inputs:InputFinder._targets",
             replace('"".join(__found)', '""'),
             "tests/run/test_links.py::test_changed_target_makes_its_shard_again[another target]",
         ),
@@ -1053,7 +1053,7 @@ DEFECTS = {
         Defect(
             "dataclass-not-looked-into",
             "items that are dataclasses with paths: an edit of such a file goes unnoticed",
-            "datamat.directory.rows:_parts_of",
+            "datamat.directory.row_values:_parts_of",
             replace("[getattr(__item, __field.name, None) for __field in dataclasses.fields(__item)]", "()"),
             "tests/plan/test_inputs.py::test_an_edited_input_of_materialize_is_noticed[dataclass]",
         ),
@@ -1158,7 +1158,7 @@ DEFECTS = {
         Defect(
             "blank-first-rows",
             "a field of paths is not found where the first rows have none: edits of its files go unnoticed",
-            "datamat.directory.rows:_InputFinder._given",
+            "datamat.sources.inputs:InputFinder._given",
             replace("ends[start : start + _PIECE_ROWS]", "ends[start : start + _LOOKED_AT]"),
             "tests/plan/test_inputs.py::test_a_field_whose_first_rows_are_blank_holds_files",
         ),
@@ -1540,14 +1540,14 @@ DEFECTS = {
         Defect(
             "columns-become-rows",
             "each row of a table becomes a Python object on its way to the workers: seconds for a million",
-            "datamat.directory.rows:stored_rows",
+            "datamat.sources.rows:stored_rows",
             replace("isinstance(found, Rows)", "False"),
             "tests/writers/test_index_blocks.py::test_no_row_becomes_an_object_from_the_index_to_the_shard",
         ),
         Defect(
             "block-without-its-number",
             "messages about rows of a table name the row of its first block",
-            "datamat.directory.rows:RowStore._origins",
+            "datamat.sources.store:RowStore._origins",
             replace("starts[places]", "np.asarray(positions, np.int64)"),
             "tests/writers/test_index_blocks.py::test_kinds_of_columns_may_differ_from_block_to_block",
         ),
@@ -2048,7 +2048,7 @@ DEFECTS = {
         Defect(
             "patients-in-both-splits",
             "rows of one patient are in the training and in the test data",
-            "datamat.directory.rows:_RowWriter._split_codes",
+            "datamat.sources.writing:_RowWriter._split_codes",
             replace("self._groups is None", "True"),
             "tests/directory/test_groups.py::test_rows_of_a_group_share_a_split_and_new_groups_move_none",
         ),

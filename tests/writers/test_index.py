@@ -6,8 +6,8 @@ from pathlib import PurePosixPath as P
 
 import pytest
 
-from datamat.directory.rows import IndexRow
 from datamat.errors import OptionError, SourceError
+from datamat.sources.rows import IndexRow
 from datamat.writers.index import Index, pair_files
 
 

@@ -22,8 +22,9 @@ from datamat import (
     load,
     materialize,
 )
-from datamat.directory import rows
-from datamat.directory.rows import Origin, RowBlock, Texts, write_rows
+from datamat.sources import rows
+from datamat.sources.rows import Origin, RowBlock, Texts
+from datamat.sources.writing import write_rows
 from datamat.testing import InlineExecutor
 
 NUM_ROWS = 3000

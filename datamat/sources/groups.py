@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from datamat.directory.rows import listed
 from datamat.errors import OptionError, count_of, join_problems
 from datamat.folders.urls import is_url, lasting
+from datamat.sources.rows import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from datamat.directory.rows import IndexRow, RowBlock
+    from datamat.sources.rows import IndexRow, RowBlock
 
 
 __all__ = ["Groups", "groups_in_words"]

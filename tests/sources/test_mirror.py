@@ -35,11 +35,11 @@ from datamat import (
     load,
 )
 from datamat.codecs import read_file
-from datamat.directory.fetching import FetchAhead
-from datamat.directory.mirror import mirrored
 from datamat.events import PlanMade
 from datamat.folders import register_folder
 from datamat.options import RunOptions
+from datamat.sources.fetching import FetchAhead
+from datamat.sources.mirror import mirrored
 from datamat.testing import InlineExecutor
 from datamat.writers.table import TableWriter
 
@@ -321,7 +321,7 @@ def test_file_without_end_whose_size_no_server_says_is_refused(unsized, tmp_path
     """So much is fetched, and no more."""
     folder, url = unsized
     (folder / "export.csv").write_text("key,text\na,one\n")
-    monkeypatch.setattr("datamat.directory.mirror.MOST_BYTES", 10)
+    monkeypatch.setattr("datamat.sources.mirror.MOST_BYTES", 10)
 
     with pytest.raises(SourceError, match=r"export\.csv has over 10 bytes, .*; download it, .* does not say its size"):
         mirrored(f"{url}/export.csv", None, tmp_path)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, final
 
 import xxhash
 
-from datamat.directory.fetching import MOST_BYTES, Fetcher, behind, each, fetchers, scratch_folder, sent, stamp_of
 from datamat.directory.files import temporary_folder
 from datamat.errors import InputError, MissingDependencyError, OptionError
 from datamat.folders import AbsentError, DeniedError, Folder, Stat, checked, open_folder
@@ -33,6 +32,7 @@ from datamat.folders.urls import (
     url_of_table,
     without_secrets,
 )
+from datamat.sources.fetching import MOST_BYTES, Fetcher, behind, each, fetchers, scratch_folder, sent, stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

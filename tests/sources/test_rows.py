@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from datamat.directory.keys import safe_key
-from datamat.directory.rows import IndexRow, RowStore, relative_to_source, stored_rows, write_rows
 from datamat.errors import SourceError
+from datamat.sources.rows import IndexRow, relative_to_source, stored_rows
+from datamat.sources.store import RowStore
+from datamat.sources.writing import write_rows
 
 
 def _store(tmp_path, rows, **options):

@@ -29,8 +29,6 @@ from typing import TYPE_CHECKING, Any, final
 
 import xxhash
 
-from datamat.directory.fetching import MOST_BYTES, Fetcher, each, fetchers, scratch_folder, sent, stamp_of
-from datamat.directory.url_files import is_page, is_page_by_name
 from datamat.errors import InputError, OptionError, OutputError, SourceError, count_of, require_posix
 from datamat.folders import AbsentError, DeniedError, Folder, Stat, checked, open_file, open_folder
 from datamat.folders.other import FsspecFolder
@@ -45,6 +43,8 @@ from datamat.folders.urls import (
     without_secrets,
 )
 from datamat.parallel.logs import get_logger
+from datamat.sources.fetching import MOST_BYTES, Fetcher, each, fetchers, scratch_folder, sent, stamp_of
+from datamat.sources.url_files import is_page, is_page_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

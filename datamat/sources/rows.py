@@ -1,0 +1,475 @@
+"""The rows of an index: one by one, or as blocks of columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import operator
+import os
+import pathlib
+import reprlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import xxhash
+
+from datamat.errors import SourceError
+from datamat.values import frozen
+
+__all__ = [
+    "BATCH_ROWS",
+    "IndexRow",
+    "Origin",
+    "RowBlock",
+    "Rows",
+    "Texts",
+    "in_blocks",
+    "listed",
+    "origin_of",
+    "other_fields",
+    "relative_to_source",
+    "single_rows",
+    "stored_rows",
+]
+
+
+class IndexRow(NamedTuple):
+    """One input sample: where it is, not its content.
+
+    Attributes:
+        key: unique id, without path separator, `..`, `#` or control character.
+        split: "train", "val", ..., or None to draw the split by a hash of the key.
+        fields: what `read` needs, by name: paths of files and folders (relative to the source, or absolute), text,
+            numbers, None, and lists, tuples and dicts of these.
+        origin: where the row came from ("train.txt:17"); messages name it.
+        files: further input files that the sample is made of, and folders of such files: if one of them changes, the
+            row's shard is rebuilt.
+
+    Example:
+        >>> IndexRow("0001", "train", {"image": "train/0001.png", "speed": 3.5}).fields["speed"]
+        3.5
+    """
+
+    key: str
+    split: str | None = None
+    fields: Mapping[str, Any] = {}
+    origin: str = ""
+    files: Sequence[str | os.PathLike[str]] = ()
+
+
+# ---------------------------------------------------------------- blocks of rows
+#
+# Rows of tables, as columns: no object for a row from the table to the files of columns.
+
+
+class Texts(Sequence[str]):
+    """A column of n texts: UTF-8 back to back, and where each ends.
+
+    Args:
+        data: all texts; bytes that are no UTF-8 are those of paths.
+        ends: uint64 (n,), where each ends in `data`.
+    """
+
+    __slots__ = ("_pieces", "data", "ends")
+
+    def __init__(self, data: bytes, ends: np.ndarray, pieces: list[bytes] | None = None) -> None:
+        self.data = data
+        self.ends = ends
+        self._pieces = pieces
+
+    @classmethod
+    def of(cls, values: Iterable[str]) -> Texts:
+        """Return a column of these texts."""
+        return cls.of_bytes([value.encode("utf-8", "surrogateescape") for value in values])
+
+    @classmethod
+    def of_bytes(cls, pieces: list[bytes]) -> Texts:
+        """Return a column of texts that are encoded already."""
+        ends = np.cumsum(np.fromiter(map(len, pieces), np.uint64, len(pieces)), dtype=np.uint64)
+        return cls(b"".join(pieces), ends, pieces)
+
+    @classmethod
+    def of_positions(cls, start: int, stop: int) -> Texts:
+        """Return the positions from `start` to `stop` with eight digits, or more where they have more."""
+        if stop > 10**_POSITION_DIGITS:
+            return cls.of(f"{number:0{_POSITION_DIGITS}d}" for number in range(start, stop))
+        left, digits = np.arange(start, stop, dtype=np.uint32), np.empty((stop - start, _POSITION_DIGITS), np.uint8)
+        for place in reversed(range(_POSITION_DIGITS)):
+            left, digits[:, place] = np.divmod(left, np.uint32(10))
+        digits += ord("0")
+        return cls(digits.tobytes(), np.arange(1, stop - start + 1, dtype=np.uint64) * np.uint64(_POSITION_DIGITS))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> Texts: ...
+
+    def __getitem__(self, place: int | slice) -> str | Texts:
+        """Return one text, or those of a slice with step 1."""
+        if isinstance(place, int):
+            place = range(len(self))[place]
+            return self[place : place + 1].tolist()[0]
+        start, stop, _ = place.indices(len(self))
+        first = int(self.ends[start - 1]) if start else 0
+        ends = self.ends[start:stop]
+        return Texts(self.data[first : int(ends[-1]) if len(ends) else first], ends - np.uint64(first))
+
+    def tolist(self) -> list[str]:
+        """Return the texts."""
+        text = self.data.decode("utf-8", "surrogateescape")
+        if len(text) != len(self.data):  # beyond ASCII
+            return [piece.decode("utf-8", "surrogateescape") for piece in self.pieces()]
+        ends = self.ends.tolist()
+        return [text[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
+
+    def pieces(self) -> list[bytes]:
+        """Return the texts, encoded."""
+        if self._pieces is not None:
+            return self._pieces
+        data, ends = self.data, self.ends.tolist()
+        return [data[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
+
+    def hashes(self) -> np.ndarray:
+        """Return uint64 (n,): the XXH3 of each."""
+        return np.fromiter(map(xxhash.xxh3_64_intdigest, self.pieces()), np.uint64, len(self))
+
+    def are_plain(self) -> bool:
+        """Return whether all are made of ASCII letters, digits, `_`, `-` and `.`, but no `..`, and none is empty.
+
+        Then each is a key as it is.
+        """
+        lengths = np.diff(self.ends, prepend=np.uint64(0))
+        return bool(lengths.all()) and b".." not in self.data and not self.data.translate(None, _PLAIN_LETTERS)
+
+
+_POSITION_DIGITS = 8
+_PLAIN_LETTERS = b"-.0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
+_ROWS_AT_ONCE = 1024  # that are made of a block
+_MANY_BYTES = 64  # of a text on average, from which on slices are copied faster than bytes are gathered
+
+
+class Origin(NamedTuple):
+    """Where the rows of a block came from.
+
+    Attributes:
+        prefix: text before the number of the row ("rows.csv row ").
+        first: number of the first row.
+        suffix: text after the number.
+    """
+
+    prefix: str
+    first: int
+    suffix: str = ""
+
+    def of(self, number: int) -> str:
+        """Return where a row came from, by its position in the block."""
+        return f"{self.prefix}{self.first + number}{self.suffix}"
+
+
+@frozen(eq=False)
+class RowBlock:
+    """Many rows of an index, as columns: an `index` that yields blocks takes a fraction of the time.
+
+    Attributes:
+        keys: the keys of n rows.
+        fields: values by name: an array (n,) of numbers, or n values as an `IndexRow` has them.
+        origin: where each row came from, which messages name; () where nothing is known.
+        splits: the split of each row, None for one that is drawn; or the split of all rows. None draws all of them.
+        files: further input files of each row; None where rows have none.
+
+    Raises:
+        SourceError: there are not n values of each field.
+
+    Example:
+        >>> block = RowBlock(["a", "b"], {"age": np.array([30, 40])}, splits=["train", "val"])
+        >>> [(row.key, row.split, row.fields) for row in block.rows()]
+        [('a', 'train', {'age': 30}), ('b', 'val', {'age': 40})]
+    """
+
+    keys: Texts | list[str]
+    fields: Mapping[str, np.ndarray | Texts | list[Any]] = dataclasses.field(default_factory=dict)
+    origin: Origin | Sequence[str] = ()
+    splits: Any = None  # as given; then names in the order in which they first occur, and int64 (n,), which of them
+    files: Sequence[Sequence[str | os.PathLike[str]]] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", self.keys if isinstance(self.keys, (Texts, list)) else listed(self.keys))
+        object.__setattr__(self, "fields", {name: _stored_column(values) for name, values in self.fields.items()})
+        splits = self.splits
+        if splits is not None and not (isinstance(splits, tuple) and isinstance(splits[-1], np.ndarray)):
+            splits = [splits] * len(self.keys) if isinstance(splits, str) else listed(splits)
+            object.__setattr__(self, "splits", _coded(splits))
+        given = {"splits": self.splits and self.splits[1], "files": self.files, "origin": self.origin or None}
+        if isinstance(self.origin, Origin):
+            del given["origin"]
+        for name, values in {**given, **self.fields}.items():
+            if values is not None and len(values) != len(self.keys):
+                raise SourceError(
+                    f"a block of {len(self.keys)} rows, from {self.origin_of(0) if len(self.keys) else 'nothing'}, has "
+                    f"{len(values)} values of {name!r}; want one for each key"
+                )
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def origin_of(self, number: int, before: int = 0) -> str:
+        """Return where a row came from: its number in the index, where that is all that is known.
+
+        Args:
+            number: position of the row in the block.
+            before: number of rows of the index before the block.
+        """
+        return self._origin(number) or f"row {before + number}"
+
+    def _origin(self, number: int) -> str:
+        if isinstance(self.origin, Origin):
+            return self.origin.of(number)
+        return self.origin[number] if self.origin else ""
+
+    def rows(self) -> Iterator[IndexRow]:
+        """Yield the rows, one by one."""
+        names = list(self.fields)
+        for start in range(0, len(self), _ROWS_AT_ONCE):
+            stop = min(start + _ROWS_AT_ONCE, len(self))
+            columns = [listed(values[start:stop]) for values in self.fields.values()]
+            values = zip(*columns, strict=True) if columns else itertools.repeat(())
+            splits: Iterable[Any] = itertools.repeat(None)
+            if self.splits is not None:
+                splits = [self.splits[0][code] for code in self.splits[1][start:stop].tolist()]
+            found = zip(listed(self.keys[start:stop]), splits, values)  # noqa: B905 -- `repeat` has no end
+            for number, (key, split, row) in enumerate(found, start):
+                files = () if self.files is None else self.files[number]
+                fields = dict(zip(names, row, strict=True))
+                yield IndexRow(key, split, fields, self._origin(number), files)
+
+
+def _stored_column(values: Any) -> np.ndarray | Texts | list[Any]:
+    """Return a column as it is stored: int64 or float64 (n,), texts, or a list."""
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "if" and values.itemsize <= 8:
+        return values.astype(np.int64 if values.dtype.kind == "i" else np.float64, copy=False)
+    return values if isinstance(values, Texts) else listed(values)
+
+
+def _coded(splits: Sequence[Any]) -> tuple[list[Any], np.ndarray] | None:
+    """Return the names of splits in the order in which they first occur, and int64 (n,), which of them each row has."""
+    names = list(dict.fromkeys(splits))
+    codes = {name: code for code, name in enumerate(names)}
+    return (names, np.fromiter(map(codes.__getitem__, splits), np.int64, len(splits))) if any(names) else None
+
+
+class Rows:
+    """The rows of an index, which can be iterated any number of times; those that come in blocks are stored so.
+
+    Args:
+        rows: function that returns the rows, or blocks of all of them, in a fixed order; called for each iteration.
+    """
+
+    def __init__(self, rows: Callable[[], Iterable[IndexRow] | Iterable[RowBlock]]) -> None:
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[IndexRow]:
+        return single_rows(self._rows())
+
+
+def single_rows(found: Iterable[IndexRow] | Iterable[RowBlock]) -> Iterator[IndexRow]:
+    """Yield rows one by one, those of blocks, too."""
+    for one in found:
+        if isinstance(one, RowBlock):
+            yield from one.rows()
+        else:
+            yield one
+
+
+def stored_rows(found: Iterable[IndexRow] | Iterable[RowBlock]) -> Iterable[IndexRow] | Iterable[RowBlock]:
+    """Return the rows that a writer's `index` returned, as `write_rows` takes them: in blocks, where they come so."""
+    if found is None:
+        raise SourceError("index returned None; want the rows of the dataset: is a `return` or a `yield` missing?")
+    return found._rows() if isinstance(found, Rows) and type(found).__iter__ is Rows.__iter__ else found
+
+
+def listed(values: np.ndarray | Texts | list[Any]) -> list[Any]:
+    """Return a column as Python's own values."""
+    found: list[Any] = (
+        values if isinstance(values, list) else values.tolist() if hasattr(values, "tolist") else [*values]
+    )
+    return found
+
+
+# ---------------------------------------------------------------- relative paths
+#
+# Paths that start from the working folder, as `Path(source).glob("*")` gives them where the source is relative.
+#
+# Rows hold paths relative to the source, or absolute ones. With `source="photos"`, "photos/1.jpg" would be looked for
+# below photos/photos, and be taken for a mere word: nobody would notice an edit of the file.
+
+
+def relative_to_source(
+    rows: Iterable[IndexRow] | Iterable[RowBlock],
+    source: str | os.PathLike[str],
+    file_fields: Collection[str] | None,
+) -> Iterator[Any]:
+    """Yield rows with paths relative to the source in place of paths relative to the working folder; blocks likewise.
+
+    A path stays where the source has a file of that name. Folders in fields stay, too: they may be mere words.
+
+    Args:
+        rows: rows as the writer's `index` yields them.
+        source: the source, a relative path.
+        file_fields: names of the fields that hold files; None where that is not declared.
+    """
+    given = os.fspath(source)
+    prefixes = tuple({os.path.join(form, "") for form in (given, str(pathlib.Path(given)), os.path.normpath(given))})
+    given_rows: Iterator[Any] = iter(rows)
+    for number, row in enumerate(given_rows):
+        if isinstance(row, RowBlock):
+            yield _moved_block(row, prefixes, file_fields)
+            continue
+        _check_row(row, number)
+        changed = {
+            name: moved
+            for name, value in row.fields.items()
+            if (file_fields is None or name in file_fields)
+            and (moved := _moved(value, prefixes, os.path.isfile)) is not value
+        }
+        files: Any = row.files
+        if isinstance(files, (list, tuple)) and files:
+            files = _moved(files, prefixes, os.path.exists)
+        is_same = not changed and files is row.files
+        yield row if is_same else row._replace(fields={**row.fields, **changed}, files=files)
+
+
+def _moved_block(block: RowBlock, prefixes: tuple[str, ...], file_fields: Collection[str] | None) -> RowBlock:
+    given = [prefix.encode("utf-8", "surrogateescape") for prefix in prefixes]
+    fields = dict(block.fields)
+    for name, values in block.fields.items():
+        if (file_fields is not None and name not in file_fields) or isinstance(values, np.ndarray):
+            continue
+        if isinstance(values, list) or any(prefix in values.data for prefix in given):
+            moved = [_moved(value, prefixes, os.path.isfile) for value in listed(values)]
+            fields[name] = moved if isinstance(values, list) else Texts.of(moved)
+    files = block.files
+    if files is not None:
+        files = [_moved(some, prefixes, os.path.exists) if isinstance(some, (list, tuple)) else some for some in files]
+    return dataclasses.replace(block, fields=fields, files=files)
+
+
+def _moved(value: Any, prefixes: tuple[str, ...], is_there: Callable[[str], bool]) -> Any:
+    """Return a value with the paths in it moved; the very value where there are none."""
+    if isinstance(value, (str, pathlib.PurePath)):
+        return _moved_path(value, prefixes, is_there)
+    if type(value) in {list, tuple}:
+        parts = [_moved(part, prefixes, is_there) for part in value]
+        return value if all(map(operator.is_, parts, value)) else type(value)(parts)
+    if type(value) is dict:
+        named = {name: _moved(part, prefixes, is_there) for name, part in value.items()}
+        return value if all(named[name] is value[name] for name in value) else named
+    return value
+
+
+def _moved_path(
+    value: str | pathlib.PurePath, prefixes: tuple[str, ...], is_there: Callable[[str], bool]
+) -> str | pathlib.PurePath:
+    path = str(value)
+    if not path.startswith(prefixes) or "\0" in path or "\n" in path:
+        return value
+    prefix = next(prefix for prefix in prefixes if path.startswith(prefix))
+    if os.path.lexists(os.path.join(prefix, path)) or not is_there(path):
+        return value
+    below = path.removeprefix(prefix).lstrip("/")
+    return below if isinstance(value, str) else type(value)(below)
+
+
+# ---------------------------------------------------------------- rows in blocks
+
+
+BATCH_ROWS = 16_384
+
+
+def in_blocks(rows: Iterable[IndexRow] | Iterable[RowBlock]) -> Iterator[RowBlock]:
+    """Yield rows in blocks: those that they come in, or batches of single rows."""
+    iterator: Iterator[Any] = iter(rows)
+    first = next(iterator, None)
+    before, names = 0, ()
+    if isinstance(first, RowBlock):
+        for block in itertools.chain([first], iterator):
+            if not isinstance(block, RowBlock):
+                raise SourceError(f"the index holds {_shown(block)} behind blocks of rows; want blocks, or rows, alone")
+            if len(block):
+                yield block
+        return
+    iterator = itertools.chain(() if first is None else (first,), iterator)
+    while batch := list(itertools.islice(iterator, BATCH_ROWS)):
+        _check_rows(batch, before)
+        names = names or tuple(batch[0].fields)
+        yield _block_of(batch, names, before)
+        before += len(batch)
+
+
+def _check_rows(batch: Sequence[Any], before: int) -> None:
+    """Raise `SourceError` where what an index yields is no row."""
+    if set(map(type, batch)) == {IndexRow} and {type(row[2]) for row in batch} == {dict}:
+        return
+    for number, row in enumerate(batch, before):
+        _check_row(row, number)
+
+
+def _check_row(row: Any, number: int) -> None:
+    if not isinstance(row, IndexRow):
+        raise SourceError(
+            f"row {number} of the index is {_shown(row)}; want an IndexRow, such as "
+            "IndexRow('0001', 'train', {'image': '0001.png'})"
+        )
+    if not isinstance(row.fields, Mapping):
+        raise SourceError(
+            f"{origin_of(row, number)}: its fields are {_shown(row.fields)}; want a dict of what read needs, such as "
+            "{'image': '0001.png'}"
+        )
+
+
+def _shown(value: Any) -> str:
+    return f"a {type(value).__name__}, {reprlib.repr(value)}"
+
+
+def _block_of(batch: Sequence[IndexRow], names: tuple[str, ...], before: int) -> RowBlock:
+    """Return rows as a block; raise `SourceError` where one has other fields than the first row of the index."""
+    splits = [row[1] for row in batch]
+    width = len(names)
+    try:
+        columns = {name: [row[2][name] for row in batch] for name in names}
+        same = all(len(row[2]) == width for row in batch)
+    except KeyError:
+        same = False
+    if not same:
+        row, number = next((r, n) for n, r in enumerate(batch) if set(r.fields) != set(names))
+        raise other_fields(origin_of(row, before + number), row.fields, names)
+    files = [row[4] for row in batch]
+    bad = next((place for place, split in enumerate(splits) if not isinstance(split, (str, type(None)))), None)
+    if bad is not None:
+        raise SourceError(
+            f"{origin_of(batch[bad], before + bad)}: the split is {_shown(splits[bad])}; want a name or None, as "
+            "in IndexRow('0001', 'train', {'image': '0001.png'})"
+        )
+    return RowBlock(
+        [row[0] for row in batch],
+        columns,
+        [row[3] for row in batch],
+        splits,
+        files if any(files) else None,
+    )
+
+
+def origin_of(row: IndexRow, number: int) -> str:
+    """Return where a row came from: its number in the index, where that is all that is known."""
+    return row.origin or f"row {number}"
+
+
+def other_fields(origin: str, found: Iterable[str], wanted: Iterable[str]) -> SourceError:
+    """Return the error of a row whose fields are not those of the first row."""
+    return SourceError(
+        f"{origin}: the fields are {sorted(found)}, but {sorted(wanted)} in the first row; give every row the same "
+        "fields (None where one has none)"
+    )
