@@ -680,6 +680,8 @@ def _cells(table: str, name: str, values: Any, before: int, *, is_checked: bool)
         values = values.tolist()
     elif not isinstance(values, (list, tuple)):
         if pa.types.is_date(values.type) or pa.types.is_timestamp(values.type):
+            with contextlib.suppress(pa.ArrowInvalid):  # finer ones fail their rows
+                values = values.cast(pa.timestamp("us", getattr(values.type, "tz", None)))
             values = values.cast(pa.string())  # rows hold no times
         found = _arrow_cells(values)
         if found is not None:

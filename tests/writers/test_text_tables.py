@@ -307,6 +307,7 @@ def test_lists_of_json_lines_are_arrays(table):
 
 def test_times_and_truths_of_a_table_in_memory_are_stored(tmp_path):
     columns = {"day": [datetime.date(2026, 1, 31)], "at": [datetime.datetime(2026, 1, 31, 10, 0, 0, 5)], "ok": [True]}
+    columns["ns"] = pa.array(columns["at"], pa.timestamp("ns", "Asia/Seoul"))  # as pandas has them
     for number, features in enumerate([None, {"day": Timestamp(), "at": Timestamp(), "ok": TRUTH}]):
         writer = TableWriter(features=features)
         Materializer(writer, pa.table(columns), tmp_path / f"{number}").run(executor=InlineExecutor(), progress=False)
@@ -314,3 +315,4 @@ def test_times_and_truths_of_a_table_in_memory_are_stored(tmp_path):
         (found,) = load(tmp_path / f"{number}")
         assert found["day"] == np.datetime64("2026-01-31", "us") and found["ok"]
         assert found["at"] == np.datetime64("2026-01-31T10:00:00.000005")
+        assert features or (load(tmp_path / "0").features["ns"], found["ns"]) == (Timestamp("UTC"), found["at"])
