@@ -68,7 +68,6 @@ from datamat.formats import format_names
 from datamat.options import FOR_COMMANDS
 from datamat.readers.dataset import ShardedDataset, load
 from datamat.readers.tf.service import check_address, serving
-from datamat.readers.view import view, viewing
 from datamat.run.convert import convert
 from datamat.run.jobs import NamedJob, find_job
 from datamat.run.limits import signals_raised
@@ -80,6 +79,8 @@ from datamat.run.status import State, Status, output_status
 from datamat.run.status import status as read_status
 from datamat.run.watch import watch
 from datamat.values import frozen
+from datamat.view.page import view
+from datamat.view.server import viewing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -97,7 +97,9 @@ def test_type_checkers_and_python_see_the_same_names(package):
 
     assert set(homes) == set(module.__all__)
     for name, home in homes.items():
-        assert getattr(module, name) is getattr(importlib.import_module(home), name)
+        found, where = getattr(module, name), importlib.import_module(home)
+        # `view` is a room, too, which can be called as the function can.
+        assert found is getattr(where, name) or (name == "view" and found is where and callable(found))
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -1,13 +1,11 @@
-"""What objects show in a notebook: a title, facts and tables as HTML, in the colours of the notebook; and whole pages.
+"""What objects show in a notebook: a title, facts and tables as HTML, in the colours of the notebook.
 
 Everything is escaped. No style of a display names a colour of its own, so that it reads as well dark as light; a
-notebook that does not trust the file shows it too, since there is no script. A page is light or dark as the browser is.
+notebook that does not trust the file shows it too, since there is no script.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,26 +15,13 @@ if TYPE_CHECKING:
     from datamat.features import Features
 
 
-__all__ = ["Table", "feature_table", "render_document", "render_html", "shorten", "statistics_table"]
+__all__ = ["Table", "feature_table", "render_html", "shorten", "statistics_table"]
 
 _BOX = "color:inherit;background:transparent;font-size:inherit"
 _CELL = "text-align:left;padding:1px 1em 1px 0;color:inherit;background:transparent;vertical-align:top"
 _NUMBER = _CELL.replace("left", "right", 1) + ";font-variant-numeric:tabular-nums"
 _MOST_ROWS = 50
 _MOST_LETTERS = 200
-_PAGE_STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #1c1c1c; --faint: #767676; --line: #d8d8d8; --box: #f5f5f5 }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #161616; --ink: #e8e8e8; --faint: #9a9a9a; --line: #3a3a3a; --box: #222 }
-}
-body { background: var(--paper); color: var(--ink); font: 15px/1.45 system-ui, "Noto Sans KR", sans-serif;
-  max-width: 1100px; margin: 2em auto; padding: 0 1em }
-h1 { font-size: 1.4em; overflow-wrap: anywhere } h2 { font-size: 1.1em; margin: 1.8em 0 .5em }
-table { border-collapse: collapse } td, th { text-align: left; padding: 2px 1.5em 2px 0; vertical-align: top;
-  overflow-wrap: anywhere }
-td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
-.faint { color: var(--faint) } i.key { display: inline-block; width: .9em; height: .9em; margin: 0 .3em 0 1em }
-"""
 
 
 class Table(NamedTuple):
@@ -77,33 +62,6 @@ def render_html(
             parts.append(f"<div>and {len(table.rows) - _MOST_ROWS:,} more</div>")
     parts += [f'<div style="white-space:pre-wrap">{html.escape(note)}</div>' for note in notes]
     return f'<div style="{_BOX}">{"".join(parts)}</div>'
-
-
-def render_document(title: str, body: str, *, style: str = "", script: str = "") -> str:
-    """Return a page that needs no other file, and has no leave to load one or to run any script but the one given.
-
-    Args:
-        title: name of the page, as text.
-        body: HTML, whose texts are escaped.
-        style: CSS beside that of all pages.
-        script: JavaScript; "" for none.
-
-    Example:
-        >>> "<title>A &amp; B</title>" in render_document("A & B", "<p>C</p>")
-        True
-    """
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    allowed = f"script-src 'sha256-{digest}'; " if script else ""
-    policy = (
-        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; {allowed}base-uri 'none'; form-action 'self'"
-    )
-    head = (
-        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>{html.escape(title)}</title><style>{_PAGE_STYLE}{style}</style>"
-    )
-    end = f"<script>{script}</script>" if script else ""
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{body}\n{end}</body></html>\n'
 
 
 def shorten(text: str, most: int = _MOST_LETTERS) -> str:

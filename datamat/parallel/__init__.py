@@ -12,7 +12,7 @@ the lines above its own:
     affinity, channel, logs, process_role
     crash                 what a worker leaves when it dies
     processes             starting workers
-    byvalue, standins     what needs care on the way to a worker
+    byvalue, arrays, shared, standins, unforkable     what needs care on the way to a worker
     pickling
     worker                the program of a worker
     tasks                 and futures; how many calls make one

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import dill
 from dill import _dill
 
-from datamat.parallel import byvalue, standins
+from datamat.parallel import arrays, byvalue, standins
 from datamat.parallel.errors import UnpicklableError
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def _rule_of(kind: Any) -> Callable[[Any, Any], Reduction] | None:
         return _Rules._module
     if standins.is_special(kind):
         return _Rules._special
-    own = standins.rule_for(kind) or (_by_dill if kind in dill.Pickler.dispatch or _is_array(kind) else None)
+    own = arrays.rule_for(kind) or (_by_dill if kind in dill.Pickler.dispatch or _is_array(kind) else None)
     if own is None and _answers_to_any_name(kind):
         own = _reduced_by_type
     return None if own is None else lambda _, obj: own(obj)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import xxhash
 
-from datamat.parallel import byvalue, pickling, standins
+from datamat.parallel import byvalue, pickling, shared, standins, unforkable
 from datamat.parallel.errors import UnpicklableError
 
 if TYPE_CHECKING:
@@ -174,8 +174,8 @@ class State:
     def _visit_strange(self, value: Any, kind: Any) -> None:
         if kind is types.FunctionType:
             self._note_function(value)
-        elif standins.is_special(kind) and (standins.is_shared(value) or standins.replacement(value, "") is not None):
-            self.may_rest &= standins.is_a(value, _KNOWN_SPECIALS) or standins.is_shared(value)
+        elif standins.is_special(kind) and (shared.is_shared(value) or standins.replacement(value, "") is not None):
+            self.may_rest &= standins.is_a(value, _KNOWN_SPECIALS) or shared.is_shared(value)
             self._specials.append((value, _reduction_of(value)))
         else:
             holds_nothing = not gc.is_tracked(value) or kind.__module__.partition(".")[0] in ("array", "numpy")
@@ -209,7 +209,7 @@ class State:
             self._is_owner_noted |= value is self._owner  # then it is the first
             self._instances.append(value)
             self._look_at(attributes.values())
-        for member in standins.slots_of(kind).values():
+        for member in unforkable.slots_of(kind).values():
             self._note_slot(member.__get__, value)
         if standins.is_a(value, _CONTAINER_TYPES):
             self.may_rest &= value is not self._owner
@@ -296,7 +296,7 @@ def _owner_of(function: Callable[..., Any]) -> Any:
 
 
 def _is_fixed(value: Any) -> bool:
-    return standins.is_a(value, _FIXED) or (standins.is_a(value, types.FunctionType) and standins.is_imported(value))
+    return standins.is_a(value, _FIXED) or (standins.is_a(value, types.FunctionType) and unforkable.is_imported(value))
 
 
 def _parts_of(value: Any, kind: Any) -> Collection[Any] | None:
@@ -307,7 +307,7 @@ def _parts_of(value: Any, kind: Any) -> Collection[Any] | None:
         held = (*value, *value.values()) if standins.is_a(value, dict) else value
         return () if pickling.PLAIN.issuperset(map(type, held)) else held
     if _is_transparent(kind):
-        slots = (_value_of(member.__get__, value) for member in standins.slots_of(kind).values())
+        slots = (_value_of(member.__get__, value) for member in unforkable.slots_of(kind).values())
         return (*getattr(value, "__dict__", {}).values(), *slots)
     return None
 
@@ -343,7 +343,7 @@ def _content_of(cell: types.CellType) -> Any:
 
 def _reduction_of(special: Any) -> Any:
     """Return what a worker gets for it, as far as that can change: the position in a file, say."""
-    return None if standins.is_shared(special) else standins.replacement(special, "")
+    return None if shared.is_shared(special) else standins.replacement(special, "")
 
 
 def _digest(obj: Any) -> bytes:

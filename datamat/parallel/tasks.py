@@ -19,7 +19,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from datamat.parallel import byvalue, logs, pickling, standins, worker
+from datamat.parallel import byvalue, logs, pickling, standins, unforkable, worker
 from datamat.parallel.channel import PackedFunction
 from datamat.parallel.errors import BrokenPoolError, OptionError, ParallelError, UnpicklableError, is_own
 from datamat.parallel.state import State
@@ -282,14 +282,14 @@ class RemoteFunction:
     def inherit(self) -> Callable[[], None]:
         """Let workers that are forked now inherit the callable; return a function that ends that."""
         assert self.function is not None
-        roots = standins.roots_of(self.function)
+        roots = unforkable.roots_of(self.function)
         if any(standins.is_registered(type(root)) for root in roots.values()):
             self.prepare()  # what stands for it is made in the worker
             return lambda: None
-        owner = standins.innermost(self.function)
+        owner = unforkable.innermost(self.function)
         if isinstance(owner, types.MethodType):
             byvalue.register_inherited(type(owner.__self__).__mro__)
-        unforkables = standins.find_unforkables(roots)
+        unforkables = unforkable.find_unforkables(roots)
         function = owner.__func__ if isinstance(owner, types.MethodType) else owner
         if isinstance(function, types.FunctionType):
             byvalue.register_inherited(list(function.__globals__.values()))
@@ -495,7 +495,7 @@ def _keeps_nothing(function: Callable[..., Any]) -> bool:
     holds_nothing = (
         not function.__closure__ and not function.__dict__ and pickling.PLAIN.issuperset(map(type, defaults))
     )
-    return holds_nothing or standins.is_imported(function)
+    return holds_nothing or unforkable.is_imported(function)
 
 
 class TaskSource(Protocol):

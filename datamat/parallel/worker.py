@@ -21,7 +21,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from datamat.parallel import affinity, byvalue, channel, logs, pickling, process_role, processes, standins
+from datamat.parallel import (
+    affinity,
+    byvalue,
+    channel,
+    logs,
+    pickling,
+    process_role,
+    processes,
+    shared,
+    standins,
+    unforkable,
+)
 from datamat.parallel.channel import WorkerChannel
 from datamat.parallel.errors import DatamatError, ParallelError, fold
 
@@ -255,10 +266,10 @@ _PEAK_S = 0.2
 _STDERR = 2
 _HELD_UP_S = 0.3  # that queues may take to be emptied into their pipes, until the parent hears of it
 
-_inherited: dict[int, tuple[Any, list[standins.Unforkable]]] = {}
+_inherited: dict[int, tuple[Any, list[unforkable.Unforkable]]] = {}
 
 
-def inherit(function_id: int, obj: Any, unforkables: list[standins.Unforkable]) -> Callable[[], None]:
+def inherit(function_id: int, obj: Any, unforkables: list[unforkable.Unforkable]) -> Callable[[], None]:
     """In the parent: let the workers that are forked from now on inherit `obj` under this id.
 
     Returns:
@@ -291,7 +302,7 @@ def main(
     faulthandler.enable(note, all_threads=True)
     faulthandler.register(TRACE_SIGNAL, note, all_threads=True, chain=True)  # chain: and then end
     processes.forget_idle_tracker()
-    standins.begin_worker(is_fork=config.is_fork)
+    shared.begin_worker(is_fork=config.is_fork)
     multiprocessing.current_process().authkey = config.authkey  # the standard library's, beside that of multiprocess
     if config.environment is not None:
         os.environ.clear()
@@ -339,7 +350,7 @@ def _run_exit_handlers() -> None:
     for handler in reversed(getattr(threading, "_threading_atexits", [])):
         with suppress(Exception):
             handler()
-    standins.end_worker()
+    shared.end_worker()
     atexit._run_exitfuncs()
 
 
@@ -600,7 +611,7 @@ def _end_fork() -> NoReturn:
 
 def _set_up(function: Callable[..., Any]) -> Callable[..., Any]:
     """Run the user's `setup_worker` hook, once for each callable that arrives."""
-    method = standins.innermost(function)
+    method = unforkable.innermost(function)
     if not isinstance(method, types.MethodType):
         return function
     owner: Any = method.__self__

@@ -17,7 +17,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from datamat.parallel import byvalue, logs, pickling, standins, worker
+from datamat.parallel import byvalue, logs, pickling, standins, unforkable, worker
 from datamat.parallel.affinity import at_rest
 from datamat.parallel.channel import Claims, Descriptor, PackedFunction, ParentChannel, close_in_forks, no_forks
 from datamat.parallel.crash import CrashNote, WorkerExit
@@ -576,11 +576,11 @@ class WorkerGroup:
         self, initializer: Callable[..., Any], initargs: tuple[Any, ...], *, number: int
     ) -> Callable[[], None]:
         arguments = list(initargs)
-        roots = standins.roots_of(initializer)
+        roots = unforkable.roots_of(initializer)
         if any(standins.is_registered(type(root)) for root in roots.values()):
             self._initializer = self._pack((initializer, initargs))
             return lambda: None
-        found = standins.find_unforkables(roots | {"initargs": arguments}) if standins.registrations() else []
+        found = unforkable.find_unforkables(roots | {"initargs": arguments}) if standins.registrations() else []
         self._initializer = number
         return worker.inherit(number, (initializer, arguments), [each for each in found if each.is_registered])
 

@@ -53,6 +53,7 @@ from datamat.readers.remote import Loaded, ahead
 from datamat.readers.sample import Sample
 from datamat.readers.sequences import Budget, Form, Planner, one_budget
 from datamat.readers.tf import pipeline as tf_reader
+from datamat.readers.tf import source as tf_source
 from datamat.readers.views import (
     Part,
     Records,
@@ -442,13 +443,13 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         ranks = _ranks(given.rank, given.world_size)
         is_planned = form.makes_batches or ranks is not None
         transform = given.transform
-        if transform is not None and (tf_reader.wants_arrays(transform) or is_planned):
+        if transform is not None and (tf_source.wants_arrays(transform) or is_planned):
             transform = self._sample_transform(transform, given.seed, given.untouched)
         elif transform is not None:
             FunctionStage(transform)  # raises where it cannot be called
         is_changed = self._records.is_mapped or transform is not None or of_tf.static_transform is not None
         has_others = is_changed or form.makes_batches
-        read = tf_reader.ReadOptions(
+        read = tf_source.ReadOptions(
             batch_size,
             given.shuffle,
             given.seed,
@@ -463,7 +464,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             of_tf.deterministic,
             supervised_fields(given.as_supervised, None if has_others else self.features),
         )
-        tf_reader.check_form(form, read, given.world_size)
+        tf_source.check_form(form, read, given.world_size)
         once_shuffled = False if read.keeps_samples else given.shuffle
         own_transform = transform if is_planned else None
 
@@ -484,7 +485,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         parts = self._records.parts
         shards = [info for part in parts for info in part.shards]
         formats = {part.manifest.format for part in parts}
-        source = tf_reader.TfSource(
+        source = tf_source.TfSource(
             dict(zip(self.files, [info.num_records for info in shards], strict=True)) if self._is_whole else {},
             len(self),
             sum(info.num_bytes for info in shards),

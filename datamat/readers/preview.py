@@ -1,7 +1,7 @@
 """Draws samples, so that one sees a dataset before training on it.
 
     sample ──look_at──> Scene: panels of pixels with their legends, and all else in words ──> a sheet (`draw`),
-                                                                                              a page (`readers/view.py`)
+                                                                                              a page (`datamat.view`)
 
 A sheet writes in the font that OpenCV 5 ships: Latin, Greek, Cyrillic, Chinese, Japanese and Korean, no emoji, for
 which a question mark stands. A page leaves text to the browser.

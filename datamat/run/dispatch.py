@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from datamat.plan.changes import ReusedRows
     from datamat.plan.job import Job, JobDigests
     from datamat.run.limits import DiskLimit
-    from datamat.run.report import RunEvents
+    from datamat.run.reporting import RunEvents
     from datamat.sources.store import RowStore
 
 

@@ -66,7 +66,7 @@ from datamat.run.publish import write_index_files
 from datamat.run.quarantine import kept_names, release, safe_name
 from datamat.run.receipts import DamagedPartError, Sealed, part_folder
 from datamat.run.repair import OtherBytesError, read_wanted
-from datamat.run.report import reporting
+from datamat.run.reporting import reporting
 from datamat.run.shards import ShardBuilder, begin_run
 from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, session_of, task_folder
 from datamat.run.targets import claim_names, refuse_own_source
@@ -86,7 +86,8 @@ if TYPE_CHECKING:
     from datamat.plan.plan import PartSpec, ShardSpec
     from datamat.run.dispatch import Feed, Tasks
     from datamat.run.receipts import Receipt
-    from datamat.run.report import RunEvents, RunReport
+    from datamat.run.report import RunReport
+    from datamat.run.reporting import RunEvents
     from datamat.run.upload import RemoteOutput
     from datamat.sources.store import RowStore
 

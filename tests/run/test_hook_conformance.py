@@ -7,7 +7,9 @@ import pytest
 from datamat import testing
 from datamat.directory.ledger import Ledger
 from datamat.parallel import get_logger
-from datamat.run.report import LedgerHook, ProgressBar, RunLog, RunTally
+from datamat.run.progress import ProgressBar, RunLog
+from datamat.run.report import RunTally
+from datamat.run.reporting import LedgerHook
 
 
 @pytest.mark.long

@@ -15,8 +15,9 @@ import small_rows
 from datamat import SampleError
 from datamat.events import PartDone, PartTrace, PlanMade, RunEnded, ShardFinished, WorkersStarted
 from datamat.plan.plan import Plan
-from datamat.run import report as reporting
-from datamat.run.report import ProgressBar, RunReport
+from datamat.run import progress
+from datamat.run.progress import ProgressBar
+from datamat.run.report import RunReport
 
 
 class Terminal(io.StringIO):
@@ -30,7 +31,7 @@ class Terminal(io.StringIO):
 def clock(monkeypatch):
     """The time that the bar sees, in seconds; set `.now`."""
     clock = types.SimpleNamespace(now=100.0)
-    monkeypatch.setattr(reporting.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: clock.now)
     return clock
 
 

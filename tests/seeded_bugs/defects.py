@@ -746,7 +746,7 @@ DEFECTS = {
         Defect(
             "hook-ends-the-run",
             "a progress bar whose terminal is gone, or a bug in a hook, ends a run of hours",
-            "datamat.run.report:RunEvents._call",
+            "datamat.run.reporting:RunEvents._call",
             replace("Exception", "()"),
             "tests/run/test_hooks.py::test_hook_that_raises_is_switched_off_and_loses_nothing[PlanMade]",
         ),
@@ -760,7 +760,7 @@ DEFECTS = {
         Defect(
             "old-parts-are-speed",
             "what an earlier run made counts as speed: the time that is left is far too short",
-            "datamat.run.report:ProgressBar._line",
+            "datamat.run.progress:ProgressBar._line",
             replace("self._num_new / elapsed_s", "self._num_records / elapsed_s"),
             "tests/run/test_progress.py::test_what_was_there_counts_as_done_and_not_as_speed",
         ),
@@ -784,7 +784,7 @@ DEFECTS = {
         Defect(
             "hook-before-the-ledger",
             "a hook hears of a part before the ledger has it, and loses the part if it ends the process",
-            "datamat.run.report:RunEvents.emit",
+            "datamat.run.reporting:RunEvents.emit",
             replace(
                 "self._ledger(event)",
                 "self._hooks = [hook for hook in self._hooks if hook is not self._ledger] + [self._ledger]",
@@ -966,7 +966,7 @@ DEFECTS = {
         Defect(
             "one-for-each-place",
             "a connection that self has in two places is two connections in a forked worker",
-            "datamat.parallel.standins:Unforkable.repair",
+            "datamat.parallel.unforkable:Unforkable.repair",
             replace("self._node.put(self._made[0])", "self._node.put(make(*arguments))"),
             "tests/parallel/test_registered.py::test_what_self_holds_is_made_in_the_worker[fork-Connection]",
         ),
@@ -1200,7 +1200,7 @@ DEFECTS = {
         Defect(
             "half-of-a-shared-thing",
             "a `Value` is put together in a worker where its lock has not arrived: all calls fail",
-            "datamat.parallel.standins:rebuild",
+            "datamat.parallel.shared:rebuild",
             delete("""
                 if any(type(__part) is type(__otherwise) for __part in __held):
                     return __otherwise
@@ -1296,7 +1296,7 @@ DEFECTS = {
         Defect(
             "another-file-mapped",
             "a worker maps the file that has taken the place of the one that the program has mapped",
-            "datamat.parallel.standins:_is_mapped",
+            "datamat.parallel.arrays:_is_mapped",
             replace("return __name == __path", "return True"),
             "tests/parallel/test_arrays.py::test_array_whose_file_has_other_content_is_copied[replaced]",
         ),
@@ -1390,21 +1390,21 @@ DEFECTS = {
         Defect(
             "orders-of-earlier-epochs",
             "an iterator of `to_tf` that is restored at the end of an epoch repeats orders that training has had",
-            "datamat.readers.tf.pipeline:_Seeds.saved_with",
+            "datamat.readers.tf.shuffling:Seeds.saved_with",
             replace("self.shuffled(self.saved_beside(dataset), 1)", "dataset"),
             "tests/readers/test_tf_batches.py::test_epochs_after_the_restored_one_have_their_own_orders",
         ),
         Defect(
             "epoch-of-the-draw",
             "what Python reads for `to_tf` takes the number of a draw for that of the epoch: not NumPy's batches",
-            "datamat.readers.tf.pipeline:_Seeds.epoch",
+            "datamat.readers.tf.shuffling:Seeds.epoch",
             replace("draws.number(int(__drawn)) // self._num_users", "draws.number(int(__drawn))"),
             "tests/readers/test_tf_batches.py::test_batches_are_those_of_numpy[True-pad-tfrecord]",
         ),
         Defect(
             "batches-of-another-rank",
             "a checkpoint of `to_tf` holds batches that wait: restored by other ranks, records come twice",
-            "datamat.readers.tf.pipeline:_symbolic",
+            "datamat.readers.tf.graph:symbolic",
             replace("dataset.with_options(positions_only)", "dataset"),
             "tests/readers/test_tf_batches.py::test_state_between_the_last_steps_of_an_epoch",
         ),
@@ -1984,7 +1984,7 @@ DEFECTS = {
         Defect(
             "long-collections-passed-over",
             "a file that is being written, in a list of 1,001 objects that `self` holds, is written twice",
-            "datamat.parallel.standins:_holds_special",
+            "datamat.parallel.unforkable:_holds_special",
             lambda holds_special: lambda collection: False,
             "tests/parallel/test_strangers_habits.py::"
             "test_file_that_is_being_written_is_not_written_twice[fork-1500-list]",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import http.client
+import importlib
 import itertools
 import json
 import re
@@ -351,7 +352,7 @@ def test_error_while_answering_is_logged_and_not_printed(output, monkeypatch, ca
     """The next request is answered."""
     with viewing(output) as server:
         with monkeypatch.context() as broken:
-            broken.setattr("datamat.readers.view._header", lambda *_: 1 / 0)
+            broken.setattr(importlib.import_module("datamat.view.server"), "render", lambda *_, **__: 1 / 0)
             with pytest.raises(http.client.RemoteDisconnected):
                 get(server.url)
         assert get(server.url)[0] == 200

@@ -11,7 +11,8 @@ import sys
 import types
 from typing import Any
 
-from datamat.readers.view import ViewPage, ViewServer, view, viewing
+from datamat.view.page import ViewPage, view
+from datamat.view.server import ViewServer, viewing
 
 __all__ = ["ViewPage", "ViewServer", "view", "viewing"]
 

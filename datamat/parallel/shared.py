@@ -1,0 +1,273 @@
+"""Locks, queues, events and shared memory of `multiprocessing` and `multiprocess`, on their way to workers.
+
+The two libraries send them at the start of a process alone, to a child of their own. Here they go with any callable,
+initializer or argument, to a worker of any start method:
+
+  semaphore that has a name   opened under it. It has one unless it is of the fork context
+  semaphore that has none     found among what a forked worker has inherited; no other process can open it
+  pipe, shared memory         opened again as a file of the parent's, and compared: its number may be another's by now
+
+Everything else is made of these (a `Queue` of three semaphores and a pipe, a `Value` of a lock and shared memory),
+and is put together again by the library itself, or stays behind as a whole where a part of it does.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+import sys
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from datamat.parallel.channel import place_of, reopen
+
+__all__ = [
+    "begin_worker",
+    "end_worker",
+    "is_shared",
+    "may_be_shared",
+    "parts",
+    "rebuild",
+    "why_not",
+]
+
+_LIBRARIES = ("multiprocessing", "multiprocess")
+_MODULES = frozenset(
+    f"{library}.{name}" for library in _LIBRARIES for name in ("synchronize", "queues", "sharedctypes")
+)
+_TYPES = frozenset(
+    f"{library}.{name}"
+    for library in _LIBRARIES
+    for name in (
+        "connection.Connection",
+        "heap.Arena",
+        "shared_memory.SharedMemory",
+        "shared_memory.ShareableList",
+    )
+)
+
+Key = tuple[int, int]  # counter and id under which a library registers what it repairs after a fork
+Inherited = weakref.WeakValueDictionary[tuple[str, Key], Any]
+
+_known: weakref.WeakValueDictionary[tuple[str, str], Any] = weakref.WeakValueDictionary()  # semaphores by their names
+_inherited: Inherited = weakref.WeakValueDictionary()  # in a forked worker: what it has inherited
+_is_worker = False
+_trackers: dict[str, int | None] = {}  # in a worker: pids of the resource trackers that are not its own
+_parent_pid: int | None = None  # in a worker that is a fork
+
+
+@functools.lru_cache(maxsize=4096)
+def _library_of(kind: Hashable) -> str | None:
+    for base in cast("type", kind).__mro__:
+        if base.__module__ in _MODULES or f"{base.__module__}.{base.__qualname__}" in _TYPES:
+            return base.__module__.partition(".")[0]
+    return None
+
+
+def is_shared(obj: Any) -> bool:
+    """Return whether it is a lock, queue, event, value, ... of one of the libraries."""
+    kind: Any = type(obj)
+    return _library_of(kind) is not None or _is_shared_memory(obj)
+
+
+def may_be_shared(kind: Any) -> bool:
+    """Return whether objects of this type may be shared; `ctypes` objects are if `sharedctypes` made them."""
+    return _library_of(kind) is not None or any(base.__module__ == "_ctypes" for base in kind.__mro__)
+
+
+def _is_shared_memory(obj: Any) -> bool:
+    return any(base.__module__ == "_ctypes" for base in type(obj).__mro__) and hasattr(obj, "_wrapper")
+
+
+# ---------------------------------------------------------------- sending
+
+
+class _Reopened:
+    """A pipe or shared memory, for the library that wants a descriptor of it in another process."""
+
+    def __init__(self, descriptor: int) -> None:
+        import fcntl
+
+        found = os.fstat(descriptor)
+        if stat.S_ISSOCK(found.st_mode):
+            raise ValueError("a socket")
+        self._place = place_of(descriptor)
+        self._file = (found.st_dev, found.st_ino)
+        self._flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+
+    def detach(self) -> int:
+        """Return a descriptor of it in this process."""
+        descriptor = reopen(self._place, self._flags)
+        found = os.fstat(descriptor)
+        if (found.st_dev, found.st_ino) != self._file:
+            os.close(descriptor)
+            raise FileNotFoundError(f"{self._place} is another file by now")
+        return descriptor
+
+
+class _Spawning:
+    """What the libraries ask for the descriptors of a child that is being spawned."""
+
+    @staticmethod
+    def duplicate_for_child(descriptor: int) -> int:
+        return descriptor
+
+    DupFd = _Reopened
+
+
+@contextmanager
+def _as_if_spawning(library: str) -> Iterator[None]:
+    context = sys.modules[f"{library}.context"]
+    before = context.get_spawning_popen()
+    context.set_spawning_popen(_Spawning)
+    try:
+        yield
+    finally:
+        context.set_spawning_popen(before)
+
+
+def parts(obj: Any) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
+    """Return what makes it in another process: a function, its arguments, and a state or None.
+
+    Raises:
+        Exception: it cannot be sent.
+    """
+    kind: Any = type(obj)
+    library = _library_of(kind) or type(obj._wrapper).__module__.partition(".")[0]
+    semaphore = getattr(obj, "_semlock", None)
+    if semaphore is not None and semaphore.name is None:
+        return _inherited_of, _origin(library, obj), None
+    with _as_if_spawning(library):
+        reducer = sys.modules[f"{library}.reduction"].ForkingPickler._extra_reducers.get(kind)
+        reduced = obj.__reduce_ex__(5) if reducer is None else reducer(obj)
+    make, arguments, state = (*reduced, None)[:3]
+    if type(obj).__module__ == f"{library}.shared_memory":
+        return _attached, (library, make, arguments), None
+    if semaphore is not None:
+        _known[library, semaphore.name] = obj
+        return _named, (library, semaphore.name, make, arguments, state), None
+    return make, arguments, state
+
+
+def why_not(obj: Any) -> tuple[str, str]:
+    """Return why it may not arrive in a worker, and the remedy."""
+    kind: Any = type(obj)
+    library, name = _library_of(kind) or "multiprocessing", kind.__qualname__
+    if name == "Connection":
+        return "it is closed, or a socket", f"make it with {library}.Pipe(duplex=False)"
+    if name.startswith("Synchronized"):
+        name = "Array" if name in ("SynchronizedArray", "SynchronizedString") else "Value"
+    return (
+        "it was made in the fork context, and only workers that were forked after that have it",
+        f'make it with {library}.get_context("spawn").{name}(), which all workers can use',
+    )
+
+
+def _origin(library: str, obj: Any) -> tuple[int, str, Key | None]:
+    """Return the process that has made it, and how a fork of that finds it."""
+    for (_, key), inherited in list(_inherited.items()):
+        if inherited is obj:
+            assert _parent_pid is not None
+            return _parent_pid, library, key
+    return os.getpid(), library, next((key for key, held in _forked_with(library) if held is obj), None)
+
+
+def _forked_with(library: str) -> list[tuple[Key, Any]]:
+    util = sys.modules.get(f"{library}.util")
+    return [] if util is None else [(key[:2], obj) for key, obj in list(util._afterfork_registry.items())]
+
+
+# ---------------------------------------------------------------- arriving
+
+
+def rebuild(otherwise: Any, make: Callable[..., Any], arguments: tuple[Any, ...], state: Any) -> Any:
+    """Return what `parts` describes, or `otherwise`, a stand-in, where a part of it has not arrived."""
+    held = (*arguments, *(state.values() if isinstance(state, dict) else state if isinstance(state, tuple) else ()))
+    if any(type(part) is type(otherwise) for part in held):
+        return otherwise
+    try:
+        obj = make(*arguments)
+    except OSError as exc:  # a semaphore, a pipe or memory that has gone with what had it
+        place, kind, *_ = otherwise.__reduce__()[1]
+        return type(otherwise)(place, kind, f"gone where it was made: {exc}", "keep it there while workers use it")
+    if obj is None:
+        return otherwise
+    if state is not None and hasattr(obj, "__setstate__"):
+        obj.__setstate__(state)
+    elif state is not None:
+        vars(obj).update(state)
+    return obj
+
+
+def _inherited_of(pid: int, library: str, key: Key | None) -> Any:
+    """Return what this process has inherited of another, or has made itself; None if it has not."""
+    if key is None:
+        return None
+    if pid == os.getpid():
+        return dict(_forked_with(library)).get(key)
+    return _inherited.get((library, key)) if pid == _parent_pid else None
+
+
+def _named(library: str, name: str, make: Callable[..., Any], arguments: tuple[Any, ...], state: Any) -> Any:
+    """Return the semaphore of this name: one object in each process, which counts how often a thread has taken it."""
+    found = _known.get((library, name))
+    if found is None:
+        found = make(*arguments)
+        found.__setstate__(state)
+        _known[library, name] = found
+    return found
+
+
+def _attached(library: str, make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Return shared memory that has a name, which stays its maker's.
+
+    Python registers it with the resource tracker of whoever attaches to it; one that the worker has started itself
+    would unlink it with the worker's end (https://github.com/python/cpython/issues/82300).
+    """
+    made = make(*arguments)
+    if _is_worker and _tracker_pid(library) != _trackers.get(library):
+        sys.modules[f"{library}.resource_tracker"].unregister(getattr(made, "shm", made)._name, "shared_memory")
+    return made
+
+
+def _tracker_pid(library: str) -> int | None:
+    """Return the pid of the resource tracker that this process has started, or the one that it is a fork of."""
+    module = sys.modules.get(f"{library}.resource_tracker")
+    return None if module is None else module._resource_tracker._pid
+
+
+# ---------------------------------------------------------------- in a worker
+
+
+def begin_worker(*, is_fork: bool) -> None:
+    """Register what the worker has inherited.
+
+    Args:
+        is_fork: whether the worker is a fork of the process that owns the pool.
+    """
+    global _is_worker, _parent_pid  # noqa: PLW0603 -- a process has one parent
+    _is_worker = True
+    _trackers.update({library: _tracker_pid(library) for library in _LIBRARIES})
+    if not is_fork:
+        return
+    _parent_pid = os.getppid()
+    for library in _LIBRARIES:
+        for key, obj in _forked_with(library):
+            _inherited[library, key] = obj
+            if name := getattr(getattr(obj, "_semlock", None), "name", None):
+                _known[library, name] = obj
+    _of_standard_library("_run_after_forkers")  # as in its own children; a queue's thread, say, has stayed behind
+
+
+def end_worker() -> None:
+    """Send what queues of the standard library hold back; `multiprocess`, which runs the worker, sends its own."""
+    _of_standard_library("_run_finalizers")
+
+
+def _of_standard_library(function: str) -> None:
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        getattr(util, function)()

@@ -1,0 +1,43 @@
+"""Small steps of a `tf.data` graph, which several parts of the pipeline take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+__all__ = [
+    "counted",
+    "symbolic",
+    "untuned",
+    "verbatim",
+]
+
+
+def untuned(tf: Any, dataset: Any) -> Any:
+    """Return a dataset that TensorFlow does not tune while it runs."""
+    # With the autotuner of TensorFlow 2.21, every other epoch of 3.4 s took 5.2 s: the end of an iterator waits for the
+    # tuner's thread, which seems to sleep twice as long each time.
+    without_tuner = tf.data.Options()
+    without_tuner.autotune.enabled = False
+    return dataset.with_options(without_tuner)
+
+
+def symbolic(tf: Any, dataset: Any) -> Any:
+    """Return a dataset whose checkpoints hold positions, and no batch that waits: also in steps that users add."""
+    positions_only = tf.data.Options()
+    positions_only.experimental_symbolic_checkpoint = True
+    return dataset.with_options(positions_only)
+
+
+def verbatim(tf: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of ours that TensorFlow traces without AutoGraph, whose rewriting takes 0.2 s."""
+    traced: Callable[..., Any] = tf.autograph.experimental.do_not_convert(function)
+    return traced
+
+
+def counted(tf: Any, dataset: Any, number: int) -> Any:
+    """Return a dataset that knows its number of elements, and raises if another number comes, as of shards cut off."""
+    return dataset.apply(tf.data.experimental.assert_cardinality(number))

@@ -1,0 +1,262 @@
+"""The samples that a page or a server shows, with their classes and where they came from."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from datamat.directory.display import feature_table, statistics_table
+from datamat.directory.fetched import FilesHere
+from datamat.directory.provenance import ProvenanceFinder
+from datamat.errors import DatamatError, count_of
+from datamat.folders import open_folder
+from datamat.readers.dataset import load
+from datamat.readers.preview import in_words, look_at
+from datamat.values import frozen
+
+if TYPE_CHECKING:
+    from datamat.directory.manifest import Manifest
+    from datamat.features import Feature
+    from datamat.readers.dataset import ShardedDataset
+    from datamat.readers.preview import Scene
+
+
+__all__ = ["PER_PAGE", "Collection", "Shot"]
+
+PER_PAGE = 24
+"""Number of samples that are shown at a time."""
+
+_OPACITY = 0.45
+_MOST_LETTERS, _MOST_IN_FULL = 600, 50_000  # of a text on a card, and on the page of a sample
+_MOST_SEARCHED, _LONGEST_S = 5_000, 3.0  # samples that a request looks through for a class
+
+
+@frozen()
+class Shot:
+    """What is shown of one sample.
+
+    Attributes:
+        position: its number among all samples that are shown; None where it was asked for by its key.
+        split: name of its split.
+        key: its key; "" where it cannot be read.
+        scene: its pictures and words; None where it cannot be read.
+        fields: name, text and declaration of each field.
+        classes: numbers of its classes, as `_Collection.classes` has them.
+        problem: why it cannot be shown; "" otherwise.
+    """
+
+    position: int | None
+    split: str
+    key: str = ""
+    scene: Scene | None = None
+    fields: tuple[tuple[str, str, str], ...] = ()
+    classes: frozenset[int] = frozenset()
+    problem: str = ""
+
+    @property
+    def legend(self) -> list[tuple[str, tuple[int, int, int]]]:
+        """Name and colour of each class in its pictures, each once."""
+        panels = self.scene.panels if self.scene else ()
+        parts = (part for panel in panels for part in panel.legend.values())
+        return list(dict.fromkeys((swatch.name, swatch.colour) for part in parts for swatch in part))
+
+
+class Collection:
+    """The samples of the splits that are shown, numbered from 0, one split after the other."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        split: str | None,
+        cache_dir: str | os.PathLike[str] | None,
+        storage_options: Mapping[str, Any] | None,
+    ) -> None:
+        self.folder = open_folder(path, storage_options)
+        opened = functools.partial(load, path, cache_dir=cache_dir, storage_options=storage_options)
+        whole = opened(split)
+        self.manifest: Manifest = whole.manifest
+        self.features = whole.features
+        self.splits: dict[str, ShardedDataset] = {
+            name: opened(name) for name in ([split] if split is not None else self.manifest.splits)
+        }
+        sizes = [len(dataset) for dataset in self.splits.values()]
+        self.starts: dict[str, int] = dict(zip(self.splits, np.cumsum([0, *sizes]).tolist(), strict=False))
+        self._size = sum(sizes)
+        self.named = {name: feature for name, feature in self.features.items() if feature.class_names()}
+        pairs = [(name, said) for name, feature in self.named.items() for said in feature.class_names() or ()]
+        self.classes: dict[tuple[str, str], int] = {pair: number for number, pair in enumerate(pairs)}
+        self._labels = {name: data.columns(*self.named) for name, data in self.splits.items()} if self.named else {}
+        self._provenance = ProvenanceFinder(FilesHere(self.folder), self.manifest)
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def title(self) -> str:
+        """What all pages are about."""
+        return f"{self.manifest.name}: {count_of(self._size, 'sample')}"
+
+    @property
+    def split_options(self) -> list[tuple[str, str]]:
+        """Value and text of each split to choose, "" for all."""
+        return [("", "all splits"), *((name, f"{name} ({len(data):,})") for name, data in self.splits.items())]
+
+    @property
+    def class_options(self) -> list[tuple[str, str]]:
+        """Value and text of each class to choose, "" for any."""
+        several = len(self.named) > 1
+        return [("", "all classes" if self.classes else "no classes")] + [
+            (str(number), f"{field}: {name}" if several else name) for (field, name), number in self.classes.items()
+        ]
+
+    @property
+    def split_facts(self) -> list[tuple[str, str, str, str]]:
+        """Name, number of samples, number of shards and megabytes of each split."""
+        return [
+            (name, f"{len(data):,}", f"{len(shards):,}", f"{sum(info.num_bytes for info in shards) / 1e6:,.1f}")
+            for name, data in self.splits.items()
+            for shards in [self.manifest.splits[name]]
+        ]
+
+    @property
+    def field_facts(self) -> Sequence[Sequence[str]]:
+        """Name, feature and declaration of each field."""
+        return feature_table(self.features).rows
+
+    @property
+    def statistics(self) -> Sequence[Sequence[str]]:
+        """Split, field and what is known of its values."""
+        known = self.manifest.statistics
+        return statistics_table({split: known[split] for split in known if split in self.splits}).rows
+
+    def _split_at(self, position: int) -> str:
+        return [name for name, start in self.starts.items() if start <= position and len(self.splits[name])][-1]
+
+    def _split_of(self, key: object) -> str:
+        for name, dataset in self.splits.items():
+            if key in dataset:
+                return name
+        raise KeyError(key)
+
+    def bounds(self, split: str) -> tuple[int, int]:
+        """Return the positions of a split; of all where it is ""."""
+        if not split:
+            return 0, self._size
+        return self.starts[split], self.starts[split] + len(self.splits[split])
+
+    def spread(self, count: int) -> list[int]:
+        """Return positions spread evenly over each split, which has its share of them."""
+        found = []
+        for split, dataset in self.splits.items():
+            share = min(max(round(count * len(dataset) / max(self._size, 1)), 1), len(dataset))
+            found += [self.starts[split] + place * len(dataset) // share for place in range(share)]
+        return found
+
+    def find(self, text: str) -> int | None:
+        """Return the number of the first sample whose key holds a text, in either case; None where there is none."""
+        wanted = text.casefold()
+        for split, dataset in self.splits.items() if wanted else ():
+            for number, key in enumerate(dataset.keys()):
+                if wanted in key.casefold():
+                    return self.starts[split] + number
+        return None
+
+    def shot(self, item: int | str, size: int, *, in_full: bool = False) -> Shot:
+        """Return what is shown of a sample; one that is damaged says so.
+
+        Args:
+            item: its number, or its key.
+            size: largest width and height of its pictures, in pixels.
+            in_full: whether texts are whole.
+
+        Raises:
+            KeyError: no sample has this key.
+        """
+        position, number = (None, item) if isinstance(item, str) else (item, item - self.starts[self._split_at(item)])
+        split = self._split_of(item) if isinstance(item, str) else self._split_at(item)
+        most = _MOST_IN_FULL if in_full else _MOST_LETTERS
+        try:
+            sample = self.splits[split][number]
+            scene = look_at(sample, self.features, width=size, height=size, opacity=_OPACITY, in_full=in_full)
+        except (DatamatError, OSError, ValueError) as error:  # damage, or what decodes it is missing
+            return Shot(position, split, problem=f"{type(error).__name__}: {error}")
+        values = self.features.nesting.split(sample)
+        fields = [
+            (name, _cut(in_words(feature, values.get(name), in_full=True), most), feature.declared())
+            for name, feature in self.features.items()
+        ]
+        scene = dataclasses.replace(scene, words=tuple((name, _cut(text, most)) for name, text in scene.words))
+        return Shot(position, split, scene.key, scene, tuple(fields), self.classes_of(values))
+
+    def classes_of(self, values: Mapping[str, Any]) -> frozenset[int]:
+        """Return the numbers of the classes that a sample has: of its labels, and of its pixels."""
+        found = set[int]()
+        for name, feature in self.named.items():
+            found.update(
+                self.classes[name, said]
+                for said in _classes_in(feature, values.get(name))
+                if (name, said) in self.classes
+            )
+        return frozenset(found)
+
+    def search(self, start: int, split: str, wanted: int | None) -> tuple[list[int], int | None]:
+        """Return the next samples of a split with a class, and where to go on; None at the end.
+
+        Args:
+            start: first position to look at.
+            split: name of the split; "" for all.
+            wanted: number of the class; None for any.
+        """
+        low, high = self.bounds(split)
+        position, found, ends_at = max(start, low), list[int](), time.monotonic() + _LONGEST_S
+        last = min(high, position + _MOST_SEARCHED)
+        while position < last and len(found) < PER_PAGE and (wanted is None or time.monotonic() < ends_at):
+            if wanted is None or self._has(position, wanted):
+                found.append(position)
+            position += 1
+        return found, position if position < high else None
+
+    def _has(self, position: int, wanted: int) -> bool:
+        split = self._split_at(position)
+        try:
+            sample = self._labels[split][position - self.starts[split]]
+        except (DatamatError, OSError, ValueError):  # it has no class that could be told
+            return False
+        return wanted in self.classes_of(self.features.nesting.split(sample))
+
+    def provenance(self, key: str) -> list[tuple[str, str]]:
+        """Return facts about where a record came from, or why that is not known."""
+        try:
+            found = self._provenance.find(key)
+        except (DatamatError, OSError) as error:
+            return [("provenance", str(error))]
+        facts: list[tuple[str, Any]] = [
+            ("row", found.row_key),
+            ("copy", "none: stored as it is" if found.copy is None else found.copy),
+            ("shard", found.shard),
+            ("position", "none" if found.position is None else found.position),
+            ("seed", found.seed),
+        ]
+        facts += [*found.sources.items(), *found.fields.items()]
+        return [(name, _cut(str(value), _MOST_LETTERS)) for name, value in facts]
+
+
+def _classes_in(feature: Feature, value: Any) -> list[str]:
+    """Return the names of the classes in a value of labels or of pixels, each once."""
+    names = feature.class_names() or ()
+    if value is None:
+        return []
+    ids = np.unique(np.asarray(value))
+    if ids.dtype.kind not in "iu":
+        return []
+    return [names[number] for number in ids.tolist() if 0 <= number < len(names)]
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} letters)"
