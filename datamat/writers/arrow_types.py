@@ -164,7 +164,7 @@ def _columns_of(name: str, path: tuple[str, ...], kind: Any, noted: Any) -> list
     files = _with_files(noted, kind)
     if files is not None:
         return [Column(name, path, kind, files, is_file=True)]
-    feature = _noted_feature(noted, kind) or _feature_of_type(kind)
+    feature = _noted_feature(noted, kind) or feature_of_type(kind)
     refused = "" if feature is not None or _is_binary(kind) else _refusal(name, kind)
     return [Column(name, path, kind, feature, refused)]
 
@@ -194,7 +194,7 @@ def _with_files(noted: Any, kind: Any) -> Any:
     if not any(files.values()):
         return None
     rest = {
-        field.name: _noted_feature(noted.get(field.name) or {}, field.type) or _feature_of_type(field.type)
+        field.name: _noted_feature(noted.get(field.name) or {}, field.type) or feature_of_type(field.type)
         for field in kind if not files[field.name]
     }  # fmt: skip
     return None if None in rest.values() else {field.name: files[field.name] or rest[field.name] for field in kind}
@@ -276,13 +276,13 @@ def _without_views(kind: Any) -> Any:
     return kind
 
 
-def _feature_of_type(kind: Any) -> Feature | None:  # noqa: PLR0911 -- one for each kind of type
+def feature_of_type(kind: Any) -> Feature | None:  # noqa: PLR0911 -- one for each kind of type
     """Return the feature that holds every value of an Arrow type; None where there is none, and for bytes."""
     import pyarrow as pa
 
     types = pa.types
     if types.is_dictionary(kind):
-        return _feature_of_type(kind.value_type)
+        return feature_of_type(kind.value_type)
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
         return Scalar(np.dtype(kind.to_pandas_dtype()).name)
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
@@ -371,7 +371,7 @@ def _suggested(kind: Any) -> str:
     is_file = pa.types.is_struct(kind) and {field.name for field in kind} == HF_FILE
     if is_file or _is_binary(kind):
         return "Image()"
-    feature = _feature_of_type(kind)
+    feature = feature_of_type(kind)
     match feature:
         case None:
             return "..."

@@ -7,13 +7,12 @@ Tables go there as columns, and become `IndexRow`s only for those who iterate ov
 
 from __future__ import annotations
 
-import io
-import itertools
-import json
+import contextlib
 import os
 import pathlib
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,11 +23,13 @@ from datamat.writers.base import DataSource
 from datamat.writers.paths import files_below, files_of_pattern, refuse_table_logs
 from datamat.writers.sources import open_source
 from datamat.writers.tables import is_arrow_dataset, listed_column, table_of
+from datamat.writers.text_tables import BATCH_ROWS, TEXT_TABLES, TextOptions, text_batches, text_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Index", "files_below", "pair_files"]
 
-_BATCH_ROWS = 65_536
-_UNPACKED_BY_ARROW = (".gz", ".bz2", ".lz4", ".zst")  # which it knows by these names
 _LARGEST_NUMBER = 8  # bytes: Python has no float of 16
 
 
@@ -133,7 +134,14 @@ class Index(Rows):
 
     @classmethod
     def from_table(
-        cls, path: Any, *, key: str | None = None, split: str | None = None, columns: Sequence[str] | None = None
+        cls,
+        path: Any,
+        *,
+        key: str | None = None,
+        split: str | None = None,
+        columns: Sequence[str] | None = None,
+        encoding: str | None = None,
+        delimiter: str | None = None,
     ) -> Index:
         """Return the rows of a table, with its columns as fields.
 
@@ -150,21 +158,27 @@ class Index(Rows):
                 numbers.
             split: name of the column that holds the splits; None takes the column "split" if there is one.
             columns: names of the columns that become fields, whose cells may be empty (None), or hold lists. None takes
-                all columns; then each cell must hold text or a number.
+                all columns; then each cell must hold text or a number, but for those of CSV and JSON Lines.
+            encoding: of CSV and JSON Lines; None for UTF-8, or UTF-16 where the file says so.
+            delimiter: what separates the cells of CSV; None finds it.
 
         Raises:
             SourceError: the file cannot be read, a named column is missing, columns differ in length, or a value is not
                 text or a number.
+            OptionError: there is no such encoding, or the delimiter is not one character.
 
         Example:
             >>> index = Index.from_table({"key": ["a", "b"], "speed": np.array([1.5, 2.0], np.float32)})
             >>> [(row.key, row.fields) for row in index]
             [('a', {'speed': 1.5}), ('b', {'speed': 2.0})]
         """
-        return cls(lambda: _table_blocks(path, key, split, wanted=columns))
+        special = frozenset({key or "key", split or "split"})
+        wanted = None if columns is None else special | {*columns}
+        options = TextOptions(encoding, delimiter, as_text=special, columns=wanted)
+        return cls(lambda: table_blocks(path, key, split, options, columns))
 
     @classmethod
-    def join(
+    def join(  # noqa: PLR0913 -- two things to join, and how each is read
         cls,
         folder: str | os.PathLike[str],
         table: Any,
@@ -175,6 +189,8 @@ class Index(Rows):
         key: str | None = None,
         split: str | None = None,
         root: str | os.PathLike[str] | None = None,
+        encoding: str | None = None,
+        delimiter: str | None = None,
     ) -> Index:
         """Return the rows of a table, each with the file below a folder that one of its columns names.
 
@@ -193,6 +209,8 @@ class Index(Rows):
             split: name of the column that holds the splits; None takes the column "split" if there is one.
             root: folder that the paths in the rows are relative to: the source, in `index` of a writer. None gives
                 paths that begin as `folder` does, and that can be opened.
+            encoding: as for `from_table`.
+            delimiter: as for `from_table`.
 
         Raises:
             SourceError: the folder or the table cannot be read, a column is missing, a name fits several files, two
@@ -206,7 +224,8 @@ class Index(Rows):
         if how not in _HOW:
             raise OptionError(f"how is {how!r}; want one of {', '.join(_HOW)}")
         place = pathlib.Path(folder if root is None else os.path.relpath(folder, root))
-        return cls(lambda: _joined(pathlib.Path(folder), place, table, on, how, suffixes, (key, split)))
+        options = TextOptions(encoding, delimiter, as_text=frozenset({key or "key", split or "split", on}))
+        return cls(lambda: _joined(pathlib.Path(folder), place, table, on, how, suffixes, (key, split), options))
 
     @classmethod
     def from_dataset(cls, dataset: Any, *, key: str | None = None) -> Index:
@@ -262,12 +281,13 @@ def pair_files(
     """
     by_name: dict[str, pathlib.PurePosixPath] = {}
     for mask in masks:
-        if match(mask) in by_name:
-            raise SourceError(f"{by_name[match(mask)]} and {mask} both annotate {match(mask)!r}; keep one of them")
-        by_name[match(mask)] = mask
+        name = _composed(match(mask))
+        if name in by_name:
+            raise SourceError(f"{by_name[name]} and {mask} both annotate {name!r}; keep one of them")
+        by_name[name] = mask
     pairs, lonely = [], []
     for image in images:
-        mask_of = by_name.pop(match(image), None)
+        mask_of = by_name.pop(_composed(match(image)), None)
         if mask_of is None:
             lonely.append(f"{image}: image without annotation")
         else:
@@ -345,8 +365,8 @@ class _PathMap:
 
 def _position_blocks(count: int) -> Iterator[RowBlock]:
     """Yield the rows of samples that are known by their positions."""
-    for start in range(0, count, _BATCH_ROWS):
-        stop = min(start + _BATCH_ROWS, count)
+    for start in range(0, count, BATCH_ROWS):
+        stop = min(start + BATCH_ROWS, count)
         fields = {"number": np.arange(start, stop, dtype=np.int64)}
         yield RowBlock(Texts.of_positions(start, stop), fields, Origin("sample ", start))
 
@@ -363,6 +383,7 @@ def _joined(
     how: str,
     suffixes: Sequence[str],
     columns: tuple[str | None, str | None],
+    options: TextOptions,
 ) -> Iterator[IndexRow]:
     """Yield the rows of a table with their files.
 
@@ -374,17 +395,19 @@ def _joined(
         how: what must have a partner, as for `Index.join`.
         suffixes: suffixes of the files to join; empty takes all.
         columns: names of the columns with keys and splits.
+        options: how text tables are read.
     """
     given = os.path.abspath(table) if isinstance(table, (str, os.PathLike)) else ""
     files = [path for path in files_below(folder, suffixes=suffixes) if os.path.abspath(folder / path) != given]
     by_name = _by_name(files)
     rows: dict[pathlib.PurePosixPath, IndexRow] = {}
     lonely: list[str] = []
-    has_keys = _has_keys(table, columns[0])
-    for row in (row for block in _table_blocks(table, *columns, text=(on,)) for row in block.rows()):
+    has_keys = columns[0] is not None or "key" in table_schema(table, options).names
+    for row in (row for block in table_blocks(table, *columns, options) for row in block.rows()):
         if on not in row.fields:
             raise SourceError(f"{row.origin} has no column {on!r}; it has {', '.join(row.fields)}")
-        found = by_name.get(_named(row.fields[on], folder), [])
+        named = _named(row.fields[on], folder)
+        found = by_name.get(named) or by_name.get(_composed(named), [])
         if len(found) > 1:
             raise SourceError(
                 f"{row.origin}: {on} is {row.fields[on]!r}, which may be {found[0]} or {found[1]} below {folder}; give "
@@ -402,21 +425,20 @@ def _joined(
     yield from rows.values()
 
 
-def _has_keys(table: Any, key: str | None) -> bool:
-    """Return whether a table has a column of keys."""
-    firsts = itertools.islice(_tables(table), 1)
-    batches = (batch for first in firsts for _, batch in itertools.islice(first.batches(text=()), 1))
-    return key is not None or any("key" in batch for batch in batches)
-
-
 def _by_name(files: Iterable[pathlib.PurePosixPath]) -> dict[str, list[pathlib.PurePosixPath]]:
     """Return the files by each name that a table may have for them; the path of one goes before names of others."""
     paths = {str(path): [path] for path in files}
     shorter: dict[str, list[pathlib.PurePosixPath]] = {}
     for (path,) in paths.values():
-        for name in {str(path.with_suffix("")), path.name, path.stem} - paths.keys():
+        names = [str(path), str(path.with_suffix("")), path.name, path.stem]
+        for name in {*names, *map(_composed, names)} - paths.keys():
             shorter.setdefault(name, []).append(path)
     return paths | shorter
+
+
+def _composed(name: str) -> str:
+    """Return a name with each letter and its accents as one: macOS stores them apart, and tables hold them composed."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
 def _named(value: Any, folder: pathlib.Path) -> str:
@@ -447,28 +469,27 @@ def _check_partners(
         )
 
 
-def _table_blocks(
-    given: Any,
-    key: str | None,
-    split: str | None,
-    *,
-    text: tuple[str, ...] = (),
-    wanted: Sequence[str] | None = None,
+def table_blocks(
+    given: Any, key: str | None, split: str | None, options: TextOptions, wanted: Sequence[str] | None = None
 ) -> Iterator[RowBlock]:
+    """Yield the rows of a table as `Index.from_table` takes it; `options` say how text becomes columns."""
     before = 0
-    special = (key or "key", split or "split")
-    for table in _tables(given):
-        for count, batch in table.batches((*special, *text), None if wanted is None else {*special, *wanted}):
+    special = {key or "key", split or "split"}
+    for table in _tables(given, options):
+        for count, batch in table.batches(None if wanted is None else {*special, *wanted}):
             for column in (key, split, *(wanted or ())):
                 if column is not None and column not in batch:
                     raise SourceError(f"{table.name} has no column {column!r}; it has {', '.join(batch)}")
             key_column = key or ("key" if "key" in batch else None)
             split_column = split or ("split" if "split" in batch else None)
             columns = {
-                name: _cells(table.name, name, values, before, is_checked=wanted is None or name in special)
+                name: _cells(
+                    table.name, name, values, before,
+                    is_checked=name in special or (wanted is None and not table.may_miss),
+                )
                 for name, values in batch.items()
                 if wanted is None or name in {key_column, split_column, *wanted}
-            }
+            }  # fmt: skip
             keys: Texts | list[str] = Texts.of_positions(before, before + count)
             if key_column is not None:
                 keys = _as_keys(columns.pop(key_column))
@@ -477,18 +498,45 @@ def _table_blocks(
             before += count
 
 
-def _tables(given: Any) -> Iterator[_Table]:
+def table_schema(given: Any, options: TextOptions) -> pa.Schema:
+    """Return the types of the columns of a table, or of the first of several; nullable where a cell is missing."""
+    return next(_tables(given, options)).schema()
+
+
+class _Table(NamedTuple):
+    """A table, in a file or in memory.
+
+    Attributes:
+        name: what messages call it.
+        short_name: what the places of its rows begin with.
+        schema: returns the types of its columns.
+        batches: yields the number of rows, and the columns by name, of a run of rows; a file is never in memory as a
+            whole. Columns that are not among those asked for may be missing.
+        may_miss: whether cells may be missing.
+    """
+
+    name: str
+    short_name: str
+    schema: Callable[[], pa.Schema]
+    batches: Callable[[Collection[str] | None], Iterator[tuple[int, Mapping[str, Any]]]]
+    may_miss: bool = False
+
+
+def _tables(given: Any, options: TextOptions) -> Iterator[_Table]:
     if is_arrow_dataset(given):
         # Arrow would read sixteen batches of four files ahead, whose row groups it holds as a whole.
-        for batch in given.to_batches(batch_size=_BATCH_ROWS, batch_readahead=1, fragment_readahead=1):
-            yield _Table.of(batch)
+        for batch in given.to_batches(batch_size=BATCH_ROWS, batch_readahead=1, fragment_readahead=1):
+            yield _in_memory(batch)
+    elif isinstance(given, (str, os.PathLike)):
+        paths = [pathlib.Path(given)] if os.path.isfile(given) else _table_files(given)
+        texts = [path for path in paths if _is_text(path)]
+        for path in paths:
+            yield _of_text(path, texts, options) if path in texts else _of_parquet(path)
     elif callable(given) and table_of(given) is None:
         for one in given():
-            yield _Table.of(one)
-    elif isinstance(given, (str, os.PathLike)) and not os.path.isfile(given):
-        yield from map(_Table.of, _table_files(given))
+            yield from _tables(one, options)
     else:
-        yield _Table.of(given)
+        yield _in_memory(given)
 
 
 def _table_files(given: str | os.PathLike[str]) -> list[pathlib.Path]:
@@ -496,7 +544,7 @@ def _table_files(given: str | os.PathLike[str]) -> list[pathlib.Path]:
     place = os.fspath(given)
     if os.path.isdir(place):
         refuse_table_logs(pathlib.Path(place))
-        found = [pathlib.Path(place, path) for path in files_below(place, suffixes=_TABLES) if _kind_of_table(path)]
+        found = [pathlib.Path(place, path) for path in files_below(place, suffixes=(".parquet", *TEXT_TABLES))]
     else:
         found = [path for path in files_of_pattern(place) if os.path.isfile(path)]
     if not found:
@@ -504,75 +552,91 @@ def _table_files(given: str | os.PathLike[str]) -> list[pathlib.Path]:
     return found
 
 
-_TEXT_TABLES = (".csv", ".tsv", ".jsonl")
-_TABLES = (".parquet", ".lz4", *(kind + packing for kind in _TEXT_TABLES for packing in ("", *_UNPACKED_BY_ARROW)))
 _KINDS = ".parquet, .csv, .tsv or .jsonl, the last three also packed, as .csv.gz"
 
 
-def _kind_of_table(path: pathlib.PurePath) -> str:
-    """Return the extension of a table without that of its packing; "" where it is none."""
-    is_packed = path.suffix in _UNPACKED_BY_ARROW
-    ending = path.with_suffix("").suffix if is_packed else path.suffix
-    return ending if ending in {".csv", ".tsv", ".jsonl"} or (ending == ".parquet" and not is_packed) else ""
+def _is_text(path: pathlib.Path) -> bool:
+    return path.name.endswith(TEXT_TABLES)
 
 
-class _Table(NamedTuple):
-    """A table, in a file or in memory.
+def _of_text(path: pathlib.Path, paths: Sequence[pathlib.Path], options: TextOptions) -> _Table:
+    """Return a CSV or JSON Lines file, whose columns have the types of those of several."""
 
-    Attributes:
-        path: path of the file; None for a table in memory.
-        held: `pyarrow.Table` in memory, or columns by name; None for a file.
-    """
+    def schema() -> pa.Schema:
+        return text_schema(paths, options)
 
-    path: pathlib.Path | None
-    held: Any
+    return _Table(str(path), path.name, schema, lambda _: text_batches(path, schema(), options), may_miss=True)
 
-    @classmethod
-    def of(cls, given: Any) -> _Table:
-        """Return the table that an argument stands for; raise `SourceError` where it is none."""
-        held = table_of(given)
-        if held is None and isinstance(given, Mapping):
-            held = _checked_columns(given)
-        if held is None and not isinstance(given, (str, os.PathLike)):
-            raise SourceError(
-                f"the table is a {type(given).__qualname__}; want the path of a CSV or Parquet file, a table of "
-                "pyarrow, pandas or polars, columns by name, or a function that returns several tables"
-            )
-        return cls(None if held is not None else pathlib.Path(given), held)
 
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return "the table" if self.path is None else str(self.path)
+def _of_parquet(path: pathlib.Path) -> _Table:
+    import pyarrow as pa
+    from pyarrow import parquet
 
-    @property
-    def short_name(self) -> str:
-        """What the places of its rows begin with."""
-        return "table" if self.path is None else self.path.name
+    @contextlib.contextmanager
+    def opened() -> Iterator[parquet.ParquetFile]:
+        try:
+            if path.suffix != ".parquet":
+                raise SourceError(f"{path}: unknown kind of table; want {_KINDS}")
+            with parquet.ParquetFile(path) as file:
+                yield file
+        except (OSError, pa.ArrowInvalid) as error:
+            raise SourceError(f"{path} cannot be read as a table: {error}; write the file again") from error
 
-    def batches(
-        self, text: Sequence[str], wanted: Collection[str] | None = None
-    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield the number of rows, and the columns by name, of a run of rows; a file is never in memory as a whole.
+    def schema() -> pa.Schema:
+        with opened() as file:
+            return _complete(file.schema_arrow)
 
-        CSV columns that `text` names are not parsed as numbers: the key 007 is not 7. Columns that are not `wanted` may
-        be missing.
-        """
-        if isinstance(self.held, Mapping):
-            count = len(next(iter(self.held.values())))
-            for start in range(0, count, _BATCH_ROWS):
-                stop = min(start + _BATCH_ROWS, count)
-                yield stop - start, {name: values[start:stop] for name, values in self.held.items()}
-            return
-        if self.path is not None and _kind_of_table(self.path) == ".jsonl":
-            yield from _json_batches(self.path)
-            return
-        found = _file_batches(self.path, text, wanted) if self.path is not None else None
-        for batch in found or self.held.to_batches(max_chunksize=_BATCH_ROWS):
-            names = batch.schema.names
-            if len(set(names)) < len(names):
-                raise SourceError(f"{self.name} has two columns with the same name ({', '.join(names)}); rename one")
-            yield batch.num_rows, dict(zip(names, batch.columns, strict=True))
+    def batches(wanted: Collection[str] | None) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        with opened() as file:
+            names = file.schema_arrow.names
+            columns = None if wanted is None else [name for name in names if name in wanted] or None
+            yield from _columns_of(file.iter_batches(batch_size=BATCH_ROWS, columns=columns), str(path))
+
+    return _Table(str(path), path.name, schema, batches)
+
+
+def _in_memory(given: Any) -> _Table:
+    """Return the table that an argument stands for; raise `SourceError` where it is none."""
+    import pyarrow as pa
+
+    table = table_of(given)
+    if table is not None:
+        name = "the table"
+        return _Table(
+            name, "table", lambda: _complete(table.schema),
+            lambda _: _columns_of(table.to_batches(max_chunksize=BATCH_ROWS), name),
+        )  # fmt: skip
+    if not isinstance(given, Mapping):
+        raise SourceError(
+            f"the table is a {type(given).__qualname__}; want the path of a CSV or Parquet file, a table of "
+            "pyarrow, pandas or polars, columns by name, or a function that returns several tables"
+        )
+    columns = _checked_columns(given)
+    count = len(next(iter(columns.values())))
+
+    def batches(_: Any) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        for start in range(0, count, BATCH_ROWS):
+            stop = min(start + BATCH_ROWS, count)
+            yield stop - start, {name: values[start:stop] for name, values in columns.items()}
+
+    return _Table(
+        "the table", "table", lambda: _complete(pa.table({n: v[:1] for n, v in columns.items()}).schema), batches
+    )
+
+
+def _complete(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of a table whose empty cells are refused."""
+    import pyarrow as pa
+
+    return pa.schema([field.with_nullable(False) for field in schema])
+
+
+def _columns_of(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for batch in batches:
+        names = batch.schema.names
+        if len(set(names)) < len(names):
+            raise SourceError(f"{name} has two columns with the same name ({', '.join(names)}); rename one")
+        yield batch.num_rows, dict(zip(names, batch.columns, strict=True))
 
 
 def _checked_columns(given: Mapping[Any, Any]) -> dict[str, Any]:
@@ -601,56 +665,10 @@ def _checked_columns(given: Mapping[Any, Any]) -> dict[str, Any]:
     return columns
 
 
-def _file_batches(path: pathlib.Path, text: Sequence[str], wanted: Collection[str] | None) -> Iterator[Any]:
-    import pyarrow as pa
-    from pyarrow import csv, parquet
-
-    try:
-        ending = _kind_of_table(path)
-        if ending == ".parquet":
-            with parquet.ParquetFile(path) as file:
-                names = file.schema_arrow.names
-                columns = None if wanted is None else [name for name in names if name in wanted] or None
-                yield from file.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
-        elif ending in {".csv", ".tsv"}:
-            options = csv.ParseOptions(delimiter="\t" if ending == ".tsv" else ",", newlines_in_values=True)
-            convert = csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()))
-            with csv.open_csv(path, parse_options=options, convert_options=convert) as file:
-                yield from file
-        else:
-            raise SourceError(f"{path}: unknown kind of table; want {_KINDS}")
-    except (OSError, pa.ArrowInvalid) as error:
-        raise SourceError(f"{path} cannot be read as a table: {error}; write the file again") from error
-
-
-def _json_batches(path: pathlib.Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the lines of a file as columns; a name that a line does not have is an empty cell."""
-    import pyarrow as pa
-
-    try:
-        with pa.input_stream(str(path), compression="detect") as packed, io.BufferedReader(packed) as file:
-            lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
-            names: dict[str, None] = {}
-            while batch := list(itertools.islice(lines, _BATCH_ROWS)):
-                rows = [_object_of_line(path, number, line) for number, line in batch]
-                names |= dict.fromkeys(name for row in rows for name in row)
-                yield len(rows), {name: [row.get(name) for row in rows] for name in names}
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read as a table: {error}; write the file again") from error
-
-
-def _object_of_line(path: pathlib.Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path} line {number} is no JSON: {error}; want an object on each line") from error
-    if not isinstance(row, dict):
-        raise SourceError(f"{path} line {number} holds {line[:40]!r}; want an object on each line")
-    return row
-
-
 def _cells(table: str, name: str, values: Any, before: int, *, is_checked: bool) -> np.ndarray | Texts | list[Any]:
     """Return a column of a batch as a block of rows holds it; raise `SourceError` where a cell is no text or number."""
+    import pyarrow as pa
+
     if isinstance(values, np.ndarray):
         if values.dtype.kind in "iuf" and values.dtype.itemsize <= _LARGEST_NUMBER:
             return _numbers(values)
@@ -661,6 +679,10 @@ def _cells(table: str, name: str, values: Any, before: int, *, is_checked: bool)
             )
         values = values.tolist()
     elif not isinstance(values, (list, tuple)):
+        if pa.types.is_date(values.type) or pa.types.is_timestamp(values.type):
+            with contextlib.suppress(pa.ArrowInvalid):  # finer ones fail their rows
+                values = values.cast(pa.timestamp("us", getattr(values.type, "tz", None)))
+            values = values.cast(pa.string())  # rows hold no times
         found = _arrow_cells(values)
         if found is not None:
             return found

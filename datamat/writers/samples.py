@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datamat.errors import SchemaError, SourceError, count_of
-from datamat.features import Audio, Bytes, Depth, Image, ListOf, Mask, Nullable, Scalar, Video
+from datamat.features import Audio, Bytes, ClassLabel, Depth, Image, ListOf, Mask, Nullable, Scalar, Timestamp, Video
 from datamat.features.base import as_array, dtype_of, holds_numbers
 
 if TYPE_CHECKING:
@@ -158,6 +158,31 @@ def content_of_file(cell: Any, name: str, place: str) -> Any:
     return cell["bytes"] if cell["bytes"] is not None else pathlib.Path(cell["path"]).read_bytes()
 
 
+_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def _parsed(text: str, feature: Feature) -> Any:
+    """Return the number, truth value, time or class that text stands for; other text, which its feature refuses."""
+    import pyarrow as pa
+
+    try:
+        match feature:
+            case ClassLabel(shape=()):
+                return text if text in feature.class_names() else int(text)
+            case Timestamp(tz=zone):
+                return pa.scalar(text).cast(pa.timestamp("us", zone)).as_py()  # which rounds nothing
+            case Scalar(dtype="bool"):
+                return _TRUTHS.get(text.lower(), text)
+            case Scalar(dtype=dtype) if dtype_of(dtype).kind in "iu" and "." not in text:
+                return int(text)
+            case Scalar(dtype=dtype):
+                number = float(text)
+                return int(number) if dtype_of(dtype).kind in "iu" and number.is_integer() else number
+    except ValueError:
+        pass
+    return text
+
+
 def _list_of_files(feature: Feature) -> bool:
     match feature:
         case ListOf(feature=item):
@@ -189,6 +214,8 @@ def converted(value: Any, feature: Feature) -> Any:  # noqa: PLR0911 -- one for 
         return made[0] if isinstance(value, Mapping) else made
     if isinstance(feature, Nullable):
         return converted(value, feature.feature)
+    if isinstance(value, str):
+        return _parsed(value, feature)
     value = without_items(value, feature)
     dtype, shape = feature.value_type()
     if (dtype, shape) == ("string", ()) and not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Rows of a CSV or Parquet file, or of a pyarrow, pandas or polars table: each column becomes a feature.
+"""Rows of a CSV, JSON Lines or Parquet file, or of a pyarrow, pandas or polars table: each column becomes a feature.
 
     rows.csv                    key,speed,lane,label
                                 0001,13.5,2,car
@@ -8,25 +8,31 @@
     url,caption                 TableWriter(features={"image": Image(), "caption": Text()}, files={"image": "url"})
     https://a.org/x.jpg,A cat
 
-Columns of integers become int64, other numbers float64, text str. A column `key` holds the keys, which otherwise are
-the row numbers; a column `split` holds the splits. Blocks of rows are encoded at once, without a call per row. Files
-that a column names, by path or URL, are read in their rows' turn.
+Columns of integers become int64, other numbers float64. A column `key` holds the keys, which otherwise are the row
+numbers; a column `split` holds the splits. Blocks of rows are encoded at once, without a call per row. Files that a
+column names, by path or URL, are read in their rows' turn.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from datamat.codecs import read_file
 from datamat.errors import InputError, OptionError, SourceError
-from datamat.features import Feature, Features, Scalar, Text
+from datamat.features import Feature, Features, Nullable, Scalar, Text, Timestamp
 from datamat.sources.rows import IndexRow
+from datamat.writers.arrow_types import feature_of_type
 from datamat.writers.base import DatasetWriter, Sample
-from datamat.writers.index import Index
+from datamat.writers.index import Index, table_blocks, table_schema
+from datamat.writers.samples import converted
+from datamat.writers.text_tables import TextOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["TableWriter"]
 
@@ -42,12 +48,15 @@ class TableWriter(DatasetWriter):
         split: name of the column that holds the splits; None takes the column "split" if there is one.
         features: feature of each column to read, such as `{"label": ClassLabel(names=...)}`; a row with an empty cell
             fails, unless the feature of the column is a `Nullable`. None reads all columns, with the feature that fits
-            their values, and refuses a table with empty cells.
+            all values of each in the files of the table, and refuses empty cells in what is not CSV or JSON Lines.
         files: the column that names the file of each of these features, by URL (http, https, s3, gs, az, abfs, hf or
             data) or by a path from the table's folder, such as {"image": "url"}.
+        encoding: of CSV and JSON Lines, such as "cp1252"; None for UTF-8, or UTF-16 where the file says so.
+        delimiter: what separates the cells of CSV, such as ";"; None finds it.
 
     Raises:
-        OptionError: a feature of `files` is not declared.
+        OptionError: a feature of `files` is not declared, there is no such encoding, or the delimiter is not one
+            character.
 
     Example:
         >>> import pathlib, tempfile
@@ -70,6 +79,8 @@ class TableWriter(DatasetWriter):
         split: str | None = None,
         features: Mapping[str, Feature] | None = None,
         files: Mapping[str, str] | None = None,
+        encoding: str | None = None,
+        delimiter: str | None = None,
     ) -> None:
         if files is not None and not isinstance(files, Mapping):
             raise OptionError(
@@ -87,13 +98,23 @@ class TableWriter(DatasetWriter):
                     f"features={{{name!r}: Image(), ...}}"
                 )
         self.url_fields = sorted({*self._files_in.values()})
+        self._columns = None if features is None else [self._files_in.get(n, n) for n in features if n != "key"]
+        special, declared = {key or "key", split or "split"}, {*(self._columns or ())}
+        texts = {name for name, feature in (features or {}).items() if isinstance(feature, Text)}
+        self._text = TextOptions(
+            encoding,
+            delimiter,
+            as_text=frozenset(special | declared),
+            blank=frozenset(declared - texts),
+            columns=None if features is None else frozenset(special | declared),
+        )
 
     def bind(self, source: Any) -> None:
-        """Derive the features from the first row.
+        """Derive the features from the columns.
 
         Raises:
-            SourceError: the file cannot be read, has no rows, lacks a column, or has a column of something other than
-                numbers and text.
+            SourceError: the file cannot be read, has no rows, lacks a column, or has a column of values that no feature
+                holds.
         """
         first = next(iter(self.index(source)), None)
         table = source if isinstance(source, (str, os.PathLike)) else "the table"
@@ -101,9 +122,11 @@ class TableWriter(DatasetWriter):
             raise SourceError(f"{table} holds no rows; give a table with a header and at least one row")
         if "key" in first.fields:
             raise SourceError(f"{table}: column 'key' does not hold the keys ({self._key!r} does); rename it")
-        self.features = self._declared or Features(
-            {name: _feature_of(value, name, table) for name, value in first.fields.items()}
-        )
+        if self._declared is None:
+            schema = table_schema(source, self._text)
+            self.features = Features({name: _feature_of(schema.field(name), table) for name in first.fields})
+        else:
+            self.features = self._declared
         self._names = [name for name in self.features if name != "key"]
 
     def index(self, source: Any) -> Iterable[IndexRow]:
@@ -112,9 +135,7 @@ class TableWriter(DatasetWriter):
         Raises:
             SourceError: the file cannot be read, lacks a column, or has an empty cell where no features are declared.
         """
-        names = [name for name in self._declared or () if name != "key"]
-        columns = [self._files_in.get(name, name) for name in names] if self._declared is not None else None
-        return Index.from_table(source, key=self._key, split=self._split, columns=columns)
+        return Index(lambda: table_blocks(source, self._key, self._split, self._text, self._columns))
 
     def read(self, row: IndexRow) -> Sample:
         return {name: self._cell(name, row) for name in self._names}
@@ -131,7 +152,7 @@ class TableWriter(DatasetWriter):
                 f"features={{{name!r}: Nullable(...)}}"
             )
         if not is_file:
-            return value
+            return converted(value, self.features[name])
         return [read_file(path) for path in value] if isinstance(value, (list, tuple)) else read_file(value)
 
     def read_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -139,17 +160,35 @@ class TableWriter(DatasetWriter):
         del keys
         if self._declared is not None:
             return None
-        return {
-            name: fields[name] if self.features[name].value_type()[0] == "string" else np.asarray(fields[name])
-            for name in self._names
-        }
+        return {name: _cells(fields[name], self.features[name]) for name in self._names}
 
 
-def _feature_of(value: Any, name: str, source: Any) -> Feature:
-    features: dict[type, Feature] = {str: Text(), int: Scalar("int64"), float: Scalar("float64")}
-    if type(value) not in features:
+def _cells(values: Any, feature: Feature) -> Any:
+    """Return cells as blocks hold them."""
+    import pyarrow as pa
+
+    match feature:
+        case Scalar():
+            return np.asarray(values)
+        case Text() | Nullable(feature=Scalar() | Text()):
+            return values
+        case Timestamp(tz=zone):
+            return pa.array(values, pa.string()).cast(pa.timestamp("us", zone)).to_numpy(zero_copy_only=False)
+        case Nullable(feature=Timestamp(tz=zone)):
+            return pa.array(values, pa.string()).cast(pa.timestamp("us", zone)).to_pylist()
+    return [converted(value, feature) for value in values]
+
+
+def _feature_of(field: pa.Field, source: Any) -> Feature:
+    """Return the feature of a column: rows hold integers and other numbers in 64 bits."""
+    import pyarrow as pa
+
+    found = feature_of_type(field.type)
+    if found is None:
         raise SourceError(
-            f"{source}: column {name!r} holds {value!r} ({type(value).__name__}), want text or numbers; convert it "
-            "(booleans to 0 and 1)"
+            f"{source}: column {field.name!r} is {field.type}; want numbers, text, times, or lists of these; declare "
+            "it with features=, or convert it"
         )
-    return features[type(value)]
+    if pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
+        found = Scalar("int64" if pa.types.is_integer(field.type) else "float64")
+    return Nullable(found) if field.nullable and not found.takes_none else found

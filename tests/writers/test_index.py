@@ -1,6 +1,7 @@
 """Rows from folders, lists, tables and iterables."""
 
 import pathlib
+import unicodedata
 from pathlib import PurePosixPath as P
 
 import pytest
@@ -102,8 +103,8 @@ def test_table_errors_name_file_row_and_column(tmp_path):
 
     with pytest.raises(SourceError, match="'id'"):
         list(Index.from_table(tmp_path / "r.csv", key="id"))
-    with pytest.raises(SourceError, match=r"r.csv row 2, column 'y': found None"):
-        list(Index.from_table(tmp_path / "r.csv"))
+    with pytest.raises(SourceError, match=r"the table row 2, column 'y': found None"):
+        list(Index.from_table({"x": [1, 3], "y": [2, None]}))
     with pytest.raises(SourceError, match="there is no table"):
         list(Index.from_table(tmp_path / "r.xlsx"))
     (tmp_path / "r.parquet").write_bytes(b"PAR1, and no more")
@@ -183,6 +184,17 @@ def test_join_names_what_has_no_partner(audio, how, message):
     with pytest.raises(SourceError, match=message):
         list(Index.join(audio, audio / "labels.csv", on="file", how=how))
     assert len(list(Index.join(audio, audio / "labels.csv", on="file", how="inner"))) == 6
+
+
+def test_names_are_the_same_however_their_accents_are_stored(tmp_path):
+    """A letter and its accent lie apart on a Mac, and are one in tables and elsewhere."""
+    apart = unicodedata.normalize("NFD", "가é")
+    _touch(tmp_path, f"{apart}.png")
+
+    (row,) = Index.join(tmp_path, {"file": ["가é.png"]}, on="file")
+
+    assert row.fields["file"] == str(tmp_path / f"{apart}.png")
+    assert pair_files([P("i/가é.jpg")], [P(f"m/{apart}.png")]) == [(P("i/가é.jpg"), P(f"m/{apart}.png"))]
 
 
 def test_join_refuses_what_is_ambiguous(audio):

@@ -1,0 +1,318 @@
+"""CSV and JSON Lines: types of whole columns, what is declared, encodings, delimiters, cells that are missing."""
+
+import datetime
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from datamat import (
+    ClassLabel,
+    Features,
+    Index,
+    InputError,
+    Json,
+    ListOf,
+    Materializer,
+    Nullable,
+    OptionError,
+    Scalar,
+    SchemaError,
+    SourceError,
+    Tensor,
+    Text,
+    Timestamp,
+    load,
+)
+from datamat.testing import InlineExecutor
+from datamat.writers import TableWriter
+
+INT, FLOAT, TRUTH = Scalar("int64"), Scalar("float64"), Scalar("bool")
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Return what a directory holds that a table was made into: features and values by column, in order."""
+
+    def made(content, name="rows.csv", **options):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        writer = TableWriter(**options)
+        Materializer(writer, path, tmp_path / "out").run(executor=InlineExecutor(), progress=False)
+        found = load(tmp_path / "out")
+        rows = [found[key] for key in sorted(found.keys())]
+        names = [name for name in found.features if name != "key"]
+        return {name: found.features[name] for name in names}, {name: [row[name] for row in rows] for name in names}
+
+    return made
+
+
+OF_CELLS = [
+    (["1", "-20", "0"], INT, [1, -20, 0]),
+    (["19.90", "0.5", "-.5", "7"], FLOAT, [19.9, 0.5, -0.5, 7.0]),
+    (["1e-05", "1.5e3", "2"], FLOAT, [1e-05, 1500.0, 2.0]),
+    (["1.5", "inf"], FLOAT, [1.5, np.inf]),
+    (["true", "FALSE"], TRUTH, [True, False]),
+    (["2026-01-31"], Timestamp(), [np.datetime64("2026-01-31", "us")]),
+    (["2026-01-31 10:00:01.5"], Timestamp(), [np.datetime64("2026-01-31T10:00:01.500000")]),
+    (["2026-01-31T10:00:00+09:00"], Timestamp("UTC"), [np.datetime64("2026-01-31T01:00:00", "us")]),
+    (["1", ""], Nullable(INT), [1, None]),
+    (["", "0.5"], Nullable(FLOAT), [None, 0.5]),
+    (["true", '""'], Nullable(TRUTH), [True, None]),
+    (["2026-01-31", ""], Nullable(Timestamp()), [np.datetime64("2026-01-31", "us"), None]),
+    *(
+        (cells, Text(), cells)
+        for cells in (
+            ["01012345678", "1"],
+            ["1", "007"],
+            ["-01"],
+            ["+8210", "1"],
+            ["0x10", "1"],
+            ["1e5", "1"],
+            ["2E10", "0.5"],
+            ["9223372036854775808", "1"],
+            ["-9223372036854775809"],
+            ["9007199254740993", "0.5"],
+            ["NA", "1"],
+            ["n/a", "null", "None"],
+            ["nan", "nan"],
+            ["yes", "no"],
+            ["1;5", "2"],
+            ["10:00:00"],
+            ["2026-01-31", "31.01.2026"],
+            ["2026-01-31T10:00:00", "2026-01-31T10:00:00Z"],
+            ["2026-01-31T10:00:00.123456789"],
+            ["", "x"],
+            ["", ""],
+            [" 7"],
+        )
+    ),
+]
+"""Cells of a column, its feature, and their values."""
+
+
+def _filled(cells):
+    """Return four cells, the last one as often as needed."""
+    return [*cells, *cells[-1:] * (4 - len(cells))]
+
+
+def test_column_of_csv_has_the_type_of_all_its_cells(table):
+    """What would be written differently, were it a number, stays text."""
+    names = [f"c{number:02d}" for number in range(len(OF_CELLS))]
+    rows = zip(*(_filled(cells) for cells, _, _ in OF_CELLS), strict=True)
+
+    features, found = table("\n".join(map(",".join, [names, *rows])))
+
+    for name, (cells, feature, values) in zip(names, OF_CELLS, strict=True):
+        assert (cells, features[name], found[name]) == (cells, feature, _filled(values))
+
+
+LATE = {"a": (1, 0.5), "b": (1, None), "c": (1, "x"), "d": (True, None), "e": ("1", "007")}
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
+def test_last_row_decides_on_types_as_much_as_the_first(tmp_path, name):
+    """It lies further behind than a parser looks ahead."""
+    columns = {field: pair for field, pair in LATE.items() if name == "rows.csv" or field != "c"}
+    first, last = ({field: pair[place] for field, pair in columns.items()} for place in (0, 1))
+    many = [first] * 70_000
+    if name == "rows.csv":
+        cells = (",".join("" if value is None else str(value) for value in row.values()) for row in [*many, last])
+        (tmp_path / name).write_text("\n".join([",".join(columns), *cells]))
+    else:
+        last = {field: value for field, value in last.items() if value is not None}
+        (tmp_path / name).write_text("\n".join(map(json.dumps, [*many, last])))
+    writer = TableWriter()
+
+    writer.bind(tmp_path / name)
+    (*_, row) = writer.index(tmp_path / name)
+
+    wanted = {"a": FLOAT, "b": Nullable(INT), "c": Text(), "d": Nullable(TRUTH), "e": Text()}
+    assert writer.features == Features({field: wanted[field] for field in columns})
+    assert row.fields == {field: pair[1] for field, pair in columns.items()}
+
+
+def test_nan_is_a_number_among_numbers(table):
+    features, found = table("x\nnan\n1.5\n")
+
+    assert features["x"] == FLOAT and np.isnan(found["x"][0])
+
+
+DECLARED = [
+    ("00501", Text(), "00501"),
+    ("2026-01-31", Text(), "2026-01-31"),
+    ("007", INT, 7),
+    ("3.0", Scalar("int8"), 3),
+    ("1e5", Scalar("float32"), 1e5),
+    ("18446744073709551615", Scalar("uint64"), 2**64 - 1),
+    ("1", TRUTH, True),
+    ("False", TRUTH, False),
+    ("2026-01-31", Timestamp(), np.datetime64("2026-01-31", "us")),
+    ("2026-01-31T00:00Z", Nullable(Timestamp("UTC")), np.datetime64("2026-01-31", "us")),
+    ("2", ClassLabel(("a", "b", "c")), 2),
+    ("2", ClassLabel(("3", "2")), 1),
+    ("", Text(), ""),
+    ("", Nullable(Text()), None),
+    ("", Nullable(INT), None),
+]
+
+
+def test_declared_feature_reads_the_cells(table):
+    """It decides, not what they look like."""
+    names = [f"c{number:02d}" for number in range(len(DECLARED))]
+    declared = {name: feature for name, (_, feature, _) in zip(names, DECLARED, strict=True)}
+
+    features, found = table("\n".join(map(",".join, [names, [cell for cell, _, _ in DECLARED]])), features=declared)
+
+    assert features == declared
+    assert found == {name: [value] for name, (_, _, value) in zip(names, DECLARED, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("cell", "feature"), [("", INT), ("zz", INT), ("3.5", INT), ("300", Scalar("uint8")), ("31.1.26", Timestamp())]
+)
+def test_cell_that_is_none_of_its_feature_fails_its_row(tmp_path, cell, feature):
+    (tmp_path / "rows.csv").write_text(f"x,y\n2026-01-31,1\n{cell},1\n")
+    writer = TableWriter(features={"x": Nullable(feature) if cell else feature, "y": INT})
+    writer.bind(tmp_path / "rows.csv")
+    (_, row) = writer.index(tmp_path / "rows.csv")
+
+    with pytest.raises((InputError, SchemaError)):
+        writer.features.encode({**writer.read(row), "key": row.key})
+
+
+def test_files_of_a_table_have_the_types_of_all(tmp_path):
+    (tmp_path / "rows").mkdir()
+    for number, cell in enumerate(["1", "0.5", ""]):
+        (tmp_path / "rows" / f"{number}.csv").write_text(f"x,y\n{cell},1\n")
+
+    Materializer("table", tmp_path / "rows", tmp_path / "out").run(executor=InlineExecutor(), progress=False)
+
+    assert [load(tmp_path / "out")[f"{number:08d}"]["x"] for number in range(3)] == [1.0, 0.5, None]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "options"),
+    [
+        ("utf-8-sig", {}),
+        ("utf-16", {}),
+        ("cp949", {"encoding": "cp949"}),
+        ("utf-16-le", {"encoding": "utf-16-le"}),
+    ],
+)
+@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.jsonl"])
+def test_text_is_decoded(tmp_path, encoding, options, name):
+    """UTF-8 and UTF-16 say what they are."""
+    text = '{"이름": "홍길동", "y": 1}\n' if name == "rows.jsonl" else "이름,y\n홍길동,1\n"
+    (tmp_path / name).write_bytes(text.replace(",", "\t" if "tsv" in name else ",").encode(encoding))
+
+    (row,) = Index.from_table(tmp_path / name, **options)
+
+    assert row.fields == {"이름": "홍길동", "y": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("이름,y\n홍길동,1\n", "rows.csv"), ("x,y\n홍길동,1\n", "rows.csv"), ('{"x": "홍길동"}\n', "rows.jsonl")],
+)
+@pytest.mark.parametrize("encoding", ["cp949", "utf-16-le"])
+def test_encoding_that_cannot_be_known_is_asked_for(tmp_path, text, name, encoding):
+    (tmp_path / name).write_bytes(text.encode(encoding))
+
+    with pytest.raises(SourceError, match=f"{name} .*encoding=") as raised:
+        TableWriter().bind(tmp_path / name)
+
+    assert not isinstance(raised.value, UnicodeError)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "columns"),
+    [
+        ("a;b\n1;x,y\n2;z\n", {}, {"a": [1, 2], "b": ["x,y", "z"]}),
+        ("a\tb\n1\tx\n", {}, {"a": [1], "b": ["x"]}),
+        ("a|b\n1|x\n", {}, {"a": [1], "b": ["x"]}),
+        ('a;b\n1;"x;y"\n', {}, {"a": [1], "b": ["x;y"]}),
+        ("a,b\n1;2,x\n", {}, {"a": ["1;2"], "b": ["x"]}),
+        ("a\nx; y\nz\n", {}, {"a": ["x; y", "z"]}),
+        ("a:b\n1:x\n", {"delimiter": ":"}, {"a": [1], "b": ["x"]}),
+        ("a;b\n1;x\n", {"delimiter": ","}, {"a;b": ["1;x"]}),
+    ],
+)
+def test_delimiter_is_found_where_it_is_certain(tmp_path, text, options, columns):
+    (tmp_path / "rows.csv").write_text(text)
+
+    rows = [row.fields for row in Index.from_table(tmp_path / "rows.csv", **options)]
+
+    assert {name: [row[name] for row in rows] for name in rows[0]} == columns
+
+
+def test_delimiter_that_is_not_certain_is_asked_for(tmp_path):
+    (tmp_path / "rows.csv").write_text("a;b|c\n1;2|3\n")
+
+    with pytest.raises(SourceError, match=r"a semicolon or at a bar.*delimiter="):
+        TableWriter().bind(tmp_path / "rows.csv")
+
+
+@pytest.mark.parametrize("options", [{"encoding": "klingon"}, {"delimiter": ";;"}, {"delimiter": 7}])
+def test_option_that_is_none_is_refused(options):
+    for make in (TableWriter, lambda **options: Index.from_table("rows.csv", **options)):
+        with pytest.raises(OptionError, match=next(iter(options))):
+            make(**options)
+
+
+def test_rows_of_an_index_have_the_same_types(tmp_path):
+    """Times stay as they are written."""
+    (tmp_path / "rows.csv").write_bytes("key;n;zip;day;é\na;1;007;2026-01-31;\nb;;8;2026-02-01;x\n".encode("cp1252"))
+
+    rows = [(row.key, dict(row.fields)) for row in Index.from_table(tmp_path / "rows.csv", encoding="cp1252")]
+
+    assert rows == [
+        ("a", {"n": 1, "zip": "007", "day": "2026-01-31", "é": ""}),
+        ("b", {"n": None, "zip": "8", "day": "2026-02-01", "é": "x"}),
+    ]
+
+
+OF_LINES = [
+    (["1", "0.5"], FLOAT, [1.0, 0.5]),
+    (['"007"', '"2026-01-31"'], Text(), ["007", "2026-01-31"]),
+    (["true", "null"], Nullable(TRUTH), [True, None]),
+    (["", "1"], Nullable(INT), [None, 1]),
+    (["9223372036854775808", "9223372036854775809"], Json(), [2**63, 2**63 + 1]),
+    (["9007199254740993", "0.5"], Json(), [2**53 + 1, 0.5]),
+    (['["a"]', "[]"], ListOf(Text()), [["a"], []]),
+    (['{"a": [1, "x"]}', "null"], Json(), [{"a": [1, "x"]}, None]),
+]
+"""Values in lines, "" where a line lacks it, their feature, and what they are."""
+
+
+def test_column_of_json_lines_has_the_type_of_all_its_values(table):
+    """Text is never a number or a time."""
+    names = [f"c{number}" for number in range(len(OF_LINES))]
+    rows = zip(*(values for values, _, _ in OF_LINES), strict=True)
+    lines = [", ".join(f'"{name}": {value}' for name, value in zip(names, row, strict=True) if value) for row in rows]
+
+    features, found = table("".join(f"{{{line}}}\n" for line in lines), "rows.jsonl")
+
+    for name, (values, feature, wanted) in zip(names, OF_LINES, strict=True):
+        assert (values, features[name], found[name]) == (values, feature, wanted)
+
+
+def test_lists_of_json_lines_are_arrays(table):
+    features, found = table('{"x": [1]}\n{"x": [0.5, 2]}\n{"x": []}\n', "rows.jsonl")
+
+    assert features["x"] == Tensor((None,), "float64")
+    assert [value.tolist() for value in found["x"]] == [[1.0], [0.5, 2.0], []]
+
+
+def test_times_and_truths_of_a_table_in_memory_are_stored(tmp_path):
+    columns = {"day": [datetime.date(2026, 1, 31)], "at": [datetime.datetime(2026, 1, 31, 10, 0, 0, 5)], "ok": [True]}
+    columns["ns"] = pa.array(columns["at"], pa.timestamp("ns", "Asia/Seoul"))  # as pandas has them
+    for number, features in enumerate([None, {"day": Timestamp(), "at": Timestamp(), "ok": TRUTH}]):
+        writer = TableWriter(features=features)
+        Materializer(writer, pa.table(columns), tmp_path / f"{number}").run(executor=InlineExecutor(), progress=False)
+
+        (found,) = load(tmp_path / f"{number}")
+        assert found["day"] == np.datetime64("2026-01-31", "us") and found["ok"]
+        assert found["at"] == np.datetime64("2026-01-31T10:00:00.000005")
+        assert features or (load(tmp_path / "0").features["ns"], found["ns"]) == (Timestamp("UTC"), found["at"])
