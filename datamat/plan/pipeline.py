@@ -629,7 +629,7 @@ class Pipeline:
         found = dict(sample)
         for name, value in sample.items():
             if type(value) not in _AS_IS:
-                found[name] = as_array(value)
+                found[name] = as_array(value, are_ids=hasattr(value, "getbands") and self._holds_ids(name))
                 # None is what cv2.imread and cv2.imdecode return for a file that they cannot decode.
                 if found[name] is None and not self._takes_none(name):
                     raise SchemaError(
@@ -643,6 +643,15 @@ class Pipeline:
             )
         found["key"] = row.key
         return found
+
+    def _holds_ids(self, name: str) -> bool:
+        from datamat.features import Mask
+
+        try:
+            feature = self.writer.features.get(name)
+        except OptionError:  # of `materialize`, before they are inferred
+            return False
+        return isinstance(getattr(feature, "feature", feature), Mask)
 
     def _takes_none(self, name: str) -> bool:
         try:
