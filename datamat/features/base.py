@@ -439,21 +439,6 @@ class Feature(abc.ABC):
         del name, columns
         return {}
 
-    def observes(self) -> bool:
-        """Return whether `observe` returns anything: where it is overridden, by default."""
-        return type(self).observe is not Feature.observe
-
-    def observed_bytes(self, data: bytes) -> bytes:
-        """Return as much of a stored file as `observe` needs; all of it by default.
-
-        A run holds it until it has enough records to call `observe`: a head of some bytes in place of a picture. Asked
-        where a record has one value in a column of bytes.
-
-        Args:
-            data: value of a column of bytes, as `encode` returned it.
-        """
-        return data
-
     def observe_value(self, value: Any) -> FieldStatistics:
         """Return what statistics keep of one value whose columns show it only when decoded, as pixels; {} by default.
 
@@ -468,14 +453,6 @@ class Feature(abc.ABC):
         """
         del value
         return {}
-
-    def observes_values(self) -> bool:
-        """Return whether `observe_value` is overridden."""
-        return type(self).observe_value is not Feature.observe_value
-
-    def observes_stored_values(self) -> bool:
-        """Return whether `observe_value` returns the same for a decoded value: not where encoding loses anything."""
-        return False
 
     # ---------------------------------------------------------------- formats
 

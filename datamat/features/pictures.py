@@ -88,12 +88,10 @@ class PictureFile(Feature, Geometry, Preview):
         return {"height": Numbers.of(sizes[:, 0]), "width": Numbers.of(sizes[:, 1])}
 
     def observed_bytes(self, data: bytes) -> bytes:
+        """Return as much of a stored file as `observe` needs, which a run holds until it has enough records."""
         if None not in self.shape[:2]:
             return b""
         return data[:_PNG_HEAD_BYTES] if data.startswith(_PNG) else data
-
-    def observes_stored_values(self) -> bool:
-        return True
 
     def is_ragged(self) -> bool:
         return False  # most datasets have pictures of one size, which are one array
@@ -207,9 +205,6 @@ class Image(PictureFile):
         if not grid.size:
             return {"measured": 1}
         return {"measured": 1, **{f"channels[{number}]": one for number, one in enumerate(Numbers.of_rows(grid))}}
-
-    def observes_stored_values(self) -> bool:
-        return self.encoding == "png"
 
     def declared(self) -> str:
         return f"{self.dtype} {shape_text(self.shape)}"

@@ -323,9 +323,9 @@ class Features(Mapping[str, Feature]):
             raise SchemaError(f"field 'key' is declared {self._fields['key'].declared()}; it must be Text()")
         self._foreign = {name: feature for name, feature in self._fields.items() if [*_foreign_parts(feature)]}
         self.observed = {
-            name: feature for name, feature in self._fields.items() if name != "key" and feature.observes()
+            name: feature for name, feature in self._fields.items() if name != "key" and _is_observed(feature)
         }
-        self.measured = {name: feature for name, feature in self._fields.items() if feature.observes_values()}
+        self.measured = {name: feature for name, feature in self._fields.items() if _is_measured(feature)}
 
     def __getitem__(self, name: str) -> Feature:
         """Return the feature of a field; of one that is a dict, what was declared for it."""
@@ -344,7 +344,7 @@ class Features(Mapping[str, Feature]):
         return self._fields == other._fields and self.nesting.groups == other.nesting.groups
 
     def __hash__(self) -> int:
-        return hash(tuple(sorted(self._columns)))
+        return hash(len(self._columns))  # a tar shard asks for each record, and caches by schema are small
 
     def __repr__(self) -> str:
         return f"Features({', '.join(f'{name}: {feature.declared()}' for name, feature in self._fields.items())})"
@@ -703,6 +703,17 @@ def gathered_columns(feature: Feature, name: str) -> Mapping[str, Gathered]:
     return found
 
 
+def _split_block(
+    gathered: Mapping[str, Gathered], columns: Mapping[str, ColumnBlock]
+) -> tuple[dict[str, ColumnBlock], np.ndarray]:
+    """Return all values in the columns of a block, as a block of them, and how many each record has, int64 (n,)."""
+    block: dict[str, ColumnBlock] = {}
+    counts = np.zeros(0, np.int64)
+    for column, found in gathered.items():
+        block[column], counts = found.split_block(columns[column])  # type: ignore[arg-type]
+    return block, counts
+
+
 def _raw_dtype(dtype: str) -> np.dtype[Any]:
     """Return the dtype of the numbers in a column of an Arrow type, where they are bytes."""
     return dtype_of("int64" if dtype.startswith("timestamp") else dtype).newbyteorder("<")
@@ -738,10 +749,28 @@ class _OfAnother(Feature):
 
     __slots__ = ()
 
+    feature: Any
+
     @property
     @abc.abstractmethod
     def stored(self) -> Feature:
         """The feature that answers."""
+
+    def parts(self) -> tuple[Feature, ...]:
+        return (self.feature,)
+
+    def arguments(self) -> dict[str, Any]:
+        return {"feature": _json_of(self.feature)}
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> Feature:
+        return cls(**{**arguments, "feature": _feature_from_json("feature", arguments["feature"])})
+
+    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
+        return self.decode_into(name, columns, None)
+
+    def is_ragged(self) -> bool:
+        return True
 
     def value_type(self) -> tuple[str, Shape]:
         return self.stored.value_type()
@@ -758,20 +787,8 @@ class _OfAnother(Feature):
     def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
         return self.stored.observe(name, columns)
 
-    def observes(self) -> bool:
-        return self.stored.observes()
-
-    def observed_bytes(self, data: bytes) -> bytes:
-        return self.stored.observed_bytes(data)
-
     def observe_value(self, value: Any) -> FieldStatistics:
         return self.stored.observe_value(value)
-
-    def observes_values(self) -> bool:
-        return self.stored.observes_values()
-
-    def observes_stored_values(self) -> bool:
-        return self.stored.observes_stored_values()
 
     def encodes_blocks(self) -> bool:
         return self.stored.encodes_blocks()
@@ -822,9 +839,6 @@ class Nullable(_OfAnother):
     def stored(self) -> Feature:
         return _alone(self.feature, "Nullable")
 
-    def parts(self) -> tuple[Feature, ...]:
-        return (self.feature,)
-
     def columns(self, name: str) -> dict[str, Kind]:
         found = {column: how.kind for column, how in gathered_columns(self.feature, name).items()}
         if not holds_lists(self.feature):
@@ -869,9 +883,6 @@ class Nullable(_OfAnother):
             columns[column] = RaggedColumn(one.values, lengths)
         return columns
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return self.decode_into(name, columns, None)
-
     def decode_into(
         self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
     ) -> Any:
@@ -879,20 +890,14 @@ class Nullable(_OfAnother):
         return None if there is None else self.feature.decode_into(name, there, out, are_intact=are_intact)
 
     def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
-        block: dict[str, ColumnBlock] = {}
-        counts = np.zeros(0, np.int64)
-        for column, found in gathered_columns(self.feature, name).items():
-            block[column], counts = found.split_block(columns[column])  # type: ignore[arg-type]
+        block, counts = _split_block(gathered_columns(self.feature, name), columns)
         if (counts > 1).any():
             raise SchemaError("a record holds several values, where one may be missing")
         values = iter(self.feature.decode_block(name, block) if counts.any() else ())  # type: ignore[arg-type]
         return [next(values) if count else None for count in counts.tolist()]
 
     def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        block: dict[str, ColumnBlock] = {}
-        counts = np.zeros(0, np.int64)
-        for column, found in gathered_columns(self.feature, name).items():
-            block[column], counts = found.split_block(columns[column])  # type: ignore[arg-type]
+        block, counts = _split_block(gathered_columns(self.feature, name), columns)
         if holds_lists(self.feature):
             mark = columns[f"{name}/present"]
             assert isinstance(mark, RaggedColumn)
@@ -913,18 +918,8 @@ class Nullable(_OfAnother):
     def prepare(self, name: str, value: Any) -> Any:
         return None if value is None else self.feature.prepare(name, value)
 
-    def is_ragged(self) -> bool:
-        return True
-
     def declared(self) -> str:
         return f"{self.feature.declared()}, or None"
-
-    def arguments(self) -> dict[str, Any]:
-        return {"feature": _json_of(self.feature)}
-
-    @classmethod
-    def from_arguments(cls, arguments: Mapping[str, Any]) -> Nullable:
-        return cls(**{**arguments, "feature": _feature_from_json("feature", arguments["feature"])})
 
     def _encoded(self, name: str, value: Any) -> dict[str, Column]:
         try:
@@ -957,6 +952,23 @@ def _refuse_dicts_in(feature: Feature, where: str) -> None:
         raise SchemaError(
             f"{where}: a list of dicts, or a dict that may be missing, cannot be in another; declare Json()"
         )
+
+
+def innermost(feature: Feature) -> Feature:
+    """Return the feature of the values in lists, and of those that may be missing."""
+    while isinstance(feature, _OfAnother):
+        feature = feature.stored
+    return feature
+
+
+def _is_observed(feature: Feature) -> bool:
+    feature = innermost(feature)
+    is_fixed = isinstance(feature, Tensor) and None not in feature.shape
+    return type(feature).observe is not Feature.observe and not is_fixed
+
+
+def _is_measured(feature: Feature) -> bool:
+    return type(innermost(feature)).observe_value is not Feature.observe_value
 
 
 def _declared_as(outer: Feature, inner: Feature, error: SchemaError) -> SchemaError:
@@ -1051,9 +1063,6 @@ class _ListOf(_OfAnother):
         dtype, shape = self.feature.value_type()
         return dtype, (None, *shape)
 
-    def is_ragged(self) -> bool:
-        return True
-
     def observe_value(self, value: Any) -> FieldStatistics:
         found: FieldStatistics = {}
         for item in value:
@@ -1133,9 +1142,6 @@ class Listed(_ListOf):
     def encodes_blocks(self) -> bool:
         return not self.flattened("value") and self.feature.encodes_blocks()
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return self.decode_into(name, columns, None)
-
     def decode_into(
         self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
     ) -> Any:
@@ -1144,10 +1150,7 @@ class Listed(_ListOf):
         return self.together([self.feature.decode_into(name, one, None, are_intact=are_intact) for one in items])
 
     def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
-        block: dict[str, ColumnBlock] = {}
-        counts = np.zeros(0, np.int64)
-        for column, found in self.gathered(name).items():
-            block[column], counts = found.split_block(columns[column])  # type: ignore[arg-type]
+        block, counts = _split_block(self.gathered(name), columns)
         items: Any = self.feature.decode_block(name, block) if counts.any() else []
         bounds = np.concatenate([[0], np.cumsum(counts)]).tolist()
         rows = [items[start:stop] for start, stop in itertools.pairwise(bounds)]
@@ -1244,9 +1247,6 @@ class WithGaps(_ListOf):
     def encodes_blocks(self) -> bool:
         return False
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return self.decode_into(name, columns, None)
-
     def decode_into(
         self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
     ) -> Any:
@@ -1321,9 +1321,6 @@ class ListOf(_OfAnother):
     def stored(self) -> Feature:
         return _stored_list(_alone(self.feature, "ListOf"))
 
-    def parts(self) -> tuple[Feature, ...]:
-        return (self.feature,)
-
     def columns(self, name: str) -> dict[str, Kind]:
         return self.stored.columns(name)
 
@@ -1342,9 +1339,6 @@ class ListOf(_OfAnother):
         except SchemaError as error:
             raise _declared_as(self, self.stored, error) from error
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return self.stored.decode(name, columns)
-
     def decode_into(
         self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
     ) -> Any:
@@ -1359,18 +1353,8 @@ class ListOf(_OfAnother):
     def prepare(self, name: str, value: Any) -> Any:
         return self.stored.prepare(name, value)
 
-    def is_ragged(self) -> bool:
-        return True
-
     def declared(self) -> str:
         return f"list of {_alone(self.feature, 'ListOf').declared()}"
-
-    def arguments(self) -> dict[str, Any]:
-        return {"feature": _json_of(self.feature)}
-
-    @classmethod
-    def from_arguments(cls, arguments: Mapping[str, Any]) -> ListOf:
-        return cls(**{**arguments, "feature": _feature_from_json("feature", arguments["feature"])})
 
     def _list(self, name: str, value: Any) -> Any:
         """Return a value as the feature that stores it takes it: numbers as an array."""

@@ -722,9 +722,6 @@ class Tensor(Feature, Preview):
             return {}
         return {"length": Numbers.of(_item_counts(columns[name], self.dtype) // known, with_bins=True)}
 
-    def observes(self) -> bool:
-        return None in self.shape
-
     def declared(self) -> str:
         return f"{self.dtype} {shape_text(self.shape)}"
 

@@ -25,7 +25,9 @@ from datamat.directory.manifest import (
     read_entries,
 )
 from datamat.errors import CorruptDataError, OutputError, count_of, join_problems
-from datamat.features import Numbers, Statistics
+from datamat.features import Image, Numbers, Statistics
+from datamat.features.pictures import PictureFile
+from datamat.features.schema import innermost
 from datamat.folders.local import read_regular
 from datamat.formats import Offsets, get_format
 from datamat.plan.job import changed_digests
@@ -670,7 +672,9 @@ def _measured_fields(features: Features, info: ShardInfo) -> tuple[str, ...] | N
         number, pictures = (known.fields.get(name, {}).get(key) for key in ("measured", "height"))
         if number is None:
             continue
-        if not feature.observes_stored_values() or not isinstance(pictures, Numbers) or pictures.count != number:
+        one = innermost(feature)
+        is_exact = isinstance(one, PictureFile) and not (isinstance(one, Image) and one.encoding == "jpeg")
+        if not is_exact or not isinstance(pictures, Numbers) or pictures.count != number:
             return None
         found.append(name)
     return tuple(found)

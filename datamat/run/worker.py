@@ -42,8 +42,9 @@ from datamat.errors import (
     join_problems,
 )
 from datamat.events import PartTrace
-from datamat.features import Feature, RaggedColumn, Statistics
+from datamat.features import RaggedColumn, Statistics
 from datamat.features.base import gathered, join_blocks, num_bytes_of, one_bytes, ragged
+from datamat.features.pictures import PictureFile
 from datamat.fingerprint import Switches
 from datamat.parallel import retire
 from datamat.parallel.crash import own_note
@@ -521,7 +522,7 @@ class _Observer:
                    for column, kind in feature.columns(name).items()]  # fmt: skip
         self._kinds = {column: kind for _, column, kind in columns}
         self._parts = {column: feature.observed_bytes for feature, column, kind in columns
-                       if kind == "bytes" and type(feature).observed_bytes is not Feature.observed_bytes}  # fmt: skip
+                       if kind == "bytes" and isinstance(feature, PictureFile)}  # fmt: skip
         self._found = Statistics()
         self._values: dict[str, list[Any]] = {column: [] for column in self._kinds}
         self._num_records = self._num_bytes = 0

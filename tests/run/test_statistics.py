@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import math
+import os
 from typing import ClassVar
 
 import numpy as np
@@ -28,6 +29,7 @@ from datamat import (
     ListOf,
     Manifest,
     Mask,
+    Materializer,
     Nullable,
     Scalar,
     ShardOptions,
@@ -336,3 +338,33 @@ def test_large_values_are_not_held_until_there_are_many(tmp_path, monkeypatch):
     materialize(lambda number: samples, range(1), tmp_path / "out", features=Features({"x": Bytes()}), **options)
 
     assert sum(sizes) >= 6_000_000 > 2_000_000 > max(sizes)
+
+
+class Noise(DatasetWriter):
+    """Noisy pictures; the third cannot be read until there is a file of its name."""
+
+    name = "noise"
+    features = Features({"image": Image((8, 8, 3), encoding="jpeg")})
+    file_fields = ()
+
+    def index(self, source):
+        return [IndexRow(str(number), fields={"mended": f"{source}/mended"}) for number in range(6)]
+
+    def read(self, row):
+        if row.key == "3" and not os.path.exists(row.fields["mended"]):
+            raise ValueError("not there yet")
+        return {"image": np.random.default_rng(int(row.key)).integers(0, 256, (8, 8, 3), np.uint8)}
+
+
+def test_pictures_that_encoding_changed_are_measured_anew_where_a_row_is_retried(tmp_path):
+    """Records of the other rows could be kept, but no longer show the pixels that statistics are of."""
+
+    def run(folder, **options):
+        job = Materializer(Noise(), tmp_path, tmp_path / folder, shards=ShardOptions(num_shards=1))
+        job.run(executor=InlineExecutor(), progress=False, errors="skip", **options)
+        return Manifest.read(tmp_path / folder).statistics["train"]["image"]
+
+    assert run("out")["measured"] == 5
+    (tmp_path / "mended").touch()
+    assert run("out", retry_failed=True) == run("fresh")
+    assert run("fresh")["measured"] == 6
