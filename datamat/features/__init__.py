@@ -81,5 +81,5 @@ def __dir__() -> list[str]:
     return __all__
 
 
-OUTPUT_VERSION = 4
+OUTPUT_VERSION = 5
 """Incremented when samples are encoded to different columns; all shards are then rebuilt."""

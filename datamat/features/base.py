@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import importlib
 import itertools
 import json
 import math
@@ -48,6 +49,7 @@ _LONG_ROW = 32
 _PACKAGE = __name__.partition(".")[0]
 _PILLOW_MODES = {"L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
 """Modes whose arrays hold the pixels; palettes, truth values and other colour spaces become RGB."""
+_ORIENTATION = 0x0112  # the tag of EXIF
 
 # ---------------------------------------------------------------- dtypes of values
 #
@@ -538,14 +540,38 @@ def checked_int(value: Any, where: str) -> int:
         raise SchemaError(f"{where} is {value!r}; want an int") from error
 
 
-def as_array(value: Any) -> Any:
-    """Return a Pillow image, or a tensor of torch or TensorFlow, as a numpy array, and any other value unchanged."""
-    if hasattr(value, "convert") and hasattr(value, "getbands"):  # Pillow
-        return np.asarray(value if value.mode in _PILLOW_MODES else value.convert("RGB"))
+def as_array(value: Any, *, are_ids: bool = False) -> Any:
+    """Return a Pillow image, or a tensor of torch or TensorFlow, as a numpy array, and any other value unchanged.
+
+    Args:
+        value: the value.
+        are_ids: whether the pixels are ids of classes: then those of a palette, or truth values, are these ids.
+
+    Raises:
+        SchemaError: it is a Pillow image of inks, whose colours depend on a profile.
+    """
+    if hasattr(value, "convert") and hasattr(value, "getbands"):
+        return _array_of_pillow(value, are_ids=are_ids)
     if hasattr(value, "__array__") and not isinstance(value, (np.ndarray, np.generic)):
         array = _array_of_torch(value) if hasattr(value, "resolve_conj") else np.asarray(value)
         return array[()]  # a tensor without dimensions is a scalar
     return value
+
+
+def _array_of_pillow(picture: Any, *, are_ids: bool) -> np.ndarray:
+    """Return the pixels that the file of a picture would have: upright, and with its alpha."""
+    if picture.mode == "CMYK":
+        raise SchemaError(
+            "a picture of Pillow is of CMYK inks, whose colours depend on a profile; convert it, as in "
+            "picture.convert('RGB')"
+        )
+    if picture.getexif().get(_ORIENTATION, 1) != 1:
+        picture = importlib.import_module("PIL.ImageOps").exif_transpose(picture)
+    if are_ids and picture.mode in {"P", "1"}:
+        return np.asarray(picture, np.uint8)
+    if picture.mode in _PILLOW_MODES:
+        return np.asarray(picture)
+    return np.asarray(picture.convert("RGBA" if picture.mode == "PA" or "transparency" in picture.info else "RGB"))
 
 
 def _array_of_torch(tensor: Any) -> np.ndarray:

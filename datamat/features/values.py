@@ -216,8 +216,7 @@ class BBoxes(Feature, Geometry, Preview):
         return "float32", (None, self._width)
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
-        boxes = np.zeros((0, self._width), np.float32) if isinstance(value, (list, tuple)) and not value else value
-        boxes = array_of(name, self, boxes)
+        boxes = array_of(name, self, self._listed(value) if isinstance(value, (list, tuple)) else value)
         check_array(name, self, boxes.dtype, boxes.shape, (None, self._width), np.dtype(np.float32))
         good = _are_boxes(boxes)
         if not good.all():
@@ -232,9 +231,16 @@ class BBoxes(Feature, Geometry, Preview):
             )
         return {name: _to_column(boxes.reshape(-1), "float32")}
 
+    def _listed(self, boxes: Sequence[Any]) -> Any:
+        """Return a list of boxes as an array, or as it is where it is none."""
+        try:
+            return np.array(boxes, np.float32).reshape(len(boxes), -1 if boxes else self._width)
+        except (TypeError, ValueError):
+            return boxes
+
     def encode_block(self, name: str, values: Any) -> dict[str, Any]:
         if not isinstance(values, (np.ndarray, RaggedColumn)) and not all(isinstance(v, np.ndarray) for v in values):
-            return Feature.encode_block(self, name, values)  # which takes an empty list for no boxes
+            return Feature.encode_block(self, name, values)  # which takes lists of boxes
         numbers, lengths, _ = _stacked(name, self, values, (None, self._width), np.dtype(np.float32))
         if not _are_boxes(numbers.reshape(-1, self._width)).all():
             return Feature.encode_block(self, name, values)  # which names the box

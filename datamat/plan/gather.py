@@ -168,6 +168,8 @@ class SampleColumns:
 
     def _other(self, place: int, value: Any) -> Any:
         del place
+        if hasattr(value, "getbands"):  # what its pixels mean depends on the feature
+            raise _AloneError
         return self._own(as_array(value))
 
     def _refused(self, place: int, value: Any) -> Any:

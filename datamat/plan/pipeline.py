@@ -629,13 +629,16 @@ class Pipeline:
         found = dict(sample)
         for name, value in sample.items():
             if type(value) not in _AS_IS:
-                found[name] = as_array(value)
+                found[name] = as_array(value, are_ids=hasattr(value, "getbands") and self._holds_ids(name))
                 # None is what cv2.imread and cv2.imdecode return for a file that they cannot decode.
                 if found[name] is None and not self._takes_none(name):
                     raise SchemaError(
                         f"read returned None for the field {name!r}; want a value: did its file not decode? A field "
                         f"that may be missing is declared as Nullable: features={{{name!r}: Nullable(...)}}"
                     )
+        with contextlib.suppress(OptionError):  # of `materialize`, before they are inferred
+            if len(found.keys() - {"key"}) < len(self.writer.features) - 1:
+                found |= {name: None for name in self.writer.features if name not in found and self._takes_none(name)}
         if (given := str(found.setdefault("key", row.key))) != row.key and safe_key(given) != row.key:
             raise SchemaError(
                 f"read returned the key {found['key']!r}, but keys come from the index, where this sample is "
@@ -643,6 +646,15 @@ class Pipeline:
             )
         found["key"] = row.key
         return found
+
+    def _holds_ids(self, name: str) -> bool:
+        from datamat.features import Mask
+
+        try:
+            feature = self.writer.features.get(name)
+        except OptionError:  # of `materialize`, before they are inferred
+            return False
+        return isinstance(getattr(feature, "feature", feature), Mask)
 
     def _takes_none(self, name: str) -> bool:
         try:

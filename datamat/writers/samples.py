@@ -89,7 +89,9 @@ def unmasked(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as features accept it: PIL images, tensors and lists of numbers as arrays."""
+    """Return a value as features accept it: tensors and lists of numbers as arrays, pictures of Pillow as they are."""
+    if hasattr(value, "getbands"):
+        return value
     value = _listed_numbers(value) if isinstance(value, (list, tuple)) else unmasked(as_array(value))
     return value[()] if isinstance(value, np.ndarray) and not value.ndim else value
 

@@ -440,7 +440,7 @@ WRONG = {
     LABEL: [3, -1, "cow", True, 1.0, [1]],
     LABELS: [[0, 3], "cat", 1, np.array(1), {1, 2}, np.zeros((1, 2), int)],
     ClassLabel(num_classes=5, shape=(2,)): [[1, 2, 3]],
-    BBoxes(): [np.zeros((1, 4)), np.zeros((2, 5), np.float32), np.zeros(4, np.float32), [[0, 0, 1, 1]]],
+    BBoxes(): [np.zeros((1, 4)), np.zeros((2, 5), np.float32), np.zeros(4, np.float32), [[0, 0, 1]]],
     Text(): [b"abc", 3, "\ud800"],
     Bytes(): ["text", np.zeros(2)],
 }
