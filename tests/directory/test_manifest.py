@@ -19,8 +19,10 @@ from datamat.directory.manifest import (
     part_of,
     salvaged_shards,
 )
+from datamat.directory.publication import finish_publication
 from datamat.errors import CorruptDataError, OutputError
 from datamat.features import Features, Image, Mask
+from datamat.folders import open_folder
 
 PARTS = (FilePart(70, "c" * 32), FilePart(30, "d" * 32))
 ENDS = (FilePart(100, "e" * 32), FilePart(100, "e" * 32), FilePart(12, "a" * 32))
@@ -128,6 +130,21 @@ def test_readers_take_the_place_that_fits(tmp_path, there):
     assert (found.shards[0].file, found.shards[0].index_file, found.index[0].file) == tuple(wanted.values())
     assert (found.shards[0].name, found.shards[0].extension) == ("set-train-00000-of-00001", "tfrecord")
     assert found.index_infos.keys() == {NAMES[2]}
+
+
+def test_who_finishes_late_leaves_what_has_a_name_by_now(tmp_path):
+    """Of the names that go, only files of the old set are deleted, not one that another has put there since."""
+    old, later = "set-train-00000-of-00002.tfrecord", "set-train-00001-of-00002.tfrecord"
+    (tmp_path / old).write_bytes(b"old")
+    (tmp_path / later).write_bytes(b"later")
+    folder = open_folder(tmp_path)
+    _manifest(going={old: folder.stat(old).version, later: "of the old file"}).write(tmp_path)
+
+    finish_publication(folder)
+
+    assert not (tmp_path / old).exists()
+    assert (tmp_path / later).read_bytes() == b"later"
+    assert Manifest.read(tmp_path).going == {}
 
 
 @pytest.mark.parametrize(
