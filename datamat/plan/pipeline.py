@@ -637,8 +637,9 @@ class Pipeline:
                         f"that may be missing is declared as Nullable: features={{{name!r}: Nullable(...)}}"
                     )
         with contextlib.suppress(OptionError):  # of `materialize`, before they are inferred
-            if len(found.keys() - {"key"}) < len(self.writer.features) - 1:
-                found |= {name: None for name in self.writer.features if name not in found and self._takes_none(name)}
+            names = self.writer.features.keys()
+            if len(found.keys() - {"key"}) < len(names) - 1:
+                found |= {name: None for name in names if name not in found and self._takes_none(name)}
         if (given := str(found.setdefault("key", row.key))) != row.key and safe_key(given) != row.key:
             raise SchemaError(
                 f"read returned the key {found['key']!r}, but keys come from the index, where this sample is "

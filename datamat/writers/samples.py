@@ -226,7 +226,17 @@ def converted(value: Any, feature: Feature) -> Any:  # noqa: PLR0911 -- one for 
         found = dtype_of(dtype).type(value)
         return found if found == value or dtype_of(dtype).kind in "fcV" else value
     if shape and holds_numbers(dtype) and isinstance(value, (list, tuple, np.ndarray)):
-        array = np.asarray(value)
-        is_wider = array.dtype.kind in "biu" or dtype_of(dtype).kind in "fcV"
-        return array.astype(dtype_of(dtype)) if array.dtype.kind in "biuf" and is_wider else value
+        return _in_dtype(value, dtype_of(dtype))
     return value
+
+
+def _in_dtype(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return numbers in the declared dtype; as they are, for the feature to refuse, where it cannot hold them."""
+    array = np.asarray(value)
+    is_wider = array.dtype.kind in "biu" or dtype.kind in "fcV"
+    if array.dtype.kind not in "biuf" or not is_wider:
+        return value
+    with np.errstate(over="ignore"):
+        made = array.astype(dtype)
+    same = (made, array) if dtype.kind in "biu" else (np.isfinite(made), np.isfinite(array))
+    return made if np.array_equal(*same) else array

@@ -28,6 +28,7 @@ BATCH_ROWS = 65_536
 UNPACKED_BY_ARROW = (".gz", ".bz2", ".lz4", ".zst")  # which it knows by these names
 TEXT_TABLES = tuple(kind + packing for kind in (".csv", ".tsv", ".jsonl") for packing in ("", *UNPACKED_BY_ARROW))
 _HEAD = 1 << 16
+_BLOCK = 1 << 20
 _DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
 
 
@@ -83,6 +84,9 @@ def _text_schema(files: tuple[tuple[pathlib.Path, int, int], ...], options: Text
 
     columns: dict[str, _CsvColumn | _JsonColumn] = {}
     num_rows = 0
+    if len({_is_json(path) for path, _, _ in files}) > 1:
+        one, other = (next(path for path, _, _ in files if _is_json(path) == is_json) for is_json in (False, True))
+        raise SourceError(f"{one} is CSV and {other} JSON Lines; give files of one kind, or one table for each")
     for path, _, _ in files:
         for count, cells in _json_columns(path, options) if _is_json(path) else _csv_columns(path, None, options):
             num_rows += count
@@ -223,6 +227,8 @@ def _csv_columns(
                     name: cells.fill_null("") if name in texts and cells.null_count else cells
                     for name, cells in zip(names, batch.columns, strict=True)
                 }  # fmt: skip
+        if schema is None:
+            _refuse_open_quote(path, encoding, delimiter)
     except (OSError, UnicodeError, pa.ArrowInvalid) as error:
         if isinstance(error, UnicodeError) or "invalid UTF8" in str(error):
             raise _wrong_encoding(path, encoding) from error
@@ -230,6 +236,30 @@ def _csv_columns(
             f"{path} cannot be read as a table: {error}; correct the file, or say what separates its cells with "
             "delimiter="
         ) from error
+
+
+def _refuse_open_quote(path: pathlib.Path, encoding: str, delimiter: str) -> None:
+    """Raise where the last cell takes in all rows that follow a quote, since nothing closes it."""
+    import pyarrow as pa
+
+    with pa.input_stream(str(path), compression="detect") as packed, io.BufferedReader(packed) as file:
+        text = io.TextIOWrapper(file, encoding, newline="")
+        num_quotes, end = 0, ""
+        while block := text.read(_BLOCK):
+            num_quotes, end = num_quotes + block.count('"'), (end + block)[-3:]
+        if not num_quotes % 2 or end.rstrip("\r\n").endswith('"'):  # a quote within a cell is one alone, too
+            return
+    with _csv_reader(path, encoding, delimiter, {}) as first:
+        types = dict.fromkeys(first.schema.names, pa.string())
+    with _csv_reader(path, encoding, delimiter, types) as reader:
+        last = ""
+        for batch in reader:
+            last = batch.columns[-1][-1].as_py() or "" if batch.num_rows else last
+    if "\n" in last:
+        raise SourceError(
+            f"{path}: the quote before {last[:40]!r} is never closed, so that {last.count(chr(10))} lines "
+            "would be one cell; close it, or write a quote that belongs to a cell twice"
+        )
 
 
 def _parsed_type(kind: pa.DataType) -> pa.DataType:
@@ -304,6 +334,7 @@ class _JsonColumn:
         self._types: set[type] = set()
         self._largest = 0
         self._lists: Any = None
+        self._items: set[type] = set()  # types in the lists, at any depth
 
     def add(self, cells: list[Any]) -> None:
         import pyarrow as pa
@@ -313,6 +344,9 @@ class _JsonColumn:
         if int in self._types:
             self._largest = max(self._largest, *(abs(cell) for cell in cells if type(cell) is int), 0)
         if self._types == {list}:
+            items = [*_flat(cell for cell in cells if cell is not None)]
+            self._items |= {*map(type, items)}
+            self._largest = max(self._largest, *(abs(item) for item in items if type(item) is int), 0)
             try:
                 found = pa.schema({"": pa.infer_type(cells)})
                 self._lists = pa.unify_schemas([self._lists or found, found], promote_options="permissive")
@@ -327,10 +361,13 @@ class _JsonColumn:
     def _type(self) -> pa.DataType:
         import pyarrow as pa
 
+        if not self._types:
+            return pa.json_()
         if self._types == {list}:
-            return self._lists.types[0]
+            is_one = len(self._items) <= 1 and type(None) not in self._items
+            is_exact = self._largest <= (_EXACT if float in self._items else _LONGEST)
+            return self._lists.types[0] if (is_one or self._items == {int, float}) and is_exact else pa.json_()
         plain: dict[str, set[type]] = {
-            "null": set(),
             "bool": {bool},
             "string": {str},
             "int64": {int},
@@ -340,6 +377,14 @@ class _JsonColumn:
         if self._largest > (_EXACT if kind == "float64" else _LONGEST):
             kind = "json"
         return pa.json_() if kind == "json" else pa.type_for_alias(kind)
+
+
+def _flat(cells: Iterable[Any]) -> Iterator[Any]:
+    for cell in cells:
+        if type(cell) is list:
+            yield from _flat(cell)
+        else:
+            yield cell
 
 
 _EXACT, _LONGEST = 2**53, 2**63 - 1  # integers that float64 and int64 hold
@@ -374,6 +419,18 @@ def _object_of_line(path: pathlib.Path, number: int, line: bytes | str) -> dict[
         raise _wrong_encoding(f"{path} line {number}", "utf-8") from error
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{path} line {number} is not valid JSON: {error}; want an object on each line") from error
+    if "\\ud" in str(line).lower() and not _is_unicode(row):
+        raise SourceError(
+            f"{path} line {number} holds half of a surrogate pair, which is no character; write whole characters"
+        )
     if not isinstance(row, dict):
         raise SourceError(f"{path} line {number} holds {line[:40]!r}; want an object on each line")
     return row
+
+
+def _is_unicode(row: Any) -> bool:
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -17,12 +17,14 @@ from datamat import (
     Materializer,
     Nullable,
     OptionError,
+    SampleError,
     Scalar,
     SchemaError,
     SourceError,
     Tensor,
     Text,
     Timestamp,
+    Tokens,
     load,
 )
 from datamat.testing import InlineExecutor
@@ -316,3 +318,51 @@ def test_times_and_truths_of_a_table_in_memory_are_stored(tmp_path):
         assert found["day"] == np.datetime64("2026-01-31", "us") and found["ok"]
         assert found["at"] == np.datetime64("2026-01-31T10:00:00.000005")
         assert features or (load(tmp_path / "0").features["ns"], found["ns"]) == (Timestamp("UTC"), found["at"])
+
+
+@pytest.mark.parametrize(
+    "values", ["[1, null]", "[9223372036854775808]", "[1.5, 9007199254740993]", '["x", 1]', "null"]
+)
+def test_lists_and_nulls_that_no_array_holds_stay_json(table, values):
+    features, found = table(f'{{"n": 1, "x": {values}}}\n', "rows.jsonl")
+
+    assert features["x"] == Json()
+    assert found["x"] == [json.loads(values)]
+
+
+@pytest.mark.parametrize(
+    ("values", "feature"),
+    [
+        ("[70000, 1]", Tokens("uint16")),
+        ("[-1, 1]", Tensor((2,), "uint8")),
+        ("[300]", ListOf(Scalar("int8"))),
+        ("[2, 0]", Tensor((2,), "bool")),
+        ("[70000, 1]", Tensor((2,), "float16")),
+    ],
+    ids=str,
+)
+def test_list_that_its_feature_cannot_hold_fails_its_row(table, values, feature):
+    """None of its numbers is stored as another."""
+    with pytest.raises(SampleError, match="field 'x' is declared"):
+        table(f'{{"x": {values}}}\n', "rows.jsonl", features={"x": feature})
+
+
+def test_quote_that_is_never_closed_takes_in_no_rows(table):
+    """A quote within a cell, and a cell of several lines at the end, are fine."""
+    with pytest.raises(SourceError, match="never closed, so that 3 lines would be one cell"):
+        table('a,b\n1,"x\n2,y\n3,z\n')
+
+    assert table('a,b\n1,5" pipe\n2,"y\nz"\n')[1]["b"] == ['5" pipe', "y\nz"]
+
+
+def test_half_a_character_is_refused_with_its_line(table):
+    with pytest.raises(SourceError, match=r"rows.jsonl line 2 holds half of a surrogate pair"):
+        table('{"x": "\\ud83d\\ude00"}\n{"x": "\\ud800"}\n', "rows.jsonl")
+
+
+def test_csv_and_json_lines_are_two_tables(tmp_path):
+    (tmp_path / "a.csv").write_text("x\n1\n")
+    (tmp_path / "b.jsonl").write_text('{"x": 1}\n')
+
+    with pytest.raises(SourceError, match=r"a.csv is CSV and .*b.jsonl JSON Lines"):
+        Materializer(TableWriter(), tmp_path / "*", tmp_path / "out").plan()
