@@ -131,8 +131,8 @@ def _fail_at(monkeypatch, path):
 
 
 def test_files_of_a_run_that_was_killed_do_not_outlive_other_options(source, output, monkeypatch):
-    """Killed between its sidecars and its manifest, a run in another format leaves files that the next one removes."""
-    _fail_at(monkeypatch, output / "manifest.json")
+    """Killed among its sidecars, a run in another format leaves files that the next one removes."""
+    _fail_at(monkeypatch, output / "pairs-val.json")
     with pytest.raises(KeyboardInterrupt):
         job(source, output, name="webdataset").run(progress=False)
     monkeypatch.undo()
