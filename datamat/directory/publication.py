@@ -108,6 +108,8 @@ def _settled(folder: Folder, manifest: Manifest, version: str) -> str:
 def _written(folder: Folder, manifest: Manifest, seen: str) -> str:
     content = manifest.render()
     mode: Mode = ReplaceIf(seen) if seen else "create"
+    if not seen and folder.local_path() is not None and not version_there(folder):
+        mode = "overwrite"  # with the lock, nobody else does; where there are no hard links, a "create" is two steps
     try:
         check_published(folder, seen)
         with contextlib.suppress(UnsupportedError):  # a store that keeps no conditions

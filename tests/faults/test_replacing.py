@@ -121,9 +121,12 @@ def test_kill_at_every_operation_of_the_swap_leaves_the_old_set_or_the_new_one(
         ended = job_server.run(job, dataclasses.replace(KILL, at=number))
         assert ended.code is not None and ended.num_orphans == 0, ended.said
 
+    def has_new_manifest():
+        return small_pairs.digests(output)["manifest.json"] != former[1]["manifest.json"]
+
     def is_published(number):
         killed_at(number)
-        return small_pairs.digests(output)["manifest.json"] != former[1]["manifest.json"]
+        return has_new_manifest()
 
     first = bisect.bisect_left(range(count + 1), True, lo=1, hi=count, key=is_published)
     assert 1 < first < count, "the new set is published from the start, or never"
@@ -133,7 +136,8 @@ def test_kill_at_every_operation_of_the_swap_leaves_the_old_set_or_the_new_one(
         killed_at(number)
         found = shards(small_pairs.digests(output)).items()
         assert found <= former_shards or found <= new_shards, f"operation {number}: old and new together"
-        assert records(output) == sets[number >= first], f"operation {number}"
+        # How many operations come before may differ by some from run to run, as its processes take turns.
+        assert records(output) == sets[has_new_manifest()], f"operation {number}"
         states.add("old" if found == former_shards else "new" if found == new_shards else "between")
         ended = job_server.run(job)
         assert (ended.code, ended.num_orphans) == (0, 0), ended.said
