@@ -117,6 +117,7 @@ def test_bucket_holds_the_bytes_of_a_local_run(s3, make, tmp_path, name):
     assert sorted(int(sample["number"]) for sample in data) == [*range(3), *range(4, 20)]
 
 
+@pytest.mark.timeout(300)  # a request at a time is killed
 @pytest.mark.parametrize("has_old", [False, True], ids=["new", "replaced"])
 def test_kill_at_any_request_loses_nothing(s3, make, numbers, request, has_old):
     """Readers find the old dataset or the new one; the next run, on whatever machine, makes the new one."""
