@@ -31,7 +31,7 @@ from datamat.directory.keys import DATASET_NAME, SPLIT_NAME, is_shard_file
 from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError, count_of
 from datamat.features import Features, Statistics
 from datamat.features.statistics import check_lines, summarized
-from datamat.folders import Folder, LocalFolder
+from datamat.folders import AbsentError, Folder, LocalFolder
 from datamat.folders.local import expand_home, open_regular, read_regular, regular_path, version_of
 from datamat.values import frozen
 
@@ -851,8 +851,8 @@ class Manifest:
             strict: refuse a manifest that was changed since it was written.
 
         Raises:
-            OutputError: there is no manifest, because the directory is not finished or not datamat's; or it cannot be
-                read.
+            AbsentError: there is no manifest, because the directory is not finished or not datamat's.
+            OutputError: it cannot be read.
             CorruptDataError: it is not as datamat writes it.
 
         Files that have not got their names yet are listed with the paths where they are; see `placed`.
@@ -968,7 +968,7 @@ def content_of_manifest(folder: Folder) -> bytes:
         with contextlib.suppress(OutputError):  # not everybody who may read may list
             if folder.list(WORK, deep=True):
                 remedy = "finish its run, which writes that last: run it again to resume"
-        raise OutputError(f"{folder} holds no {MANIFEST_FILE}; {remedy}")
+        raise AbsentError(f"{folder} holds no {MANIFEST_FILE}; {remedy}")
     return found
 
 

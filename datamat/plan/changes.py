@@ -27,6 +27,7 @@ from datamat.errors import CorruptDataError, OutputError, count_of, join_problem
 from datamat.features import Image, Numbers, Statistics
 from datamat.features.pictures import PictureFile
 from datamat.features.schema import innermost
+from datamat.folders import AbsentError
 from datamat.folders.local import read_regular
 from datamat.formats import Offsets, get_format
 from datamat.plan.job import changed_digests
@@ -247,7 +248,7 @@ def known_shards(output: pathlib.Path, work: pathlib.Path) -> tuple[Manifest | N
     Returns:
         The manifest, and the files of each shard that it lists; without one, those of an unfinished run.
     """
-    with contextlib.suppress(OutputError, CorruptDataError):
+    with contextlib.suppress(AbsentError, CorruptDataError):
         manifest = Manifest.read(output, strict=False)
         return manifest, by_shard(manifest.all_files)
     return None, read_entries(work / "shards")
@@ -327,7 +328,7 @@ def find_loss(planned: PlannedJob, known: Mapping[str, ShardFiles]) -> str:
     num_same = sum(name in wanted and planned.inputs.stand(wanted[name], files) for name, files in known.items())
     try:
         manifest = Manifest.read(job.output, strict=False)
-    except (OutputError, CorruptDataError):
+    except (AbsentError, CorruptDataError):
         return ""  # nothing is published
     if num_same == len(known):
         return ""

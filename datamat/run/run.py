@@ -41,7 +41,7 @@ from datamat.directory.publication import finish_publication, publish_manifest, 
 from datamat.directory.sidecars.exporting import sidecar_names, withdraw_sidecars, write_sidecars
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError, count_of, join_problems
 from datamat.events import PartDamaged, PlanMade, RunEnded, SampleRecovered, ShardFinished
-from datamat.folders import LocalFolder
+from datamat.folders import AbsentError, LocalFolder
 from datamat.folders.local import look_anew
 from datamat.options import option
 from datamat.plan.changes import (
@@ -707,7 +707,7 @@ class Run:
         """Return whether the last finished run left exactly what the plan says; if not, note what it left."""
         try:
             manifest = Manifest.read(self._output)
-        except OutputError:
+        except AbsentError:
             return False
         except CorruptDataError as error:
             self._logger.warning("%s: shards that it no longer lists are rebuilt", error)
@@ -891,7 +891,7 @@ class Run:
     def _manifest_before(self) -> Manifest | None:
         """The manifest of the last finished run, where records of its shards may be reused."""
         if self._retries and self._remote is None:  # of shards in a store, no record is here to be taken
-            with contextlib.suppress(OutputError, CorruptDataError):
+            with contextlib.suppress(AbsentError, CorruptDataError):
                 return Manifest.read(self._output)
         return None
 

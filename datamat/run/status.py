@@ -43,8 +43,8 @@ from datamat.directory.manifest import (
     counts_of,
     run_folder,
 )
-from datamat.errors import CorruptDataError, OutputError, count_of, join_problems
-from datamat.folders import LocalFolder, open_folder
+from datamat.errors import CorruptDataError, count_of, join_problems
+from datamat.folders import AbsentError, LocalFolder, open_folder
 from datamat.folders.base import each
 from datamat.plan.changes import (
     NOT_MADE,
@@ -305,7 +305,7 @@ def _state(output: pathlib.Path, work: pathlib.Path, holder: str, note: str) -> 
         return "running", note
     try:
         Manifest.read(output)
-    except OutputError:
+    except AbsentError:
         return ("unfinished" if work.is_dir() else "empty"), note
     except CorruptDataError as error:
         return "damaged", str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
@@ -220,6 +221,35 @@ def test_repair_reads_only_the_rows_of_the_damaged_part(source, tmp_path, monkey
     assert report.num_parts_resumed == info.num_rows - parts
     assert f"{info.num_rows - parts} of {info.num_rows} parts are intact and stay" in caplog.text
     assert not (output / ".datamat" / "parts").exists()
+
+
+def test_manifest_that_a_disk_does_not_give_is_no_missing_one(source, tmp_path, monkeypatch):
+    """The statistics of kept parts come from it: taken for missing, it would silently cost a repaired set these."""
+    whole = tmp_path / "whole"
+    _job(source, whole, format="tfrecord").run(progress=False)
+    before, info = small_pairs.digests(whole), Manifest.read(whole).shards[0]
+    _flip_at(whole / info.file, info.parts[0].num_bytes)
+    really, opened = os.open, []
+
+    def fails_once(path, *arguments, **options):
+        if str(path).endswith("manifest.json"):
+            opened.append(path)
+            if len(opened) == at:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return really(path, *arguments, **options)
+
+    for at in range(1, 100):
+        output = shutil.copytree(whole, tmp_path / str(at))
+        opened.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", fails_once)
+            with contextlib.suppress(OSError):  # it may stop; it may not make something else
+                _job(source, output, format="tfrecord").repair(progress=False)
+        _job(source, output, format="tfrecord").repair(progress=False)
+        assert small_pairs.digests(output) == before, f"reading {at}"
+        if len(opened) < at:
+            break
+    assert at > 5
 
 
 def test_repair_makes_a_part_with_failed_rows_again(source, tmp_path):
