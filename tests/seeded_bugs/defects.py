@@ -671,7 +671,7 @@ DEFECTS = {
         Defect(
             "other-dataset-removed",
             "a run into the output of another dataset removes that one",
-            "datamat.run.run:refuse_other_dataset",
+            "datamat.run.existing:refuse_other_dataset",
             replace("sorted(_datasets(__output, job.work, __finished) - {__name})", "[]"),
             "tests/run/test_rebuilds.py::test_run_of_another_dataset_is_refused",
         ),
@@ -685,7 +685,7 @@ DEFECTS = {
         Defect(
             "rebuild-without-warning",
             "a finished dataset is rebuilt, for hours, and no warning said so",
-            "datamat.run.run:_SILENT_SHARE",
+            "datamat.run.existing:_SILENT_SHARE",
             replace("0.1", "1.0"),
             "tests/run/test_rebuilds.py::test_large_rebuild_says_before_it_begins_what_goes_and_why",
         ),
@@ -1112,7 +1112,7 @@ DEFECTS = {
         Defect(
             "all-rows-told",
             "a run that retries warns about all rows of a shard, although it makes only one of them again",
-            "datamat.run.run:judge_existing",
+            "datamat.run.existing:judge_existing",
             replace("job.how.retry_failed", "False"),
             "tests/run/test_rebuilds.py::test_retried_rows_are_all_that_is_made_again[1]",
         ),
@@ -1157,7 +1157,7 @@ DEFECTS = {
         Defect(
             "renamed-file-is-a-dataset",
             "a single renamed file passes for a dataset of another name: a damaged directory is never repaired",
-            "datamat.run.run:_datasets_by_their_files",
+            "datamat.run.existing:_datasets_by_their_files",
             replace("__count == int(__number)", "__count"),
             "tests/run/test_repair.py::test_renamed_file_is_no_other_dataset",
         ),
