@@ -55,10 +55,11 @@ from datamat.plan.inputs import OpenedFiles, PartInputs, content_digest, placeho
 from datamat.plan.job import JobDigests
 from datamat.plan.memos import digests_of_memos, read_places
 from datamat.plan.pipeline import MadeColumns, stage_clock, without_urls
+from datamat.run.growing import GrowingShard
 from datamat.run.module_state import ModuleState, main_namespaces
+from datamat.run.parts import PartWriter
 from datamat.run.quarantine import quarantine
 from datamat.run.receipts import Outcome, Sealed, inputs_path, part_folder
-from datamat.run.shards import GrowingShard, PartWriter
 from datamat.sources.fetching import FetchAhead, fetches_files, remedy
 from datamat.sources.store import RowStore
 from datamat.transforms import forbid_update_check

@@ -74,7 +74,7 @@ DEFECTS = {
         Defect(
             "shard-not-flushed",
             "shards are renamed, and never flushed",
-            "datamat.run.shards:GrowingShard._sealed",
+            "datamat.run.growing:GrowingShard._sealed",
             replace("os.fsync(__file.fileno())", "__file.flush()"),
             "tests/faults/test_order.py::test_nothing_has_a_final_name_before_it_is_flushed",
         ),
@@ -88,14 +88,14 @@ DEFECTS = {
         Defect(
             "append-behind-the-dead",
             "what a worker that died left behind the last receipt stays in the shard",
-            "datamat.run.shards:_opened",
+            "datamat.run.growing:opened",
             delete("os.ftruncate(__descriptor, __end)"),
             "tests/run/test_shards.py::test_bytes_behind_the_last_receipt_do_not_count",
         ),
         Defect(
             "two-append-at-once",
             "a worker appends to a shard's file while another one does",
-            "datamat.run.shards:_lock",
+            "datamat.run.growing:_lock",
             replace("fcntl.flock(__descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "return True"),
             "tests/run/test_shards.py::test_only_one_process_appends_at_a_time",
         ),
@@ -161,21 +161,21 @@ DEFECTS = {
         Defect(
             "orphan-appends",
             "a worker that outlives its killed driver writes behind the parts of the next run",
-            "datamat.run.shards:GrowingShard.check_run",
+            "datamat.run.growing:GrowingShard.check_run",
             replace("__found != self._run", "False"),
             "tests/run/test_shards.py::test_worker_of_an_earlier_run_does_not_append",
         ),
         Defect(
             "orphan-keeps-the-file",
             "a process that hangs in the middle of an append still has the file of the next run open",
-            "datamat.run.shards:GrowingShard.disown",
+            "datamat.run.growing:GrowingShard.disown",
             replace("os.replace(__copy, __path)", "__copy.unlink()"),
             "tests/run/test_shards.py::test_process_that_never_lets_go_of_the_files_writes_to_copies",
         ),
         Defect(
             "made-twice-joined-twice",
             "the receipt of a call that an executor repeats takes the place of that of the joined part",
-            "datamat.run.shards:PartWriter.finish",
+            "datamat.run.parts:PartWriter.finish",
             replace("not self._appends and (first := self.first())", "False"),
             "tests/run/test_shards.py::test_part_that_is_made_twice_at_once_is_there_once",
         ),
@@ -189,7 +189,7 @@ DEFECTS = {
         Defect(
             "marker-without-digest",
             "a part counts as done because its receipt is there, whatever a power cut left of its bytes",
-            "datamat.run.shards:_has_digest",
+            "datamat.run.growing:_has_digest",
             replace(
                 "digest_file(__path, start=__part.start or 0, num_bytes=__part.num_bytes) == __part.digest", "True"
             ),
@@ -198,7 +198,7 @@ DEFECTS = {
         Defect(
             "part-joined-unseen",
             "parts are joined, and the digests of their workers are not compared: a flipped bit gets into the shard",
-            "datamat.run.shards:_compare",
+            "datamat.run.growing:_compare",
             replace("__digest != __told", "not __told"),
             "tests/run/test_shards.py::test_part_that_changed_since_its_worker_ended_is_never_appended",
         ),
@@ -224,7 +224,7 @@ DEFECTS = {
         Defect(
             "foreign-receipt",
             "receipts are not matched with the plan: parts of another one get in",
-            "datamat.run.shards:GrowingShard.receipt",
+            "datamat.run.growing:GrowingShard.receipt",
             replace("(__found.number, __found.fingerprint) != (__number, self._fingerprint)", "False"),
             "tests/run/test_shards.py::test_part_does_not_follow_one_of_another_plan",
         ),
