@@ -88,7 +88,7 @@ DEFECTS = {
         Defect(
             "append-behind-the-dead",
             "what a worker that died left behind the last receipt stays in the shard",
-            "datamat.run.growing:opened",
+            "datamat.run.growing:open_at",
             delete("os.ftruncate(__descriptor, __end)"),
             "tests/run/test_shards.py::test_bytes_behind_the_last_receipt_do_not_count",
         ),
