@@ -330,7 +330,7 @@ class ShardBuilder:
         """Name a file and its offsets in a folder, the offsets first."""
         index = self._growing.index_files[info.extension]
         if index.exists():
-            publish(index, folder / info.index_file)
+            publish(index, folder / info.index_file, flushes_name=False)
         publish(self._growing.files[info.extension], folder / info.file)
 
     def inputs(self) -> np.ndarray:
