@@ -273,14 +273,14 @@ DEFECTS = {
         Defect(
             "record-lost",
             "of two rows that a worker writes, one is silently dropped",
-            "datamat.run.worker:_PartTask._append",
+            "datamat.run.part_task:PartTask._append",
             replace("self.__writer.append(__record)", "self.__writer.append(__record) if len(key) % 2 else None"),
             "tests/run/test_materializer.py::test_every_pair_is_there_exactly_copies_times",
         ),
         Defect(
             "skipped-row-not-counted",
             "a bad row is left out, and nothing reports it",
-            "datamat.run.worker:_PartTask._leave_out",
+            "datamat.run.part_task:PartTask._leave_out",
             replace("self.__outcome.failed.append(__failed)", "self.__outcome.num_done += 1"),
             "tests/run/test_bad_samples.py::test_each_bad_sample_has_its_named_error_and_no_other_is_lost",
         ),
@@ -511,7 +511,7 @@ DEFECTS = {
         Defect(
             "chance-of-read-not-compared",
             "what read draws from a generator of its own is stored, although no other run would draw it",
-            "datamat.run.worker:_PartTask._records",
+            "datamat.run.part_task:PartTask._records",
             replace("read is not None", "read is not None and spec.augmented"),
             "tests/transforms/test_chance.py::test_chance_in_a_read_that_refills_one_buffer_is_refused",
         ),
@@ -1466,7 +1466,7 @@ DEFECTS = {
         Defect(
             "failed-block-loses-a-row",
             "a block fails, and its first row is not read again: a sample is missing, and nothing reports it",
-            "datamat.run.worker:_PartTask._write",
+            "datamat.run.part_task:PartTask._write",
             replace(
                 "self._write_rows(self._spec.start + first, positions, None)",
                 "self._write_rows(self._spec.start + first, positions[1:], None)",
@@ -1602,7 +1602,7 @@ DEFECTS = {
         Defect(
             "copies-pile-up",
             "all copies of a row wait in memory for the last: a row with hundreds of them ends the worker",
-            "datamat.run.worker:_RowRecords.add",
+            "datamat.run.part_task:_RowRecords.add",
             replace("self._num_bytes > _MOST_HELD_BYTES", "False"),
             "tests/transforms/test_copies.py::test_copies_do_not_pile_up_in_memory",
         ),
@@ -1630,7 +1630,7 @@ DEFECTS = {
         Defect(
             "left-out-unread",
             "a file that changes while it is read leaves its sample out by what it said before",
-            "datamat.run.worker:_PartTask._made",
+            "datamat.run.part_task:PartTask._made",
             replace("self._inputs is None or __settled", "self._inputs is None or not len(records) or __settled"),
             "tests/run/test_dropped.py::test_file_that_changes_while_it_leaves_a_sample_out_is_read_again",
         ),
