@@ -143,8 +143,8 @@ def inherit_globals(namespaces: Mapping[str, dict[str, Any]]) -> tuple[Callable[
         A function that ends it, to be called after the fork, and what to keep as long as these workers live.
     """
     keeper: list[Any] = []
-    added = {key: held for key, held in namespaces.items() if key != "__main__" and key not in _namespaces}
-    _namespaces.update(added)
+    for key, held in namespaces.items():
+        _namespaces.setdefault(key, held)
     inherited = {
         (key, name): (version_of(key, name, value, keeper), value)
         for key, held in namespaces.items()
@@ -155,8 +155,6 @@ def inherit_globals(namespaces: Mapping[str, dict[str, Any]]) -> tuple[Callable[
     def end() -> None:
         for place in inherited:
             _installed.pop(place, None)
-        for key in added:
-            _namespaces.pop(key, None)
 
     return end, keeper
 

@@ -15,11 +15,13 @@ import sys
 import threading
 import types
 import typing
+import weakref
 from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import dill
+import xxhash
 from dill import _dill
 
 from datamat.parallel import arrays, byvalue, standins
@@ -34,6 +36,7 @@ __all__ = [
     "BUILTIN_TYPES",
     "PLAIN",
     "PickledFunction",
+    "digest",
     "dumps_code",
     "dumps_data",
     "dumps_fast",
@@ -61,6 +64,7 @@ __all__ = [
 
 Reduction = Any  # a tuple as of `__reduce__`, the name of a global, or NotImplemented
 Globals = dict[str, tuple[dict[str, Any], set[str]]]  # by namespace: the dictionary, and the names used of it
+Versions = dict[tuple[str, str], int]  # by namespace and name
 Shipped = dict[tuple[str, str], tuple[int, Any]]  # by namespace and name: version and value
 
 _PythonPickler: Any = pickle._Pickler  # the one that can be overridden
@@ -86,9 +90,8 @@ class _Rules:
     def __init__(self, file: Any, *, to_parent: bool, buffers: Callable[[pickle.PickleBuffer], Any] | None) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffers)  # type: ignore[call-arg]  # of the pickler beside it
         self._to_parent = to_parent
-        self.classes: list[type] | None = (
-            None  # where it is a list, classes that go by value are put there, and go by id
-        )
+        self.classes: list[type] | None = None  # a list collects the classes by value, which then travel by id
+        self.is_digest = False  # nobody reads the pickle: code is its hash, and places need no names
         self.local: list[Any] = []
         self.standins: dict[str, str] = {}
         self.modules: set[str] = set()
@@ -102,6 +105,8 @@ class _Rules:
 
     def _place(self) -> str:
         """Return how users reach the object that is being sent."""
+        if self.is_digest:
+            return ""
         raise _NeedsTracingError
 
     def _goes_by_name(self, obj: Any) -> bool:
@@ -132,7 +137,8 @@ class _Rules:
             make, home = byvalue.make_function, byvalue.namespace_key(function)
             names = self.globals.setdefault(home, (function.__globals__, set()))[1]
             names |= byvalue.global_names(function.__code__)
-        parts = (function.__code__, home, function.__name__, function.__closure__)
+        code = hash(function.__code__) if self.is_digest else function.__code__
+        parts = (code, home, function.__name__, function.__closure__)
         return make, parts, state, None, None, byvalue.fill_function
 
     def _class(self, cls: type) -> Reduction:
@@ -580,6 +586,115 @@ def _unseen(needed: Globals, seen: Shipped) -> list[tuple[str, str, Any]]:
         for name in sorted(names)
         if name in held and (key, name) not in seen
     ]
+
+
+# ---------------------------------------------------------------- digests
+#
+# A call is made with its callable as that was when it was submitted, and what has not changed is not sent again: a
+# digest of its pickle says so. Of a global that its code uses, only the binding counts. What the global holds is
+# searched for more code, once for each binding, since the globals of that code count as well.
+
+
+class _Use(typing.NamedTuple):
+    """The globals that code uses, by namespace and name, and the ids of classes by value that have more code."""
+
+    names: frozenset[tuple[str, str]]
+    classes: frozenset[str]
+
+
+_NO_USE = _Use(frozenset(), frozenset())
+_known_versions: dict[_Use, Versions] = {}  # of the globals that code uses, directly or through others
+_uses: dict[tuple[str, str], tuple[int, _Use]] = {}  # by what globals hold, with the version of that
+_uses_by_class: dict[str, _Use] = {}
+_named: weakref.WeakSet[Any] = weakref.WeakSet()  # functions and classes that were found under their names
+
+
+def digest(function: Any) -> bytes:
+    """Return a digest of what a callable holds, and of what the globals are bound to that its code uses.
+
+    It takes about as long as to pickle the callable: 10 us for a few attributes, 0.1 ms for each MB of arrays.
+    """
+    hasher = xxhash.xxh3_128()
+    pickler = _DigestPickler(hasher.update, lambda buffer: hasher.update(buffer.raw()))
+    try:
+        pickler.dump((function.__func__, function.__self__) if type(function) is types.MethodType else function)
+    except Exception:  # noqa: BLE001 -- whatever the C pickler cannot do, the other one tries
+        with suppress(UnpicklableError):  # a fork can have it nevertheless
+            pickled = dumps_code(function)
+            hasher = xxhash.xxh3_128(pickled.stream)
+            for buffer in pickled.buffers:
+                hasher.update(buffer.raw())
+        return hasher.digest()
+    if (use := pickler.use()) != _NO_USE:
+        versions = _versions(_known_versions.get(use, ()))
+        if versions != _known_versions.get(use):
+            versions = _known_versions[use] = _versions_of_all(use)
+        hasher.update(repr(versions).encode())
+    return hasher.digest()
+
+
+def _versions(places: typing.Iterable[tuple[str, str]]) -> Versions:
+    found = [(place, byvalue.namespace(place[0])) for place in places]
+    return {place: byvalue.version_of(*place, held[place[1]]) if place[1] in held else 0 for place, held in found}
+
+
+def _versions_of_all(use: _Use) -> Versions:
+    """Return the versions of these globals, and of those that code in what they hold uses."""
+    versions: Versions = {}
+    classes: set[str] = set()
+    waiting = [use]
+    while waiting:
+        use = waiting.pop()
+        for place, version in _versions(sorted(use.names - versions.keys())).items():
+            versions[place] = version
+            if version and _uses.get(place, (0, _NO_USE))[0] != version:
+                _uses[place] = version, _use_of(byvalue.namespace(place[0])[place[1]])
+            waiting.append(_uses[place][1] if version else _NO_USE)
+        waiting += map(_uses_by_class.__getitem__, use.classes - classes)
+        classes |= use.classes
+    return versions
+
+
+class _DigestPickler(_FastPickler):
+    """Passes on what it writes, which nobody can read: code is its hash, classes by value are their ids.
+
+    Args:
+        write: takes the bytes.
+        beside: takes buffers.
+    """
+
+    def __init__(self, write: Callable[[bytes], Any], beside: Callable[[pickle.PickleBuffer], Any]) -> None:
+        super().__init__(types.SimpleNamespace(write=write), to_parent=False, buffers=beside)
+        self.is_digest = True
+        self.classes = []
+
+    def reducer_override(self, obj: Any) -> Reduction:
+        """Return the reduction of `obj`; of code that goes by name, at once where that is known."""
+        is_code = type(obj) is types.FunctionType or isinstance(obj, type)
+        if is_code and obj in _named:
+            return obj.__qualname__
+        reduction = super().reducer_override(obj)
+        if is_code and type(reduction) is str:
+            _named.add(obj)
+        return reduction
+
+    def use(self) -> _Use:
+        """Return what the code uses that it has met."""
+        for cls in self.classes or ():
+            if (identity := byvalue.class_id(cls)) not in _uses_by_class:
+                _uses_by_class[identity] = _NO_USE  # while it is searched, since it may refer to itself
+                with suppress(Exception):  # the user's metaclass may raise anything
+                    _uses_by_class[identity] = _use_of(byvalue.class_parts(cls)[1:])
+        names = frozenset((key, name) for key, (_, names) in self.globals.items() for name in names)
+        return _Use(names, frozenset(map(byvalue.class_id, self.classes or ())))
+
+
+def _use_of(value: Any) -> _Use:
+    """Return what the code in a value uses, up to what cannot be pickled."""
+    pickler = _DigestPickler(len, lambda _: None)
+    with suppress(Exception):
+        pickler.dump(value)
+    return pickler.use()
 
 
 def load_code(stream: bytes, buffers: typing.Iterable[Any] = (), *, override: bool = True) -> Any:

@@ -908,17 +908,17 @@ DEFECTS = {
         Defect(
             "code-in-containers-not-searched",
             "a global that a function in a table uses is bound again, and calls see it or not depending on timing",
-            "datamat.parallel.state:State._search",
-            replace("self._code += parts or ()", "pass"),
+            "datamat.parallel.pickling:_use_of",
+            replace("pickler.dump(value)", "type(value) is dict or pickler.dump(value)"),
             "tests/parallel/test_state.py::"
             "test_rebound_global_is_seen_wherever_the_code_is_that_uses_it[forkserver-by_table]",
         ),
         Defect(
             "idle-pool-keeps-globals",
             "a pool that has nothing to do keeps what the globals of its last function held",
-            "datamat.parallel.state:State._note_globals",
-            replace("value is not self._owner and _is_light(value)", "True"),
-            "tests/parallel/test_state.py::test_function_of_a_map_is_freed_with_what_its_globals_held[forkserver-by_object]",
+            "datamat.parallel.tasks:FunctionTable.release",
+            delete("remote.function = None"),
+            "tests/parallel/test_state.py::test_function_of_a_map_is_freed_with_what_its_globals_held[forkserver-rate]",
         ),
         Defect(
             "ends-go-to-programs",
@@ -1272,7 +1272,7 @@ DEFECTS = {
             "first-submit-decides",
             "a change of `self` between two calls arrives or not, by chance: only while no call is under way",
             "datamat.parallel.tasks:FunctionTable.acquire",
-            replace("__known.is_as_sent(__function)", "__known.unfinished > 1 or __known.is_as_sent(__function)"),
+            replace("__remote.digest != __digest", "not __remote.unfinished and __remote.digest != __digest"),
             "tests/parallel/test_state.py::test_call_is_made_with_self_as_it_was_when_submitted",
         ),
         Defect(
