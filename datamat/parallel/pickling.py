@@ -9,8 +9,8 @@ import functools
 import importlib
 import importlib.machinery
 import io
+import itertools
 import pickle
-import struct
 import sys
 import threading
 import types
@@ -29,7 +29,6 @@ from datamat.parallel.errors import UnpicklableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pickletools import OpcodeInfo
 
 
 __all__ = [
@@ -41,6 +40,8 @@ __all__ = [
     "dumps_data",
     "dumps_fast",
     "dumps_items",
+    "dumps_results",
+    "join_results",
     "load_code",
     "loads_data",
     "loads_results",
@@ -720,6 +721,7 @@ def load_code(stream: bytes, buffers: typing.Iterable[Any] = (), *, override: bo
 
 
 _PLAIN_MARK = ord("p")
+_ROWS = frozenset({tuple, list})
 _FEW = 16  # items; the nested calls of `_is_simple` cost more than a pickler beyond that
 
 
@@ -812,181 +814,95 @@ def loads_data(data: bytes | memoryview) -> Any:
     return load_code(stream, buffers, override=False)
 
 
-# ---------------------------------------------------------------- results of a chunk, one by one
+# ---------------------------------------------------------------- results of a chunk
 #
-# The results of a chunk are one pickle, since one is written and read several times as fast as hundreds, and objects
-# that results share travel once. If something in it cannot be unpickled, a pickle of each result is cut out of it.
-#
-# For that, the pickle is parsed into nodes. A node is the list of all parts that build one object: opcodes, nodes of
-# what the object holds, and what the pickler notes in its memo. An object that a result shares with an earlier one is
-# only a number there; in the result's own pickle, all that builds the object takes the place of that number.
+# Plain data is one pickle, which is written and read several times as fast as hundreds. Else each result is a pickle of
+# its own, so that one that cannot be unpickled fails no other. They are written by one pickler: objects that results
+# share travel once. Results that need the slower pickler share nothing.
 
 
-_Node = list[Any]  # of bytes, _Put, _Get, _Beside and nodes
-_MEMO = struct.Struct("<I")
-_FILLING = frozenset({"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"})
+def dumps_results(results: list[Any], errors: dict[int, bytes]) -> bytes:
+    """Return the results of a chunk, and the packed errors by position, as bytes for `loads_results`.
+
+    Raises:
+        BaseException: whatever stops the C pickler; `join_results` takes them one by one.
+    """
+    kinds = set(map(type, results))
+    if kinds <= PLAIN or (kinds <= _ROWS and PLAIN.issuperset(map(type, itertools.chain.from_iterable(results)))):
+        return b"p" + pickle.dumps((results, errors), 5)
+    out = io.BytesIO()
+    out.write(b"e")
+    pickler = _FastPickler(out, to_parent=True, buffers=None)
+    for each in (errors, *results):
+        pickler.dump(each)
+    return out.getvalue()
 
 
-class _Put(int):
-    """The object that has just been built gets this number."""
+def join_results(packed: list[bytes], errors: dict[int, bytes]) -> bytes:
+    """Return the same of results that `dumps_data` has packed."""
+    return b"s" + pickle.dumps((packed, errors), 5)
 
 
-class _Get(int):
-    """The object with this number."""
-
-
-class _Beside(int):
-    """The buffer with this number, beside the stream."""
-
-
-def loads_results(data: bytes | memoryview) -> tuple[list[Any], Any, dict[int, BaseException]]:
-    """Return what can be unpickled of a pair whose first member is a list of results.
+def loads_results(data: bytes | memoryview) -> tuple[list[Any], dict[int, bytes], dict[int, BaseException]]:
+    """Return the results of a chunk, with None in place of those that cannot be unpickled.
 
     Returns:
-        The results, None in place of those that cannot be unpickled; the other member; and what the former raise, by
-        their positions.
+        The results; the packed errors; and what those raise that cannot be unpickled, by their positions.
     """
-    stream, buffers = bytes(memoryview(data)[1:]), []
-    if data[0] != _PLAIN_MARK:
-        stream, buffers = pickle.loads(stream)  # noqa: S301 -- from our own process, over its own socket
-    parser = _Parser(stream)
-    results, other = _nodes(parser.root)
-    values: list[Any] = []
+    mark, content = data[:1], bytes(memoryview(data)[1:])
     failures: dict[int, BaseException] = {}
-    for node in _nodes(results):
+    if mark == b"e":
+        file = io.BytesIO(content)
+        unpickler = pickle.Unpickler(file)  # noqa: S301 -- from our own process, over its own socket
+        values: list[Any] = []
         try:
-            values.append(parser.load(node, buffers))
-        except BaseException as exc:  # noqa: BLE001 -- whatever its class does as it is rebuilt
-            failures[len(values)] = exc
-            values.append(None)
-    return values, parser.load(other, buffers), failures
+            while file.tell() < len(content):
+                values.append(unpickler.load())
+        except BaseException:  # noqa: BLE001 -- whatever the class of a result does as it is rebuilt
+            values = _load_each(file, len(content), failures)
+        return values[1:], values[0], failures
+    results, errors = pickle.loads(content)  # noqa: S301
+    if mark == b"s":
+        for position, packed in enumerate(results):
+            try:
+                results[position] = loads_data(packed)
+            except BaseException as exc:  # noqa: BLE001 -- as above
+                results[position], failures[position] = None, exc
+    return results, errors, failures
 
 
-def _nodes(node: _Node) -> list[_Node]:
-    return [part for part in node if type(part) is list]
+def _load_each(file: io.BytesIO, size: int, failures: dict[int, BaseException]) -> list[Any]:
+    """Load the pickles of one pickler, whatever some of them raise.
 
-
-def _number_of(part: Any) -> int:
-    """Return the number of the object that a part of a node builds, notes or fetches; -1 if it has none."""
-    if isinstance(part, list):
-        return next((each for each in part if isinstance(each, _Put)), -1)
-    return part if isinstance(part, _Put | _Get) else -1
-
-
-class _Parser:
-    """Parses what our picklers write.
+    One that refers to a part of another that cannot be unpickled cannot be either.
 
     Args:
-        stream: pickles of one pickler, of which all but the last are only there to be referred to.
-
-    Attributes:
-        root: node of the last object.
+        file: the pickles.
+        size: bytes of it.
+        failures: takes what they raise, by their positions; the first pickle has none.
     """
+    import pickletools  # here, since no worker needs it
 
-    def __init__(self, stream: bytes) -> None:
-        import pickletools  # here, since no worker needs it
-
-        self._stack: list[_Node | None] = []  # None is a mark
-        self._memo: list[_Node] = []
-        self._num_buffers = 0
-        file = io.BytesIO(stream)
-        while file.tell() < len(stream):
-            operations = list(pickletools.genops(file))
-            ends = [*(start for _, _, start in operations[1:]), file.tell()]
-            for (opcode, argument, start), end in zip(operations, ends, strict=True):
-                self._apply(opcode, argument, stream[start:end])
-            self.root = self._pop()
-
-    def load(self, node: _Node, buffers: list[bytes]) -> Any:
-        """Return the object that this node builds."""
-        written, beside = [pickle.PROTO + b"\x05"], []
-        known: set[int] = set()
-        under_way = [iter(node)]
-        while under_way:
-            part = next(under_way[-1], None)
-            number = _number_of(part)
-            if part is None:
-                under_way.pop()
-            elif isinstance(part, bytes):
-                written.append(part)
-            elif isinstance(part, _Beside):
-                written.append(pickle.NEXT_BUFFER)
-                beside.append(buffers[part])
-            elif number in known:
-                if isinstance(part, _Put):  # it holds itself, and has been built inside of what it holds
-                    written.append(pickle.POP)
-                    under_way.pop()
-                written.append(pickle.LONG_BINGET + _MEMO.pack(number))
-            elif isinstance(part, _Put):
-                known.add(part)
-                written.append(pickle.LONG_BINPUT + _MEMO.pack(part))
-            else:
-                under_way.append(iter(self._memo[part] if isinstance(part, _Get) else part))
-        return pickle.loads(b"".join((*written, pickle.STOP)), buffers=beside)  # noqa: S301
-
-    def _apply(self, opcode: OpcodeInfo, argument: Any, code: bytes) -> None:
-        name, stack = opcode.name, self._stack
-        if name == "MARK":
-            stack.append(None)
-        elif name == "MEMOIZE":
-            top = self._top()
-            top.append(_Put(len(self._memo)))
-            self._memo.append(top)
-        elif name in ("BINGET", "LONG_BINGET"):
-            stack.append([_Get(argument)])
-        elif name == "NEXT_BUFFER":
-            stack.append([_Beside(self._num_buffers)])
-            self._num_buffers += 1
-        elif name == "POP":
-            self._drop(self._pop(), code)
-        elif name == "POP_MARK":
-            self._pop_to_mark()
-        elif name not in ("PROTO", "FRAME", "STOP"):
-            self._build(opcode, code)
-
-    def _build(self, opcode: OpcodeInfo, code: bytes) -> None:
-        before = [kind.name for kind in opcode.stack_before]
-        operands: _Node = []
-        if "mark" in before:
-            del before[before.index("mark") :]
-            operands = [pickle.MARK, *self._pop_to_mark()]
-        operands[:0] = [self._pop() for _ in before][::-1]
-        if opcode.name in _FILLING:
-            self._stack.append(operands[0])
-            self._built(operands[0]).extend((*operands[1:], code))
-        else:
-            self._stack.append([*operands, code])
-
-    def _drop(self, node: _Node, code: bytes) -> None:
-        """Take an object from the stack: a call that changes the object below it, or a tuple that holds itself.
-
-        The latter has been built inside of what it holds; it is fetched from there next.
-        """
-        below = self._stack[-1]
-        if below is not None and node[-1] == pickle.REDUCE and self._changes(node, below):
-            self._built(below).extend((node, code))
-
-    def _changes(self, call: _Node, node: _Node) -> bool:
-        """Return whether the first argument of the call is the object of this node."""
-        arguments = _nodes(call[1])
-        return bool(arguments) and self._built(arguments[0]) is self._built(node)
-
-    def _built(self, node: _Node) -> _Node:
-        """Return the node that builds an object of which this one may only be the number."""
-        return self._memo[node[-1]] if isinstance(node[-1], _Get) else node
-
-    def _top(self) -> _Node:
-        top = self._stack[-1]
-        assert top is not None
-        return top
-
-    def _pop(self) -> _Node:
-        node = self._stack.pop()
-        assert node is not None
-        return node
-
-    def _pop_to_mark(self) -> list[_Node]:
-        nodes: list[_Node] = []
-        while (node := self._stack.pop()) is not None:
-            nodes.append(node)
-        return nodes[::-1]
+    file.seek(0)
+    unpickler: Any = pickle._Unpickler(file)  # in Python: its memo can be filled up
+    values: list[Any] = []
+    lost: dict[int, BaseException] = {}  # by numbers of objects, which a pickler counts
+    num_objects = 0
+    while (start := file.tell()) < size:
+        operations = [(opcode.name, argument) for opcode, argument, _ in pickletools.genops(file)]
+        end = file.tell()
+        own = range(num_objects, num_objects + operations.count(("MEMOIZE", None)))
+        num_objects = own.stop
+        try:
+            for name, number in operations:
+                if name in ("BINGET", "LONG_BINGET") and number in lost:
+                    raise lost[number]
+            file.seek(start)
+            values.append(unpickler.load())
+        except BaseException as exc:  # noqa: BLE001 -- as above
+            failures[len(values) - 1] = exc
+            values.append(None)
+            lost.update(dict.fromkeys(own, exc))
+            unpickler.memo.update(dict.fromkeys(own))  # or those behind it would get other numbers
+            file.seek(end)
+    return values

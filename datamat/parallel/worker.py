@@ -118,18 +118,19 @@ def _answer(
 
 def _pack_outcomes(outcomes: tuple[list[Any], dict[int, bytes]], items: list[Any], *, are_tuples: bool) -> bytes:
     """Return the packed outcomes of a chunk; a result that cannot be sent becomes the error of its own item."""
+    results, errors = outcomes
     try:
-        return pickling.dumps_data(outcomes)
+        return pickling.dumps_results(results, errors)
     except BaseException:  # noqa: BLE001 -- whatever a `__reduce__` of the user's raises
-        results, errors = outcomes
+        packed = []
         for position, (item, result) in enumerate(zip(items, results, strict=True)):
             try:
-                pickling.dumps_data([result])
+                packed.append(pickling.dumps_data(result))
             except BaseException as exc:  # noqa: BLE001 -- raised where this item's result is asked for
                 note_item(exc, item if are_tuples else (item,), {}, os.getpid())
                 errors[position] = pack_error(exc)
-                results[position] = None
-        return pickling.dumps_data(outcomes)
+                packed.append(pickling.dumps_data(None))
+        return pickling.join_results(packed, errors)
 
 
 def note_item(exc: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any], pid: int) -> None:

@@ -118,13 +118,11 @@ def result_error(task: Task, exc: BaseException) -> ParallelError:
 
 def unpack_results(task: Task, packed: memoryview, pid: int) -> tuple[list[Any], dict[int, bytes | BaseException]]:
     """Return the results of a chunk that this process has run, and errors for `unpack_error` by their position."""
-    with suppress(BaseException):  # whatever the class of a result does as it is rebuilt
-        outcomes: tuple[list[Any], dict[int, bytes | BaseException]] = pickling.loads_data(packed)
-        return outcomes
-    results, errors, failures = pickling.loads_results(packed)
+    results, packed_errors, failures = pickling.loads_results(packed)
+    errors: dict[int, bytes | BaseException] = {**packed_errors}
     for position, exc in failures.items():
-        errors[position] = result_error(task, exc)
-        _note_item(errors[position], task, position, pid)
+        errors[position] = error = result_error(task, exc)
+        _note_item(error, task, position, pid)
     return results, errors
 
 

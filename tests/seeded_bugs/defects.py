@@ -864,16 +864,16 @@ DEFECTS = {
         Defect(
             "chunk-fails-with-one-unreadable-result",
             "one result that cannot be unpickled in the parent fails hundreds of calls that travelled with it",
-            "datamat.parallel.workers:unpack_results",
-            replace("results, errors, failures = pickling.loads_results(packed)", "raise"),
+            "datamat.parallel.pickling:loads_results",
+            replace("values = _load_each(file, len(content), failures)", "raise"),
             "tests/parallel/test_streams.py::test_result_that_cannot_be_unpickled_fails_its_own_item[fork-raises-100]",
         ),
         Defect(
             "result-loses-what-it-shares",
-            "a result that cannot be unpickled fails those that hold the same table as one before it",
-            "datamat.parallel.pickling:_Parser.load",
-            replace("self._memo[part] if isinstance(part, _Get) else part", "part"),
-            "tests/parallel/test_streams.py::test_results_beside_one_that_cannot_be_unpickled_keep_their_arrays[fork]",
+            "results behind one that cannot be unpickled get what another one holds",
+            "datamat.parallel.pickling:_load_each",
+            delete("unpickler.memo.update(dict.fromkeys(own))"),
+            "tests/parallel/test_pickling.py::test_what_a_lost_result_shares_is_lost_with_it",
         ),
         Defect(
             "hook-asked-of-the-object",
