@@ -35,6 +35,7 @@ __all__ = [
     "BUILTIN_TYPES",
     "PLAIN",
     "PickledFunction",
+    "describe_path",
     "digest",
     "dumps_code",
     "dumps_data",
@@ -382,9 +383,13 @@ class _TracingPickler(_Rules, _PythonPickler):  # type: ignore[misc]  # no types
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 
 
-def describe_path(stack: list[Any]) -> str:
-    """Return how users reach the last object of a pickler's stack: `self.reader._conn`, `fit.<locals>[0]`."""
-    place = ""
+def describe_path(stack: list[Any], place: str = "") -> str:
+    """Return how users reach the last object of a pickler's stack: `self.reader._conn`, `fit.<locals>[0]`.
+
+    Args:
+        stack: objects, each of which holds the next one; between an object and an attribute is a dictionary of these.
+        place: name of the first one, if it has any.
+    """
     for i, obj in enumerate(stack):
         before = stack[i - 1] if i else None
         method = stack[i - 2] if i > 1 else None

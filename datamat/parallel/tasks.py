@@ -288,11 +288,11 @@ class RemoteFunction:
         owner = unforkable.innermost(self.function)
         if isinstance(owner, types.MethodType):
             byvalue.register_inherited(type(owner.__self__).__mro__)
-        unforkables = unforkable.find_unforkables(roots)
+        unforkables = unforkable.Unforkables(roots)
         function = owner.__func__ if isinstance(owner, types.MethodType) else owner
         if isinstance(function, types.FunctionType):
             byvalue.register_inherited(list(function.__globals__.values()))
-        _warn({each.place: standins.standin_type(each.reduction) for each in unforkables if each.is_standin})
+        _warn(unforkables.standins)
         self.is_inherited = True
         return worker.inherit(self.number, self.function, unforkables)
 

@@ -578,9 +578,9 @@ class WorkerGroup:
         if any(standins.is_registered(type(root)) for root in roots.values()):
             self._initializer = self._pack((initializer, initargs))
             return lambda: None
-        found = unforkable.find_unforkables(roots | {"initargs": arguments}) if standins.registrations() else []
+        unforkables = unforkable.Unforkables(roots | {"initargs": arguments}, only_registered=True)
         self._initializer = number
-        return worker.inherit(number, (initializer, arguments), [each for each in found if each.is_registered])
+        return worker.inherit(number, (initializer, arguments), unforkables)
 
     def _pack(self, obj: Any) -> bytes:
         """Pickle what workers get when they start."""
