@@ -45,7 +45,6 @@ __all__ = [
     "is_installed",
     "lookup",
     "lost_its_name",
-    "lru_cache_of",
     "make_cell",
     "make_class",
     "make_context",
@@ -56,7 +55,6 @@ __all__ = [
     "make_namedtuple",
     "make_singleton",
     "make_type_variable",
-    "make_typed_dict",
     "module_of",
     "namespace",
     "namespace_key",
@@ -485,11 +483,6 @@ def set_cell(cell: types.CellType, state: tuple[Any]) -> None:
     cell.cell_contents = state[0]
 
 
-def lru_cache_of(function: Any, parameters: dict[str, Any]) -> Any:
-    """Return `function` behind an empty cache."""
-    return functools.lru_cache(**parameters)(function)
-
-
 def single_dispatch_of(implementations: tuple[tuple[type, Any], ...]) -> Any:
     """Return a generic function with these implementations."""
     by_type = dict(implementations)
@@ -519,10 +512,6 @@ def class_parts(cls: type) -> tuple[Any, ...]:
     names = (cls.__name__, cls.__qualname__, cls.__module__)
     if isinstance(cls, enum.EnumMeta):
         return _enum_parts(cls, names, identity)
-    if type(cls).__name__ == "_TypedDictMeta":
-        bases = tuple(base for base in cls.__bases__ if base is not dict)
-        content = {k: v for k, v in _attributes_of(cls).items() if k not in _NOT_COPIED}
-        return make_typed_dict, (type(cls), *names, bases, identity), (identity, content, ()), None, None, fill_class
     if cls.__bases__ == (tuple,) and hasattr(cls, "_field_defaults"):
         fields, defaults = tuple(cls._fields), tuple(cls._field_defaults.values())  # type: ignore[attr-defined]
         state = (identity, _beside_namedtuple(cls), ())
@@ -542,7 +531,9 @@ def class_parts(cls: type) -> tuple[Any, ...]:
     if isinstance(cls, abc.ABCMeta):
         references = abc._get_dump(cls)[0]  # type: ignore[attr-defined]  # undocumented, as the registry is
         registered = tuple(subclass for reference in references if (subclass := reference()) is not None)
-    arguments = (type(cls), *names, cls.__bases__, skeleton, identity)
+    is_typed_dict = type(cls).__name__ == "_TypedDictMeta"  # whose metaclass adds this base, and refuses it
+    bases = tuple(base for base in cls.__bases__ if not (is_typed_dict and base is dict))
+    arguments = (type(cls), *names, bases, skeleton, identity)
     return make_class, arguments, (identity, content, registered), None, None, fill_class
 
 
@@ -652,18 +643,6 @@ def fill_enum(cls: Any, state: tuple[str, dict[str, Any], dict[str, dict[str, An
         for name, own in attributes.items():
             vars(cls.__members__[name]).update(own)
     fill_class(cls, (identity, content, ()))
-
-
-def make_typed_dict(
-    metaclass: Any, name: str, qualified_name: str, module: str, bases: tuple[type, ...], identity: str
-) -> type:
-    """Return the `TypedDict` with this id, made empty if the process has none."""
-    with _guard:
-        if (found := _known.get(identity)) is not None:
-            return found
-        made = metaclass(name, bases, {"__module__": module, "__qualname__": qualified_name})
-        _ids[made], _known[identity] = identity, made
-        return cast("type", made)
 
 
 def _beside_namedtuple(cls: type) -> dict[str, Any]:

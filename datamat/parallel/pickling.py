@@ -39,7 +39,6 @@ __all__ = [
     "digest",
     "dumps_code",
     "dumps_data",
-    "dumps_fast",
     "dumps_items",
     "dumps_results",
     "join_results",
@@ -192,9 +191,7 @@ class _Rules:
         return byvalue.make_context, (list(context.items()),)
 
     def _lru_cache(self, cached: Any) -> Reduction:
-        if self._goes_by_name(cached):
-            return str(cached.__qualname__)
-        return byvalue.lru_cache_of, (cached.__wrapped__, cached.cache_parameters())
+        return str(cached.__qualname__) if self._goes_by_name(cached) else _by_dill(cached)
 
     def _special(self, obj: Any) -> Reduction:
         reduction = standins.replacement(obj, "")
@@ -394,7 +391,7 @@ def describe_path(stack: list[Any], place: str = "") -> str:
         before = stack[i - 1] if i else None
         method = stack[i - 2] if i > 1 else None
         if isinstance(method, types.MethodType) and obj is method.__self__:
-            place = f"{place}{standins.step_to('__self__')}" if place else "self"
+            place = f"{place}'s self" if place else "self"
         elif isinstance(before, dict):
             key = next((key for key, value in before.items() if value is obj), None)
             owner = stack[i - 2] if i > 1 else None
@@ -459,43 +456,13 @@ def dumps_code(obj: Any, *, to_parent: bool = False) -> PickledFunction:
     return _pickle((shipped, obj), banned, kept, to_parent).result()
 
 
-def dumps_fast(
-    obj: Any,
-    out: io.BytesIO,
-    *,
-    to_parent: bool,
-    buffers: Callable[[pickle.PickleBuffer], Any] | None = None,
-    local: list[Any] | None = None,
-) -> list[type] | None:
-    """Write what `pickle.loads` understands.
-
-    Args:
-        obj: what to write.
-        out: where to.
-        to_parent: see `_Rules`.
-        buffers: see `_Rules`.
-        local: takes the queues that are met, which only threads of one process share.
-
-    Returns:
-        The classes by value that must be there before it; None if it is not all, since the globals of code are missing.
-
-    Raises:
-        Exception: whatever stops the C pickler.
-    """
-    pickler = _FastPickler(out, to_parent=to_parent, buffers=buffers)
-    pickler.classes = None if to_parent else []
-    pickler.local = [] if local is None else local
-    pickler.dump(obj)
-    return None if pickler.globals and not to_parent else pickler.classes or []
-
-
 class _PickleRun:
     """One run of a pickler."""
 
     def __init__(self, parts: tuple[Shipped, Any], make: Callable[..., _Rules], **options: Any) -> None:
         self._out = io.BytesIO()
         self._buffers: list[pickle.PickleBuffer] = []
-        self.pickler: Any = make(self._out, buffers=_aside(self._buffers), **options)
+        self.pickler: Any = make(self._out, buffers=self._put_aside, **options)
         self._parts = parts
 
     def run(self) -> _PickleRun:
@@ -503,19 +470,15 @@ class _PickleRun:
             self.pickler.dump(part)
         return self
 
+    def _put_aside(self, buffer: pickle.PickleBuffer) -> bool:
+        stays = buffer.raw().nbytes < 1 << 14
+        if not stays:
+            self._buffers.append(buffer)
+        return stays
+
     def result(self) -> PickledFunction:
         modules = tuple(sorted(filter(byvalue.is_installed, self.pickler.modules)))
         return PickledFunction(self._out.getvalue(), tuple(self._buffers), self.pickler.standins, modules)
-
-
-def _aside(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
-    def take(buffer: pickle.PickleBuffer) -> bool:
-        if buffer.raw().nbytes < 1 << 14:
-            return True  # small ones stay in the stream
-        buffers.append(buffer)
-        return False
-
-    return take
 
 
 def _pickle(parts: tuple[Shipped, Any], banned: dict[int, str], kept: list[Any], to_parent: bool) -> _PickleRun:
@@ -783,8 +746,11 @@ def _dumps(obj: Any, *, to_parent: bool, local: list[Any]) -> tuple[bytes, list[
             return b"p" + pickle.dumps(obj, 5), []
         out = io.BytesIO()
         out.write(b"p")
-        if (classes := dumps_fast(obj, out, to_parent=to_parent, local=local)) is not None:
-            return out.getvalue(), classes
+        pickler = _FastPickler(out, to_parent=to_parent, buffers=None)
+        pickler.classes, pickler.local = None if to_parent else [], local
+        pickler.dump(obj)
+        if to_parent or not pickler.globals:
+            return out.getvalue(), pickler.classes or []
     except Exception:  # noqa: BLE001, S110 -- whatever the C pickler cannot do, the other one tries, and reports
         pass
     local.append(obj)  # it may hold some

@@ -1309,7 +1309,7 @@ DEFECTS = {
         Defect(
             "class-with-each-item",
             "the class of each item is pickled with it: 0.4 ms of the caller for a task, not 0.02",
-            "datamat.parallel.pickling:dumps_fast",
+            "datamat.parallel.pickling:_dumps",
             replace("None if __homewards else []", "None"),
             "tests/parallel/test_items.py::test_class_of_items_is_pickled_once",
         ),
