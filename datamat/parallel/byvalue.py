@@ -164,15 +164,18 @@ def is_new(module_name: str, name: str) -> bool:
     return not any(value is each for each in known)
 
 
-def install_globals(shipped: dict[tuple[str, str], tuple[int, Any]], *, override: bool) -> None:
-    """In a worker: bind the globals that came with some code, by namespace and name, with their version.
+def install_globals(
+    versions: dict[tuple[str, str], int], values: dict[tuple[str, str], Any], *, override: bool
+) -> None:
+    """In a worker: bind the globals that came with some code.
 
     Args:
-        shipped: version and value of each.
+        versions: version of each, by namespace and name.
+        values: what they are bound to.
         override: replace what is there, where that is older; else only add what is missing.
     """
-    for (key, name), (version, value) in shipped.items():
-        held = namespace(key)
+    for (key, name), value in values.items():
+        held, version = namespace(key), versions[key, name]
         known = _installed.get((key, name))
         if known is None:
             first = _first_values.get(key, {})

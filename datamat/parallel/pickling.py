@@ -64,9 +64,9 @@ __all__ = [
 
 
 Reduction = Any  # a tuple as of `__reduce__`, the name of a global, or NotImplemented
-Globals = dict[str, tuple[dict[str, Any], set[str]]]  # by namespace: the dictionary, and the names used of it
-Versions = dict[tuple[str, str], int]  # by namespace and name
-Shipped = dict[tuple[str, str], tuple[int, Any]]  # by namespace and name: version and value
+Place = tuple[str, str]  # of a global: its namespace and its name
+Versions = dict[Place, int]  # of globals; 0 for one that is not bound
+Banned = dict[int, tuple[Any, str]]  # by id: an object that cannot travel, and why
 
 _PythonPickler: Any = pickle._Pickler  # the one that can be overridden
 _MAX_STANDINS = 100
@@ -96,7 +96,7 @@ class _Rules:
         self.local: list[Any] = []
         self.standins: dict[str, str] = {}
         self.modules: set[str] = set()
-        self.globals: Globals = {}
+        self.globals: set[Place] = set()
 
     def reducer_override(self, obj: Any) -> Reduction:
         """Return the reduction of `obj`; NotImplemented where pickle does the right thing, as it mostly does."""
@@ -136,8 +136,7 @@ class _Rules:
             home = function.__module__
         else:
             make, home = byvalue.make_function, byvalue.namespace_key(function)
-            names = self.globals.setdefault(home, (function.__globals__, set()))[1]
-            names |= byvalue.global_names(function.__code__)
+            self.globals.update((home, name) for name in byvalue.global_names(function.__code__))
         code = hash(function.__code__) if self.is_digest else function.__code__
         parts = (code, home, function.__name__, function.__closure__)
         return make, parts, state, None, None, byvalue.fill_function
@@ -337,15 +336,17 @@ class _TracingPickler(_Rules, _PythonPickler):  # type: ignore[misc]  # no types
     """A pickler that always knows where it is: a tenth as fast, for objects that stop the fast one.
 
     Args:
-        banned: ids of objects for which a stand-in travels, with the reason.
+        banned: objects for which a stand-in travels.
+        values: the globals that travel ahead of what needs them.
     """
 
     # dill puts its own functions into the table that this one inherits.
     dispatch = dict(_PythonPickler.dispatch) | {dict: _PythonPickler.save_dict, type: _PythonPickler.save_type}
 
-    def __init__(self, file: Any, *, banned: dict[int, str], **options: Any) -> None:
+    def __init__(self, file: Any, *, banned: Banned, values: dict[Place, Any], **options: Any) -> None:
         super().__init__(file, **options)
         self._banned = banned
+        self._values = values
         self._stack: list[Any] = []
         self.failure: list[Any] | None = None  # the stack where the first error struck
 
@@ -355,8 +356,8 @@ class _TracingPickler(_Rules, _PythonPickler):  # type: ignore[misc]  # no types
             return super().save(obj, save_persistent_id)
         self._stack.append(obj)
         try:
-            if (reason := self._banned.get(id(obj))) is not None:
-                place = self._place()
+            if id(obj) in self._banned:
+                place, reason = self._place(), self._banned[id(obj)][1]
                 self.standins[place] = standins.type_name(obj)
                 return self.save_reduce(*standins.standin_reduction(obj, place, reason), obj=obj)
             if type(obj) is dict and (name := byvalue.module_of(obj)) is not None:
@@ -371,7 +372,14 @@ class _TracingPickler(_Rules, _PythonPickler):  # type: ignore[misc]  # no types
             self._stack.pop()
 
     def _place(self) -> str:
-        return describe_path(self._stack)
+        return self.place_of(self._stack)
+
+    def place_of(self, stack: list[Any]) -> str:
+        """Return how users reach the last object of a stack, which may begin at the globals."""
+        if stack[0] is not self._values or len(stack) == 1:
+            return describe_path(stack)
+        name = next(name for (_, name), value in self._values.items() if value is stack[1])
+        return describe_path(stack[1:], f"global {name}")
 
     def _expect_namespaces(self) -> None:
         """Do nothing: this pickler checks each dictionary."""
@@ -445,21 +453,23 @@ def dumps_code(obj: Any, *, to_parent: bool = False) -> PickledFunction:
     Raises:
         UnpicklableError: it cannot travel, not even with stand-ins for some of its attributes.
     """
-    banned: dict[int, str] = {}
-    kept: list[Any] = []  # ids are valid while the objects live
-    first = _pickle(({}, obj), banned, kept, to_parent)
-    needed = {} if to_parent else first.pickler.globals
-    shipped = _gather_globals(needed, banned, kept)
-    if not shipped:
-        return first.result()
-    # Once more, now behind its globals: code that runs while `obj` is rebuilt (__setstate__, a metaclass) needs them.
-    return _pickle((shipped, obj), banned, kept, to_parent).result()
+    banned: Banned = {}
+    use = _NO_USE
+    while True:
+        versions = _versions_of_all(use)
+        values = {place: byvalue.namespace(place[0])[place[1]] for place, version in versions.items() if version}
+        run = _pickle(({place: versions[place] for place in values}, values, obj), banned, to_parent)
+        missing = run.pickler.globals - versions.keys()
+        if to_parent or not missing:
+            return run.result()
+        # Once more, behind its globals: code that runs while `obj` is rebuilt (__setstate__, a metaclass) needs them.
+        use = _Use(use.names | missing, frozenset())
 
 
 class _PickleRun:
     """One run of a pickler."""
 
-    def __init__(self, parts: tuple[Shipped, Any], make: Callable[..., _Rules], **options: Any) -> None:
+    def __init__(self, parts: tuple[Any, ...], make: Callable[..., _Rules], **options: Any) -> None:
         self._out = io.BytesIO()
         self._buffers: list[pickle.PickleBuffer] = []
         self.pickler: Any = make(self._out, buffers=self._put_aside, **options)
@@ -481,7 +491,7 @@ class _PickleRun:
         return PickledFunction(self._out.getvalue(), tuple(self._buffers), self.pickler.standins, modules)
 
 
-def _pickle(parts: tuple[Shipped, Any], banned: dict[int, str], kept: list[Any], to_parent: bool) -> _PickleRun:
+def _pickle(parts: tuple[Versions, dict[Place, Any], Any], banned: Banned, to_parent: bool) -> _PickleRun:
     """Pickle globals and what needs them: fast, or step by step until it works, banning what cannot travel."""
     if not banned:
         try:
@@ -491,26 +501,24 @@ def _pickle(parts: tuple[Shipped, Any], banned: dict[int, str], kept: list[Any],
                 return _PickleRun(parts, _FastPickler, to_parent=to_parent).run()
         except Exception:  # noqa: BLE001, S110 -- the other one finds out where it comes from
             pass
+    _, values, obj = parts
     with _deep_recursion():
-        return _trace(parts, banned, kept, to_parent)
-
-
-def _trace(parts: tuple[Shipped, Any], banned: dict[int, str], kept: list[Any], to_parent: bool) -> _PickleRun:
-    while True:
-        attempt = _PickleRun(parts, _TracingPickler, to_parent=to_parent, banned=banned)
-        try:
-            return attempt.run()
-        except Exception as exc:  # a user's __reduce__ may raise anything
-            stack = attempt.pickler.failure or [parts[1]]
-            culprit = _culprit(stack)
-            if culprit is None or culprit is parts[1] or id(culprit) in banned or len(banned) >= _MAX_STANDINS:
-                place, what = describe_path(stack), standins.type_name(stack[-1])
-                raise UnpicklableError(
-                    f"{what if place == what else f'{place}: {what}'} cannot be sent to a worker "
-                    f"({type(exc).__name__}: {exc}); {standins.REMEDY}, or pass what it is made from"
-                ) from exc
-            banned[id(culprit)] = f"{type(exc).__name__}: {exc}"
-            kept.append(culprit)
+        while True:
+            attempt = _PickleRun(parts, _TracingPickler, to_parent=to_parent, banned=banned, values=values)
+            try:
+                return attempt.run()
+            except Exception as exc:  # a user's __reduce__ may raise anything
+                stack = attempt.pickler.failure or [obj]
+                culprit = _culprit(stack)
+                if culprit is None and stack[0] is values and len(stack) > 1:
+                    culprit = stack[1]
+                if culprit is None or culprit is obj or id(culprit) in banned or len(banned) >= _MAX_STANDINS:
+                    place, what = attempt.pickler.place_of(stack), standins.type_name(stack[-1])
+                    raise UnpicklableError(
+                        f"{what if place == what else f'{place}: {what}'} cannot be sent to a worker "
+                        f"({type(exc).__name__}: {exc}); {standins.REMEDY}, or pass what it is made from"
+                    ) from exc
+                banned[id(culprit)] = culprit, f"{type(exc).__name__}: {exc}"
 
 
 @contextmanager
@@ -528,35 +536,6 @@ def _deep_recursion() -> Iterator[None]:
                 sys.setrecursionlimit(limit)
 
 
-def _gather_globals(needed: Globals, banned: dict[int, str], kept: list[Any]) -> Shipped:
-    """Return the globals that code uses, directly or through other globals; stand-ins for those that cannot go."""
-    shipped: Shipped = {}
-    waiting = _unseen(needed, shipped)
-    while waiting:
-        for key, name, value in waiting:
-            version = byvalue.version_of(key, name, value)
-            try:
-                more = _pickle(({}, value), banned, kept, to_parent=False).pickler.globals
-            except UnpicklableError as exc:
-                stand_in = standins.Standin(f"global {name}", standins.type_name(value), str(exc))
-                shipped[key, name] = version, stand_in
-                continue
-            shipped[key, name] = version, value
-            for other, (held, names) in more.items():
-                needed.setdefault(other, (held, set()))[1].update(names)
-        waiting = _unseen(needed, shipped)
-    return shipped
-
-
-def _unseen(needed: Globals, seen: Shipped) -> list[tuple[str, str, Any]]:
-    return [
-        (key, name, held[name])
-        for key, (held, names) in needed.items()
-        for name in sorted(names)
-        if name in held and (key, name) not in seen
-    ]
-
-
 # ---------------------------------------------------------------- digests
 #
 # A call is made with its callable as that was when it was submitted, and what has not changed is not sent again: a
@@ -567,13 +546,13 @@ def _unseen(needed: Globals, seen: Shipped) -> list[tuple[str, str, Any]]:
 class _Use(typing.NamedTuple):
     """The globals that code uses, by namespace and name, and the ids of classes by value that have more code."""
 
-    names: frozenset[tuple[str, str]]
+    names: frozenset[Place]
     classes: frozenset[str]
 
 
 _NO_USE = _Use(frozenset(), frozenset())
 _known_versions: dict[_Use, Versions] = {}  # of the globals that code uses, directly or through others
-_uses: dict[tuple[str, str], tuple[int, _Use]] = {}  # by what globals hold, with the version of that
+_uses: dict[Place, tuple[int, _Use]] = {}  # by what globals hold, with the version of that
 _uses_by_class: dict[str, _Use] = {}
 _named: weakref.WeakSet[Any] = weakref.WeakSet()  # functions and classes that were found under their names
 
@@ -602,7 +581,7 @@ def digest(function: Any) -> bytes:
     return hasher.digest()
 
 
-def _versions(places: typing.Iterable[tuple[str, str]]) -> Versions:
+def _versions(places: typing.Iterable[Place]) -> Versions:
     found = [(place, byvalue.namespace(place[0])) for place in places]
     return {place: byvalue.version_of(*place, held[place[1]]) if place[1] in held else 0 for place, held in found}
 
@@ -654,8 +633,7 @@ class _DigestPickler(_FastPickler):
                 _uses_by_class[identity] = _NO_USE  # while it is searched, since it may refer to itself
                 with suppress(Exception):  # the user's metaclass may raise anything
                     _uses_by_class[identity] = _use_of(byvalue.class_parts(cls)[1:])
-        names = frozenset((key, name) for key, (_, names) in self.globals.items() for name in names)
-        return _Use(names, frozenset(map(byvalue.class_id, self.classes or ())))
+        return _Use(frozenset(self.globals), frozenset(map(byvalue.class_id, self.classes or ())))
 
 
 def _use_of(value: Any) -> _Use:
@@ -676,7 +654,7 @@ def load_code(stream: bytes, buffers: typing.Iterable[Any] = (), *, override: bo
     """
     # Not from a file or a network: from a process of our own, over its own socket.
     unpickler = pickle.Unpickler(io.BytesIO(stream), buffers=buffers)  # noqa: S301
-    byvalue.install_globals(unpickler.load(), override=override)
+    byvalue.install_globals(unpickler.load(), unpickler.load(), override=override)
     return unpickler.load()
 
 
