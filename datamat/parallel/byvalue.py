@@ -387,7 +387,8 @@ def class_id(cls: type) -> str:
     with _guard:
         if (found := _ids.get(cls)) is None:
             found = uuid.uuid4().hex
-            _register(cls, found)
+            _ids[cls], _known[found] = found, cls
+            _filled.add(found)
             if process_role.is_worker():
                 _given_here.add(found)
         return found
@@ -425,12 +426,6 @@ def register_inherited(values: Iterable[Any]) -> None:
                 class_id(value)
         elif type(value) in _MAKERS:
             singleton_parts(value, to_parent=False)
-
-
-def _register(cls: type, identity: str) -> None:
-    _ids[cls] = identity
-    _known[identity] = cls
-    _filled.add(identity)
 
 
 # ---------------------------------------------------------------- functions
