@@ -792,15 +792,17 @@ def join_results(packed: list[bytes], errors: dict[int, bytes]) -> bytes:
     return b"s" + pickle.dumps((packed, errors), 5)
 
 
-def loads_results(data: bytes | memoryview) -> tuple[list[Any], dict[int, bytes], dict[int, BaseException]]:
+def loads_results(data: bytes | memoryview) -> tuple[list[Any], dict[int, Any], dict[int, BaseException]]:
     """Return the results of a chunk, with None in place of those that cannot be unpickled.
 
     Returns:
         The results; the packed errors; and what those raise that cannot be unpickled, by their positions.
     """
-    mark, content = data[:1], bytes(memoryview(data)[1:])
+    if data[0] == _PLAIN_MARK:
+        return *pickle.loads(memoryview(data)[1:]), {}  # noqa: S301 -- from our own process, over its own socket
+    content = bytes(memoryview(data)[1:])
     failures: dict[int, BaseException] = {}
-    if mark == b"e":
+    if data[:1] == b"e":
         file = io.BytesIO(content)
         unpickler = pickle.Unpickler(file)  # noqa: S301 -- from our own process, over its own socket
         values: list[Any] = []
@@ -811,12 +813,11 @@ def loads_results(data: bytes | memoryview) -> tuple[list[Any], dict[int, bytes]
             values = _load_each(file, len(content), failures)
         return values[1:], values[0], failures
     results, errors = pickle.loads(content)  # noqa: S301
-    if mark == b"s":
-        for position, packed in enumerate(results):
-            try:
-                results[position] = loads_data(packed)
-            except BaseException as exc:  # noqa: BLE001 -- as above
-                results[position], failures[position] = None, exc
+    for position, packed in enumerate(results):
+        try:
+            results[position] = loads_data(packed)
+        except BaseException as exc:  # noqa: BLE001 -- as above
+            results[position], failures[position] = None, exc
     return results, errors, failures
 
 

@@ -118,8 +118,7 @@ def result_error(task: Task, exc: BaseException) -> ParallelError:
 
 def unpack_results(task: Task, packed: memoryview, pid: int) -> tuple[list[Any], dict[int, bytes | BaseException]]:
     """Return the results of a chunk that this process has run, and errors for `unpack_error` by their position."""
-    results, packed_errors, failures = pickling.loads_results(packed)
-    errors: dict[int, bytes | BaseException] = {**packed_errors}
+    results, errors, failures = pickling.loads_results(packed)
     for position, exc in failures.items():
         errors[position] = error = result_error(task, exc)
         _note_item(error, task, position, pid)
