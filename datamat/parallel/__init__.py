@@ -12,8 +12,9 @@ the lines above its own:
     affinity, channel, logs, process_role
     crash                 what a worker leaves when it dies
     processes             starting workers
-    byvalue, arrays, shared, standins, unforkable     what needs care on the way to a worker
+    byvalue, arrays, shared, standins     what needs care on the way to a worker
     pickling
+    unforkable            what a fork cannot use of what it inherits
     worker                the program of a worker
     tasks                 and futures; how many calls make one
     workers               one, and all of a pool

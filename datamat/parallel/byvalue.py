@@ -32,8 +32,6 @@ __all__ = [
     "class_by_id",
     "class_id",
     "class_parts",
-    "fill_class",
-    "fill_enum",
     "fill_function",
     "force_by_value",
     "global_names",
@@ -45,18 +43,10 @@ __all__ = [
     "is_installed",
     "lookup",
     "lost_its_name",
-    "lru_cache_of",
     "make_cell",
-    "make_class",
     "make_context",
-    "make_context_variable",
-    "make_enum",
     "make_function",
     "make_function_in",
-    "make_namedtuple",
-    "make_singleton",
-    "make_type_variable",
-    "make_typed_dict",
     "module_of",
     "namespace",
     "namespace_key",
@@ -65,7 +55,6 @@ __all__ = [
     "remember_globals",
     "run_top_level_once",
     "set_cell",
-    "set_context_variable",
     "single_dispatch_of",
     "singleton_parts",
     "version_of",
@@ -143,8 +132,8 @@ def inherit_globals(namespaces: Mapping[str, dict[str, Any]]) -> tuple[Callable[
         A function that ends it, to be called after the fork, and what to keep as long as these workers live.
     """
     keeper: list[Any] = []
-    added = {key: held for key, held in namespaces.items() if key != "__main__" and key not in _namespaces}
-    _namespaces.update(added)
+    for key, held in namespaces.items():
+        _namespaces.setdefault(key, held)
     inherited = {
         (key, name): (version_of(key, name, value, keeper), value)
         for key, held in namespaces.items()
@@ -155,8 +144,6 @@ def inherit_globals(namespaces: Mapping[str, dict[str, Any]]) -> tuple[Callable[
     def end() -> None:
         for place in inherited:
             _installed.pop(place, None)
-        for key in added:
-            _namespaces.pop(key, None)
 
     return end, keeper
 
@@ -177,15 +164,18 @@ def is_new(module_name: str, name: str) -> bool:
     return not any(value is each for each in known)
 
 
-def install_globals(shipped: dict[tuple[str, str], tuple[int, Any]], *, override: bool) -> None:
-    """In a worker: bind the globals that came with some code, by namespace and name, with their version.
+def install_globals(
+    versions: dict[tuple[str, str], int], values: dict[tuple[str, str], Any], *, override: bool
+) -> None:
+    """In a worker: bind the globals that came with some code.
 
     Args:
-        shipped: version and value of each.
+        versions: version of each, by namespace and name.
+        values: what they are bound to.
         override: replace what is there, where that is older; else only add what is missing.
     """
-    for (key, name), (version, value) in shipped.items():
-        held = namespace(key)
+    for (key, name), value in values.items():
+        held, version = namespace(key), versions[key, name]
         known = _installed.get((key, name))
         if known is None:
             first = _first_values.get(key, {})
@@ -397,7 +387,8 @@ def class_id(cls: type) -> str:
     with _guard:
         if (found := _ids.get(cls)) is None:
             found = uuid.uuid4().hex
-            _register(cls, found)
+            _ids[cls], _known[found] = found, cls
+            _filled.add(found)
             if process_role.is_worker():
                 _given_here.add(found)
         return found
@@ -435,12 +426,6 @@ def register_inherited(values: Iterable[Any]) -> None:
                 class_id(value)
         elif type(value) in _MAKERS:
             singleton_parts(value, to_parent=False)
-
-
-def _register(cls: type, identity: str) -> None:
-    _ids[cls] = identity
-    _known[identity] = cls
-    _filled.add(identity)
 
 
 # ---------------------------------------------------------------- functions
@@ -487,11 +472,6 @@ def set_cell(cell: types.CellType, state: tuple[Any]) -> None:
     cell.cell_contents = state[0]
 
 
-def lru_cache_of(function: Any, parameters: dict[str, Any]) -> Any:
-    """Return `function` behind an empty cache."""
-    return functools.lru_cache(**parameters)(function)
-
-
 def single_dispatch_of(implementations: tuple[tuple[type, Any], ...]) -> Any:
     """Return a generic function with these implementations."""
     by_type = dict(implementations)
@@ -521,14 +501,10 @@ def class_parts(cls: type) -> tuple[Any, ...]:
     names = (cls.__name__, cls.__qualname__, cls.__module__)
     if isinstance(cls, enum.EnumMeta):
         return _enum_parts(cls, names, identity)
-    if type(cls).__name__ == "_TypedDictMeta":
-        bases = tuple(base for base in cls.__bases__ if base is not dict)
-        content = {k: v for k, v in _attributes_of(cls).items() if k not in _NOT_COPIED}
-        return make_typed_dict, (type(cls), *names, bases, identity), (identity, content, ()), None, None, fill_class
     if cls.__bases__ == (tuple,) and hasattr(cls, "_field_defaults"):
         fields, defaults = tuple(cls._fields), tuple(cls._field_defaults.values())  # type: ignore[attr-defined]
         state = (identity, _beside_namedtuple(cls), ())
-        return make_namedtuple, (*names, fields, defaults, identity), state, None, None, fill_class
+        return make_once, (identity, make_namedtuple, *names, fields, defaults), state, None, None, fill_class
     content = _attributes_of(cls)
     skeleton: dict[str, Any] = {}
     if "__slots__" in content:
@@ -544,8 +520,10 @@ def class_parts(cls: type) -> tuple[Any, ...]:
     if isinstance(cls, abc.ABCMeta):
         references = abc._get_dump(cls)[0]  # type: ignore[attr-defined]  # undocumented, as the registry is
         registered = tuple(subclass for reference in references if (subclass := reference()) is not None)
-    arguments = (type(cls), *names, cls.__bases__, skeleton, identity)
-    return make_class, arguments, (identity, content, registered), None, None, fill_class
+    is_typed_dict = type(cls).__name__ == "_TypedDictMeta"  # whose metaclass adds this base, and refuses it
+    bases = tuple(base for base in cls.__bases__ if not (is_typed_dict and base is dict))
+    arguments = (identity, make_class, type(cls), *names, bases, skeleton)
+    return make_once, arguments, (identity, content, registered), None, None, fill_class
 
 
 def _attributes_of(cls: type) -> dict[str, Any]:
@@ -556,24 +534,31 @@ def _attributes_of(cls: type) -> dict[str, Any]:
     return {k: v for k, v in content.items() if k not in _OF_ANNOTATIONS} | {"__annotations__": annotations_of(cls)}
 
 
-def make_class(
-    metaclass: type, name: str, qualified_name: str, module: str, bases: Any, content: Any, identity: str
-) -> type:
-    """Return the class with this id, created empty if the process has none.
+def make_once(identity: str, make: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the class, or other thing that is known by identity, with this id; made if the process has none."""
+    with _guard:
+        found = _singletons.get(identity, _known.get(identity))
+        if found is None:
+            found = make(*arguments)
+            if isinstance(found, type):
+                _ids[found], _known[identity] = identity, found
+            else:
+                _singletons[identity], _singleton_ids[id(found)] = found, identity
+        return found
+
+
+def make_class(metaclass: type, name: str, qualified_name: str, module: str, bases: Any, content: Any) -> type:
+    """Return a new class that is empty.
 
     What the author's metaclass and `__init_subclass__` do, they have done at home: its result comes with the content.
     """
-    with _guard:
-        if (found := _known.get(identity)) is not None:
-            return found
-        home = _library_part(metaclass)
-        body = home.__prepare__(name, bases)
-        body.update(content, __module__=module, __qualname__=qualified_name)
-        with _hooks_at_rest(bases):
-            made: Any = home.__new__(metaclass, name, bases, body)
-            home.__init__(made, name, bases, body)
-        _ids[made], _known[identity] = identity, made
-        return cast("type", made)
+    home = _library_part(metaclass)
+    body = home.__prepare__(name, bases)
+    body.update(content, __module__=module, __qualname__=qualified_name)
+    with _hooks_at_rest(bases):
+        made: Any = home.__new__(metaclass, name, bases, body)
+        home.__init__(made, name, bases, body)
+    return cast("type", made)
 
 
 def _library_part(metaclass: type) -> Any:
@@ -609,14 +594,12 @@ def _enum_parts(cls: Any, names: tuple[Any, ...], identity: str) -> tuple[Any, .
         for name, member in cls.__members__.items()
         if (own := {k: v for k, v in vars(member).items() if k not in _MEMBER_MADE})
     }
-    made = (names, type(cls), cls.__bases__, kind, members, getattr(cls, "_boundary_", None), identity)
-    return make_enum, made, (identity, content, attributes), None, None, fill_enum
+    made = (names, type(cls), cls.__bases__, kind, members, getattr(cls, "_boundary_", None))
+    return make_once, (identity, make_enum, *made), (identity, content, attributes), None, None, fill_enum
 
 
-def make_enum(
-    names: tuple[str, str, str], metaclass: type, bases: Any, kind: Any, members: Any, boundary: Any, identity: str
-) -> type:
-    """Return the enumeration with this id, created with its members if the process has none.
+def make_enum(names: tuple[str, str, str], metaclass: type, bases: Any, kind: Any, members: Any, boundary: Any) -> type:
+    """Return a new enumeration with its members.
 
     Its own `__new__` and `__init__` have had their turn at home, with arguments that nobody knows any more.
     """
@@ -629,22 +612,18 @@ def make_enum(
     def new_of_tuple(cls: Any, packed: Any) -> Any:  # Enum hands one tuple on, where members are tuples
         return new(cls, *packed)
 
-    with _guard:
-        if (found := _known.get(identity)) is not None:
-            return found
-        home = _library_part(metaclass)
-        content = home.__prepare__(names[0], bases)
-        _, content["__qualname__"], content["__module__"] = names
-        content["__new__"] = new_of_tuple if kind is tuple else new
-        content["__init__"] = lambda *_: None
-        for member, arguments, value in members:
-            content[member] = (arguments, value)
-        with _hooks_at_rest(bases):
-            made = home.__new__(metaclass, names[0], bases, content, **({"boundary": boundary} if boundary else {}))
-        for own in ("__init__", "__new_member__"):
-            type.__delattr__(made, own)
-        _ids[made], _known[identity] = identity, made
-        return cast("type", made)
+    home = _library_part(metaclass)
+    content = home.__prepare__(names[0], bases)
+    _, content["__qualname__"], content["__module__"] = names
+    content["__new__"] = new_of_tuple if kind is tuple else new
+    content["__init__"] = lambda *_: None
+    for member, arguments, value in members:
+        content[member] = (arguments, value)
+    with _hooks_at_rest(bases):
+        made = home.__new__(metaclass, names[0], bases, content, **({"boundary": boundary} if boundary else {}))
+    for own in ("__init__", "__new_member__"):
+        type.__delattr__(made, own)
+    return cast("type", made)
 
 
 def fill_enum(cls: Any, state: tuple[str, dict[str, Any], dict[str, dict[str, Any]]]) -> None:
@@ -654,18 +633,6 @@ def fill_enum(cls: Any, state: tuple[str, dict[str, Any], dict[str, dict[str, An
         for name, own in attributes.items():
             vars(cls.__members__[name]).update(own)
     fill_class(cls, (identity, content, ()))
-
-
-def make_typed_dict(
-    metaclass: Any, name: str, qualified_name: str, module: str, bases: tuple[type, ...], identity: str
-) -> type:
-    """Return the `TypedDict` with this id, made empty if the process has none."""
-    with _guard:
-        if (found := _known.get(identity)) is not None:
-            return found
-        made = metaclass(name, bases, {"__module__": module, "__qualname__": qualified_name})
-        _ids[made], _known[identity] = identity, made
-        return cast("type", made)
 
 
 def _beside_namedtuple(cls: type) -> dict[str, Any]:
@@ -681,18 +648,11 @@ def _beside_namedtuple(cls: type) -> dict[str, Any]:
     return own
 
 
-def make_namedtuple(name: str, qualified_name: str, module: str, fields: Any, defaults: Any, identity: str) -> type:
-    """Return the named tuple with this id, created if the process has none.
-
-    By the standard library: the `__new__` of a named tuple has globals that no module holds.
-    """
-    with _guard:
-        if (found := _known.get(identity)) is not None:
-            return found
-        made: Any = collections.namedtuple(name, fields, rename=True, defaults=defaults, module=module)  # type: ignore[misc]
-        made.__qualname__ = qualified_name
-        _ids[made], _known[identity] = identity, made
-        return cast("type", made)
+def make_namedtuple(name: str, qualified_name: str, module: str, fields: Any, defaults: Any) -> type:
+    """Return a new named tuple: by the standard library, whose `__new__` of it has globals that no module holds."""
+    made: Any = collections.namedtuple(name, fields, rename=True, defaults=defaults, module=module)  # type: ignore[misc]
+    made.__qualname__ = qualified_name
+    return cast("type", made)
 
 
 def fill_class(cls: type, state: tuple[str, dict[str, Any], tuple[type, ...]]) -> None:
@@ -724,8 +684,8 @@ def singleton_parts(thing: Any, *, to_parent: bool) -> tuple[Any, ...]:
         _singletons[identity], _singleton_ids[id(thing)] = thing, identity
     made = (identity, *_MAKERS[type(thing)](thing))
     if to_parent or type(thing) is not contextvars.ContextVar or thing not in contextvars.copy_context():
-        return make_singleton, made
-    return make_singleton, made, (thing.get(),), None, None, set_context_variable
+        return make_once, made
+    return make_once, made, (thing.get(),), None, None, set_context_variable
 
 
 def _homes_of(thing: Any) -> Iterator[tuple[str, str]]:
@@ -733,15 +693,6 @@ def _homes_of(thing: Any) -> Iterator[tuple[str, str]]:
     for module_name in list(sys.modules) if isinstance(thing, contextvars.ContextVar) else [thing.__module__]:
         held = getattr(sys.modules.get(module_name), "__dict__", {})
         yield from ((module_name, name) for name, value in list(held.items()) if value is thing)
-
-
-def make_singleton(identity: str, make: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the object with this id, created if the process has none."""
-    with _guard:
-        if identity not in _singletons:
-            _singletons[identity] = made = make(*arguments)
-            _singleton_ids[id(made)] = identity
-        return _singletons[identity]
 
 
 def make_type_variable(kind: Any, name: str, module: str, constraints: Any, options: dict[str, Any]) -> Any:

@@ -198,15 +198,6 @@ class PackedFunction:
         lengths = struct.pack(f"<{len(views) + 1}Q", len(stream), *(view.nbytes for view in views))
         inline = [] if path else [part for view in views for part in (view, _padding(view.nbytes))]
         self.packed = b"".join((_COUNTS.pack(len(views), len(path)), lengths, path, stream, *inline))
-        self._stream = stream
-
-    def is_same_as(self, stream: bytes, buffers: Sequence[PickleBuffer]) -> bool:
-        """Return whether this pickle and these buffers equal the snapshot."""
-        if stream != self._stream:
-            return False
-        if self._memory is None:
-            return PackedFunction(stream, buffers).packed == self.packed
-        return self._memory.holds([buffer.raw() for buffer in buffers])
 
 
 class _BufferFile:
@@ -221,16 +212,6 @@ class _BufferFile:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
             os.write(self._descriptor, _padding(view.nbytes))
-
-    def holds(self, views: list[memoryview]) -> bool:
-        """Return whether the file holds exactly these bytes."""
-        with mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ) as held, memoryview(held) as content:
-            start = 0
-            for view in views:
-                if content[start : start + view.nbytes] != view:
-                    return False
-                start += view.nbytes + len(_padding(view.nbytes))
-            return start == len(content)
 
     def __del__(self) -> None:
         if os.getpid() == self._owner:  # in a fork the number may be another file by now

@@ -48,7 +48,6 @@ __all__ = [
     "shared_name",
     "standin_reduction",
     "standin_type",
-    "step_to",
     "take_over",
     "type_name",
 ]
@@ -440,8 +439,3 @@ def name_in_places(obj: Any) -> str | None:
     """Return what messages call an object in place of how it is reached: `_datamat_name` of its class; else None."""
     name = getattr(type(obj), "_datamat_name", None)
     return name if isinstance(name, str) else None
-
-
-def step_to(attribute: str) -> str:
-    """Return the step of a place to an attribute; to the object that a method is bound to, in words."""
-    return "'s self" if attribute == "__self__" else f".{attribute}"

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from datamat.parallel import byvalue, logs, pickling, standins, unforkable, worker
 from datamat.parallel.channel import PackedFunction
 from datamat.parallel.errors import BrokenPoolError, OptionError, ParallelError, UnpicklableError, is_own
-from datamat.parallel.state import State
 
 if TYPE_CHECKING:
     from datamat.parallel.crash import WorkerExit
@@ -257,20 +256,20 @@ class RemoteFunction:
 
     Args:
         function: callable that the workers call.
-        state: what the callable holds, to detect changes; None for one that is used once.
+        digest: of what the callable holds, to detect changes; None for one that is used once.
 
     Attributes:
         number: id of the callable on the wire.
         label: name of the callable in messages.
-        state: what the callable held when it was submitted; None where nobody asks.
+        digest: of what the callable held when it was submitted; None where nobody asks.
         unfinished: number of tasks that still need the callable.
         identity: key in `FunctionTable`; None for a callable of a single map.
         is_inherited: whether the workers have the callable from their fork.
     """
 
-    def __init__(self, function: Callable[..., Any], state: State | None = None) -> None:
+    def __init__(self, function: Callable[..., Any], digest: bytes | None = None) -> None:
         self.number = next(_numbers)
-        self.state = state
+        self.digest = digest
         self.label = logs.label_of(function)
         self.function: Callable[..., Any] | None = function
         self.unfinished = 0
@@ -289,18 +288,13 @@ class RemoteFunction:
         owner = unforkable.innermost(self.function)
         if isinstance(owner, types.MethodType):
             byvalue.register_inherited(type(owner.__self__).__mro__)
-        unforkables = unforkable.find_unforkables(roots)
+        unforkables = unforkable.Unforkables(roots)
         function = owner.__func__ if isinstance(owner, types.MethodType) else owner
         if isinstance(function, types.FunctionType):
             byvalue.register_inherited(list(function.__globals__.values()))
-        _warn({each.place: standins.standin_type(each.reduction) for each in unforkables if each.is_standin})
+        _warn(unforkables.standins)
         self.is_inherited = True
         return worker.inherit(self.number, self.function, unforkables)
-
-    @property
-    def sees_all_code(self) -> bool:
-        """Whether each change of the callable is noticed; see `State`."""
-        return self.state is not None and self.state.sees_all_code
 
     @property
     def is_prepared(self) -> bool:
@@ -314,7 +308,7 @@ class RemoteFunction:
             UnpicklableError: it cannot travel.
         """
         assert self.function is not None
-        if self.is_inherited and self.state is not None and not self.state.is_current():
+        if self.is_inherited and self.digest not in (None, _digest(self.function)):
             raise UnpicklableError(
                 f"{self.label} was changed while calls of it were under way, and the worker that had it as it was has "
                 'ended; change a copy, or pass start_method="forkserver", where it is kept as it was'
@@ -323,36 +317,6 @@ class RemoteFunction:
         _warn(pickled.standins)
         self._modules = pickled.modules
         self._packed = PackedFunction(pickled.stream, pickled.buffers)
-
-    def rest(self) -> bool:
-        """Release the callable, which has no task left; return whether it can be recognised without pickling it."""
-        self.function = None
-        if self.state is None or not self.state.may_rest:
-            self.state = None
-            return self._packed is not None
-        self.state.forget_owner()
-        return True
-
-    def is_as_sent(self, function: Callable[..., Any]) -> bool:
-        """Return whether the callable, with its `self`, is unchanged.
-
-        Args:
-            function: the callable; an idle `RemoteFunction` does not hold it.
-        """
-        if self.function is None:
-            self.function = function
-            if self.state is not None:
-                self.state.remember_owner(function)
-        if self.state is not None and self.state.is_current():
-            return True
-        if self._packed is None:  # inherited as it was; there is nothing to compare
-            return False
-        state = State(self.function)
-        pickled = pickling.dumps_code(self.function)
-        if not self._packed.is_same_as(pickled.stream, pickled.buffers):
-            return False
-        self.state = state
-        return True
 
     def modules(self) -> tuple[str, ...]:
         """Return the modules of installed packages that it needs, for a server to import once."""
@@ -391,33 +355,19 @@ class FunctionTable:
     def acquire(self, function: Callable[..., Any]) -> RemoteFunction:
         """Return the `RemoteFunction` of a callable for one more task; `release` follows when that task is finished.
 
-        No lock is held while the callable is compared or pickled: code of the user's may run there, and wait for
-        another thread that is about to submit. (If two threads submit a new callable at once, it may be sent twice.)
-
-        Raises:
-            UnpicklableError: it cannot travel any more.
+        No lock is held while the callable is pickled: that may run the user's code, which may wait for another thread
+        that is about to submit.
         """
-        identity = identity_of(function)
+        digest, identity = _digest(function), identity_of(function)
         with self._lock:
-            known = self._by_identity.get(identity)
-            if known is not None:
-                known.unfinished += 1  # whatever becomes of its other tasks meanwhile
-                self._on_rest.pop(known.number, None)
-        found = None
-        try:
-            found = known if known is not None and known.is_as_sent(function) else self._add(identity, function)
-        finally:
-            if known is not None and found is not known:
-                self.release(known)
-        return found
-
-    def _add(self, identity: tuple[int, int], function: Callable[..., Any]) -> RemoteFunction:
-        remote = RemoteFunction(function, State(function))
-        remote.identity = identity
-        remote.unfinished = 1
-        with self._lock:
-            self._by_identity[identity] = remote
-        return remote
+            remote = self._by_identity.get(identity)
+            if remote is None or remote.digest != digest:
+                remote = self._by_identity[identity] = RemoteFunction(function, digest)
+                remote.identity = identity
+            remote.function = function
+            remote.unfinished += 1
+            self._on_rest.pop(remote.number, None)
+            return remote
 
     def for_classes(self, classes: Sequence[type]) -> tuple[RemoteFunction, ...]:
         """Return the functions of classes that travel by value; each is sent once to a worker, as it is the first time.
@@ -441,10 +391,7 @@ class FunctionTable:
             UnpicklableError: it cannot travel any more.
         """
         if _keeps_nothing(function):
-            known = self.acquire(function)
-            if known.sees_all_code:
-                return known
-            self.release(known)
+            return self.acquire(function)
         remote = RemoteFunction(function)
         remote.unfinished = 1
         return remote
@@ -460,12 +407,12 @@ class FunctionTable:
             remote.unfinished -= 1
             if remote.unfinished:
                 return
-            held = remote.function, remote.state  # until the lock is free: to drop them may run code of the user's
-            function = held[0]
-            owner = function.__self__ if isinstance(function, types.MethodType) else function
-            if not remote.rest() or remote.identity is None or self._by_identity.get(remote.identity) is not remote:
+            function = remote.function  # until the lock is free: to drop it may run code of the user's
+            remote.function = None
+            if remote.identity is None or self._by_identity.get(remote.identity) is not remote:
                 self._forget(remote)
                 return
+            owner = function.__self__ if isinstance(function, types.MethodType) else function
             try:
                 self._on_rest[remote.number] = weakref.ref(owner, lambda _: self._forget(remote))
             except TypeError:  # no weak references to this kind of object
@@ -476,6 +423,13 @@ class FunctionTable:
         if remote.identity is not None and self._by_identity.get(remote.identity) is remote:
             del self._by_identity[remote.identity]
         self.forgotten.append(remote.number)
+
+
+def _digest(function: Callable[..., Any]) -> bytes:
+    """Return a digest of what a callable holds, or of what its `self` says may change of it."""
+    owner = function.__self__ if isinstance(function, types.MethodType) else None
+    changing = getattr(type(owner), "_datamat_changing", None)
+    return pickling.digest(function if changing is None else changing(owner))
 
 
 def identity_of(function: Callable[..., Any]) -> tuple[int, int]:

@@ -118,18 +118,19 @@ def _answer(
 
 def _pack_outcomes(outcomes: tuple[list[Any], dict[int, bytes]], items: list[Any], *, are_tuples: bool) -> bytes:
     """Return the packed outcomes of a chunk; a result that cannot be sent becomes the error of its own item."""
+    results, errors = outcomes
     try:
-        return pickling.dumps_data(outcomes)
+        return pickling.dumps_results(results, errors)
     except BaseException:  # noqa: BLE001 -- whatever a `__reduce__` of the user's raises
-        results, errors = outcomes
+        packed = []
         for position, (item, result) in enumerate(zip(items, results, strict=True)):
             try:
-                pickling.dumps_data([result])
+                packed.append(pickling.dumps_data(result))
             except BaseException as exc:  # noqa: BLE001 -- raised where this item's result is asked for
                 note_item(exc, item if are_tuples else (item,), {}, os.getpid())
                 errors[position] = pack_error(exc)
-                results[position] = None
-        return pickling.dumps_data(outcomes)
+                packed.append(pickling.dumps_data(None))
+        return pickling.join_results(packed, errors)
 
 
 def note_item(exc: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any], pid: int) -> None:
@@ -266,10 +267,10 @@ _PEAK_S = 0.2
 _STDERR = 2
 _HELD_UP_S = 0.3  # that queues may take to be emptied into their pipes, until the parent hears of it
 
-_inherited: dict[int, tuple[Any, list[unforkable.Unforkable]]] = {}
+_inherited: dict[int, tuple[Any, unforkable.Unforkables]] = {}
 
 
-def inherit(function_id: int, obj: Any, unforkables: list[unforkable.Unforkable]) -> Callable[[], None]:
+def inherit(function_id: int, obj: Any, unforkables: unforkable.Unforkables) -> Callable[[], None]:
     """In the parent: let the workers that are forked from now on inherit `obj` under this id.
 
     Returns:
@@ -462,8 +463,7 @@ def _initialize(config: WorkerConfig, channel: WorkerChannel) -> bool:
     try:
         if isinstance(config.initializer, int):
             (initializer, arguments), unforkables = _inherited.pop(config.initializer)
-            for unforkable in unforkables:
-                unforkable.repair()
+            unforkables.repair()
         else:
             initializer, arguments = _unpack(config.initializer)
         initializer(*arguments)
@@ -538,8 +538,7 @@ class _Loop:
     def _function(self, function_id: int) -> Callable[..., Any] | None:
         if function_id not in self._functions and function_id in _inherited:
             function, unforkables = _inherited.pop(function_id)
-            for unforkable in unforkables:
-                unforkable.repair()
+            unforkables.repair()
             self._functions[function_id] = _set_up(function)
         return self._functions.get(function_id)
 

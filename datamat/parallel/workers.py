@@ -118,13 +118,10 @@ def result_error(task: Task, exc: BaseException) -> ParallelError:
 
 def unpack_results(task: Task, packed: memoryview, pid: int) -> tuple[list[Any], dict[int, bytes | BaseException]]:
     """Return the results of a chunk that this process has run, and errors for `unpack_error` by their position."""
-    with suppress(BaseException):  # whatever the class of a result does as it is rebuilt
-        outcomes: tuple[list[Any], dict[int, bytes | BaseException]] = pickling.loads_data(packed)
-        return outcomes
     results, errors, failures = pickling.loads_results(packed)
     for position, exc in failures.items():
-        errors[position] = result_error(task, exc)
-        _note_item(errors[position], task, position, pid)
+        errors[position] = error = result_error(task, exc)
+        _note_item(error, task, position, pid)
     return results, errors
 
 
@@ -580,9 +577,9 @@ class WorkerGroup:
         if any(standins.is_registered(type(root)) for root in roots.values()):
             self._initializer = self._pack((initializer, initargs))
             return lambda: None
-        found = unforkable.find_unforkables(roots | {"initargs": arguments}) if standins.registrations() else []
+        unforkables = unforkable.Unforkables(roots | {"initargs": arguments}, only_registered=True)
         self._initializer = number
-        return worker.inherit(number, (initializer, arguments), [each for each in found if each.is_registered])
+        return worker.inherit(number, (initializer, arguments), unforkables)
 
     def _pack(self, obj: Any) -> bytes:
         """Pickle what workers get when they start."""

@@ -710,6 +710,10 @@ class _Worker:
     skipped: Skipped
     folder: str
 
+    def _datamat_changing(self) -> Skipped:
+        """Return what is compared for each batch, instead of all of it, to know whether it has to be sent again."""
+        return self.skipped
+
     def make(self, job: BatchJob, returned: Returned) -> tuple[dict[str, Any], Sequence[str], Sequence[int]]:
         """Return the batch with its large arrays in shared memory, the blocks dropped, and the positions skipped."""
         keep_freed_pages()

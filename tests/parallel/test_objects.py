@@ -265,6 +265,19 @@ def test_unknown_object_that_cannot_be_pickled_becomes_a_standin():
             pool.submit(Hostile().__reduce_ex__, 2).result(timeout=20)
 
 
+@pytest.mark.parametrize("held", [Hostile(), (1, Hostile()), {"it": Hostile()}])
+def test_global_that_cannot_be_pickled_becomes_a_standin(held):
+    """The code that uses it travels, and names it."""
+    cell = {"__name__": "cell_of_a_notebook", "HELD": held}
+    exec("def use(is_used):\n    return HELD['it'].data if is_used else 1", cell)
+
+    with PathosExecutor(1, start_method="forkserver") as pool:
+        with pytest.warns(UserWarning, match=r"global HELD.*: .* cannot be sent"):
+            assert pool.submit(cell["use"], False).result(timeout=20) == 1
+        with pytest.raises(UnpicklableError, match="global HELD"):
+            pool.submit(cell["use"], True).result(timeout=20)
+
+
 def test_array_arrives_writable_and_apart(method):
     """A worker may write to its copy; the caller's does not change."""
     holder = Holder(array=np.zeros(1_000_000))

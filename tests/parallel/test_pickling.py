@@ -376,27 +376,30 @@ NODES = st.tuples(st.integers(0, len(MUTABLE) + len(IMMUTABLE) - 1), st.lists(st
 def test_results_are_the_same_one_by_one(nodes, picked):
     """They equal those loaded together, with shared objects and with cycles."""
     objects = graph_of(*zip(*nodes, strict=True))
-    data = pickling.dumps_data(([objects[number % len(objects)] for number in picked], {1: b"error"}))
+    chosen = [objects[number % len(objects)] for number in picked]
 
-    whole, errors = pickling.loads_data(data)
-    results, others, failures = pickling.loads_results(data)
+    whole, errors, none = pickling.loads_results(pickling.dumps_results([*chosen, "last"], {1: b"error"}))
+    results, others, failures = pickling.loads_results(pickling.dumps_results([*chosen, Bomb()], {1: b"error"}))
 
-    assert list(map(shape_of, results)) == list(map(shape_of, whole))
-    assert (errors, others, failures) == ({1: b"error"}, {1: b"error"}, {})
+    assert list(map(shape_of, results[:-1])) == list(map(shape_of, whole[:-1])) == list(map(shape_of, chosen))
+    assert (errors, none) == (others, {}) == ({1: b"error"}, {})
+    assert [*failures] == [len(picked)]
 
 
-def test_results_with_buffers_are_the_same_one_by_one():
-    """The namespace of a module needs the slower pickler, which puts large arrays aside."""
-    shared = np.arange(10_000)
-    data = pickling.dumps_data(([np.zeros(9_000), (shared, 1), vars(types), (shared, 2), np.ones(9_000)], {}))
-    assert data.startswith(b"c")
+class Bomb:
+    def __reduce__(self):
+        return divmod, (1, 0)
 
-    (zeros, first, namespace, second, ones), _, failures = pickling.loads_results(data)
 
-    assert not failures
-    assert namespace is vars(types)
-    assert (zeros == np.zeros(9_000)).all()
-    assert (ones == np.ones(9_000)).all()
-    for number, (array, beside) in enumerate((first, second), start=1):
-        assert (array == shared).all()
-        assert beside == number
+def test_what_a_lost_result_shares_is_lost_with_it():
+    """Results before it keep what they share with it, and so do those behind it."""
+    kept, lost, other = Named(a=1), Named(b=2), Named(c=3)
+
+    results, _, failures = pickling.loads_results(
+        pickling.dumps_results([[kept], [kept, lost, Bomb()], [kept, other], [lost, kept], [other, kept]], {})
+    )
+
+    assert sorted(failures) == [1, 3]
+    assert results == [[kept], None, [kept, other], None, [other, kept]]
+    assert results[2][1] is results[4][0]
+    assert results[0][0] is results[4][1]
