@@ -27,6 +27,7 @@ from datamat.writers.sources import open_source
 from datamat.writers.tables import is_arrow_dataset, listed_column, table_of
 from datamat.writers.text_tables import (
     BATCH_ROWS,
+    HEAD_BYTES,
     TEXT_TABLES,
     TextOptions,
     refuse_other_kinds,
@@ -595,14 +596,17 @@ def _opened_parquet(path: pathlib.Path) -> Iterator[Any]:
     import pyarrow as pa
     from pyarrow import parquet
 
-    if path.suffix.lower() not in _PARQUET:
-        refuse_other_kinds(path)
-        raise SourceError(f"{path}: unknown kind of table; want {_KINDS}")
     try:
+        with path.open("rb") as found:
+            head = found.read(HEAD_BYTES)
+        is_called_so = path.suffix.lower() in _PARQUET
+        if not is_called_so or not head.startswith(b"PAR1"):
+            refuse_other_kinds(path, head)
+        if not is_called_so:
+            raise SourceError(f"{path}: unknown kind of table; want {_KINDS}")
         with parquet.ParquetFile(path) as file:
             yield file
     except (OSError, pa.ArrowInvalid) as error:
-        refuse_other_kinds(path, but="PAR1")
         raise SourceError(f"{path} cannot be read as a table: {error}; write the file again") from error
 
 

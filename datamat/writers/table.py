@@ -30,6 +30,7 @@ from datamat.writers.arrow_types import feature_of_type, is_json
 from datamat.writers.base import DatasetWriter, Sample
 from datamat.writers.index import Index, table_blocks, table_schema
 from datamat.writers.samples import converted
+from datamat.writers.tables import is_arrow_dataset, table_of
 from datamat.writers.text_tables import TextOptions
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ class TableWriter(DatasetWriter):
             SourceError: the file cannot be read, has no rows, lacks a column, or has a column of values that no feature
                 holds.
         """
+        in_memory = None if is_arrow_dataset(source) else table_of(source)
+        source = source if in_memory is None else in_memory  # converted once
         first = next(iter(self.index(source)), None)
         table = source if isinstance(source, (str, os.PathLike)) else "the table"
         if first is None:

@@ -41,7 +41,7 @@ _JSON_LINES = (".jsonl", ".ndjson")
 TEXT_TABLES = tuple(
     kind + packing for kind in (".csv", ".tsv", *_JSON_LINES) for packing in ("", *(ending for _, ending, _ in _PACKED))
 )
-_HEAD = 1 << 16
+HEAD_BYTES = 1 << 16
 _BLOCK = 1 << 20
 _DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
 
@@ -181,16 +181,16 @@ class _Head(NamedTuple):
     is_cut: bool
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=4)
 def _head_of(file: _File, options: TextOptions) -> _Head:
     with file.path.open("rb") as opened:
         start = opened.read(16)
     codec = next((name for name, _, magic in _PACKED if re.match(magic, start)), None)
     with _unpacked(file.path, codec) as unpacked:
-        head = unpacked.read(_HEAD)
+        head = unpacked.read(HEAD_BYTES)
     refuse_other_kinds(file.path, head)
     encoding = options.encoding or _encoding_of(file.path, head)
-    return _Head(codec, encoding, head.decode(encoding, "ignore").removeprefix("\ufeff"), len(head) == _HEAD)
+    return _Head(codec, encoding, head.decode(encoding, "ignore").removeprefix("\ufeff"), len(head) == HEAD_BYTES)
 
 
 def _unpacked(path: pathlib.Path, codec: str | None) -> Any:
@@ -212,19 +212,10 @@ _OTHERS = {
 """What files that are not tables begin with, what they are, and what to do."""
 
 
-def refuse_other_kinds(path: pathlib.Path, head: bytes | None = None, *, but: str = "") -> None:
-    """Raise `SourceError` where a file begins as one of another kind than its name says.
-
-    Args:
-        path: the file.
-        head: bytes that it begins with, unpacked; None reads them.
-        but: how its own kind begins.
-    """
-    if head is None:
-        with path.open("rb") as file:
-            head = file.read(_HEAD)
+def refuse_other_kinds(path: pathlib.Path, head: bytes) -> None:
+    """Raise `SourceError` where the first bytes of a file, unpacked, are those of another kind than its name says."""
     for magic, what in _OTHERS.items():
-        if magic != but.encode() and re.match(magic, head):
+        if re.match(magic, head):
             raise SourceError(f"{path} is {what.format(str(path))}")
 
 
