@@ -8,7 +8,7 @@ NAME-SPLIT-XXXXX-of-YYYYY      of a shard: dataset, split, number of the shard, 
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import operator
 import re
 from itertools import accumulate, groupby, islice, repeat
@@ -205,11 +205,13 @@ class RecordKey:
             raise OptionError(f"record {key!r}: want KEY, KEY#COPY or KEY#COPY-NUMBER, with numbers from 0")
         return cls(row_key, int(found[1]), None if found[2] is None else int(found[2]))
 
-    @property
-    def stored(self) -> RecordKey:
-        """This key with that of the row as it is stored: a user may ask with the one that it had in the source."""
-        is_stored = bad_key([self.row_key]) is None
-        return self if is_stored else dataclasses.replace(self, row_key=safe_key(self.row_key))
+    @classmethod
+    def meant_by(cls, key: str) -> Iterator[RecordKey]:
+        """Yield the records that a user may mean by a key: of a row by its stored key, or by its key in the source."""
+        row_key, mark, suffix = key.rpartition("#")
+        for form in (key, f"{safe_key(row_key)}{mark}{suffix}", safe_key(key)):  # a key in the source may hold "#"
+            with contextlib.suppress(OptionError):
+                yield cls.parse(form)
 
     def __str__(self) -> str:
         return self.row_key if self.copy is None else self.format(self.row_key, self.copy, self.number)

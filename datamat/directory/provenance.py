@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Mapping
@@ -115,19 +116,15 @@ class ProvenanceFinder:
             return self._find(key)
 
     def _find(self, key: str) -> Provenance:
-        wanted, manifest, output, source = RecordKey.parse(key).stored, self._manifest, self._files.root, self._source
-        for split, shards in manifest.splits.items():
+        manifest, output, source = self._manifest, self._files.root, self._source
+        for wanted, (split, shards) in itertools.product(RecordKey.meant_by(key), manifest.splits.items()):
             names = RecordNames(manifest.copies.get(split, 1), split in manifest.augmented)
             if split not in self._indexes:
                 self._indexes[split] = _split_index(self._files, manifest, split, names)
             index = self._indexes[split]
             number = index.table.find(wanted.row_key)
-            if number is None:
+            if number is None or (names.are_plain and wanted.copy is not None):
                 continue
-            if names.are_plain and wanted.copy is not None:
-                raise OptionError(
-                    f"{output} has no record {key!r}; its row was stored as it is, under the key {wanted.row_key!r}"
-                )
             found = wanted if names.are_plain or wanted.copy is not None else RecordKey(wanted.row_key, 0)
             row = {
                 name: column_values(index.table.table.slice(number, 1), name)[0]

@@ -25,6 +25,7 @@ __all__ = [
     "files_of_text",
     "looks_like_path",
     "nested_paths",
+    "typed_paths",
 ]
 
 FILES = ":files"
@@ -86,17 +87,22 @@ def nested_paths(item: Any) -> Iterator[str]:
     It searches tuples, lists, sets, dicts, dataclasses and arrays, at any depth. Bytes count where they have a folder
     or an extension.
     """
+    return (path for path, _ in typed_paths(item))
+
+
+def typed_paths(item: Any) -> Iterator[tuple[str, bool]]:
+    """Yield what `nested_paths` yields, each with whether its type says that it is a path."""
     return _nested_paths(item, ())
 
 
-def _nested_paths(item: Any, around: tuple[int, ...]) -> Iterator[str]:
+def _nested_paths(item: Any, around: tuple[int, ...]) -> Iterator[tuple[str, bool]]:
     if isinstance(item, (str, os.PathLike)):
         path = os.fsdecode(item)
         if 0 < len(path) < _LONGEST_PATH and not _NO_PATH.search(path):
-            yield path
+            yield path, not isinstance(item, str)
     elif isinstance(item, bytes):
         if len(item) < _LONGEST_PATH and looks_like_path(path := os.fsdecode(item)):
-            yield path
+            yield path, False
     elif id(item) not in around:  # an object may lead back to itself
         around = (*around, id(item))
         found = (path for part in _parts_of(item) for path in _nested_paths(part, around))

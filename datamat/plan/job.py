@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from datamat.directory.files import WORK
-from datamat.directory.keys import safe_key
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
 from datamat.errors import OptionError, SourceError, count_of, join_problems
 from datamat.fingerprint import Examined, Reached, Switches, examine, fingerprint, versions_of
@@ -787,8 +786,6 @@ class PlannedJob:
             OptionError: the source has no such row.
         """
         number = self.store.find(row_key)
-        if number is None:
-            number = self.store.find(safe_key(row_key))
         if number is None:
             some = join_problems(self.store.keys(np.arange(min(len(self.store), 20))))
             raise OptionError(f"the source has no row {row_key!r}; it has {some}")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, final
 import numpy as np
 
 from datamat.directory.index_files import KIND, MappedKeys, SplitIndex, field_of_column, read_index
-from datamat.directory.keys import RecordKey, RecordNames, safe_key, stored_key
+from datamat.directory.keys import RecordKey, RecordNames, stored_key
 from datamat.directory.manifest import MANIFEST_FILE, index_file, keys_file, part_of
 from datamat.errors import (
     CorruptDataError,
@@ -311,12 +311,7 @@ class KeyIndex:
             key: key of the record, `KEY` or `KEY#COPY`; `KEY` as it is stored, or as it was in the source.
             is_read: whether the record is read next.
         """
-        wanted = []
-        with contextlib.suppress(OptionError):
-            wanted.append(RecordKey.parse(key).stored)
-        if "#" in key:  # which a key of the source may hold, too
-            wanted.append(RecordKey(safe_key(key)))
-        for one in wanted:
+        for one in RecordKey.meant_by(key):
             for split, starts in zip(self._splits, self._starts, strict=True):
                 place = split.find(one, is_read=is_read)
                 if place is not None:

@@ -46,21 +46,18 @@ def replay(planned: PlannedJob, key: str, copy: int) -> Sample:
         OptionError: there is no such row, or no such copy of it.
         SampleError: the row fails, as it does in a run.
     """
-    wanted = RecordKey.parse(key).stored
-    if wanted.copy is None:
-        wanted = RecordKey(wanted.row_key, copy)
-    row, shard = planned.find(wanted.row_key)
     planned.pipeline.setup_worker()
-    found = []
-    with global_state_kept():
-        for name, columns in planned.pipeline.records(row, copies=shard.copies, augmented=shard.augmented):
-            made = RecordKey.parse(name)
-            is_only = made.copy is None and str(wanted) == RecordKey.format(row.key, 0)
-            is_of_copy = made.copy == wanted.copy and wanted.number in (None, made.number)
-            if is_only or is_of_copy:
-                return planned.pipeline.features.decode(columns)
-            found.append(name)
-    raise OptionError(f"row {row.key!r} gives no record {str(wanted)!r}; it gives {', '.join(found)}")
+    meant = [one for one in RecordKey.meant_by(key) if planned.store.find(one.row_key) is not None]
+    for wanted in meant or [RecordKey.parse(key)]:
+        row, shard = planned.find(wanted.row_key)
+        name = str(wanted) if wanted.copy is not None else RecordKey.format(wanted.row_key, copy)
+        found = []
+        with global_state_kept():
+            for stored, columns in planned.pipeline.records(row, copies=shard.copies, augmented=shard.augmented):
+                if stored == name or stored.startswith(f"{name}-") or f"{stored}#0" == name:
+                    return planned.pipeline.features.decode(columns)
+                found.append(stored)
+    raise OptionError(f"row {row.key!r} gives no record {name!r}; it gives {', '.join(found)}")
 
 
 def preview_copies(planned: PlannedJob, count: int, copies: int, opacity: float) -> Picture:

@@ -34,6 +34,7 @@ __all__ = [
     "follows_links",
     "links_followed",
     "listing_noted",
+    "may_be_input",
     "note_files",
     "output_excluded",
     "output_lies_in",
@@ -221,8 +222,12 @@ class SourceFiles:
             return str(error)
         return ""
 
-    def state(self, path: str) -> FileState:
+    def state(self, path: str, *, is_text: bool = False) -> FileState:
         """Return the state of a file or folder; a folder is walked once.
+
+        Args:
+            path: its path.
+            is_text: whether it may be any text: then a folder outside of the source is none.
 
         Raises:
             OSError: there is none, or it cannot be read.
@@ -234,6 +239,8 @@ class SourceFiles:
         if not stat.S_ISDIR(found.st_mode):
             raise ValueError("not a regular file")
         full = os.path.join(self._source, path)
+        if is_text and not _is_below(full, self._source):
+            raise ValueError("a folder outside of the source")
         if full not in self._folders:
             self._folders[full] = file_state([full])
         return self._folders[full]
@@ -284,6 +291,16 @@ class SourceFiles:
 
     def _holds(self, full: str) -> bool:
         return os.path.join(os.path.realpath(full), "").startswith(self._root)
+
+
+def may_be_input(path: str, source: str) -> bool:
+    """Return whether a text is the path of a file, or of a folder in the source: nobody means to read others whole."""
+    full = os.path.join(source, path)
+    return os.path.isfile(full) or (_is_below(full, source) and os.path.isdir(full))
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return os.path.abspath(path).startswith(os.path.join(os.path.abspath(folder), ""))
 
 
 def file_state(paths: Sequence[str], *, several: bool = False) -> FileState:

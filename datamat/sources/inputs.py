@@ -17,7 +17,7 @@ from datamat.directory.files import read_json
 from datamat.directory.row_values import FILES, files_of_text, looks_like_path
 from datamat.errors import SourceError, join_problems
 from datamat.folders.urls import is_url
-from datamat.sources.files import FileState, SourceFiles, follows_links
+from datamat.sources.files import FileState, SourceFiles, follows_links, may_be_input
 from datamat.sources.rows import BATCH_ROWS, origin_of
 from datamat.sources.store import INPUT, RowField, RowStore, mixed, write_head
 from datamat.sources.url_files import UrlFiles
@@ -142,6 +142,8 @@ class InputFinder:
             is_plain = field.kind == "text" and "/" not in path
             if (is_plain and has_files) or not self._is(os.path.isdir, path):
                 continue
+            if field.kind == "text" and not may_be_input(path, self._store.source):
+                continue
             full = os.path.join(self._store.source, path, "")
             others = [str(self._values(other, np.array([row]))[0][1]) for other in beside]
             if any(os.path.join(self._store.source, other).startswith(full) for other in others):
@@ -237,7 +239,7 @@ class InputFinder:
             return self._files.state_of_several(files_of_text(value))
         if is_strict and self._declared is None:  # among files, a folder is a mistake
             self._files.check_file(value)
-        return self._files.state(value)
+        return self._files.state(value, is_text=field.kind == "text" and self._declared is None)
 
 
 def _input_of_urls(text: str, states: Sequence[tuple[int, int]]) -> tuple[int, int, int, bytes]:

@@ -24,7 +24,7 @@ from datamat.directory.keys import SPLIT_NAME, bad_key, safe_keys
 from datamat.directory.row_values import FILES, decode_value, encode_value, looks_like_path
 from datamat.errors import SourceError, join_problems
 from datamat.folders.urls import is_url, lasting
-from datamat.sources.files import follows_links
+from datamat.sources.files import follows_links, may_be_input
 from datamat.sources.inputs import InputFinder
 from datamat.sources.rows import (
     BATCH_ROWS,
@@ -226,8 +226,9 @@ class _RowWriter:
             return lambda path: is_declared and bool(str(path))
 
         def exists(path: str | pathlib.PurePath) -> bool:
-            is_path = looks_like_path(path) if isinstance(path, str) else True
-            return is_path and os.path.exists(os.path.join(self._source, path))
+            if isinstance(path, str):
+                return looks_like_path(path) and may_be_input(path, self._source)
+            return os.path.exists(os.path.join(self._source, path))
 
         return exists
 

@@ -18,10 +18,10 @@ from datamat.writers.arrow_types import (
     OF_TARS,
     columns_of_schema,
     decoded,
-    decoded_schema,
     dicts_of,
     readable,
     readable_schema,
+    unified,
 )
 from datamat.writers.base import DataSource
 from datamat.writers.paths import SourceFile, splits_of
@@ -352,30 +352,13 @@ class TableFiles:
 
     def _with(self, schema: Any, file: SourceFile) -> Any:
         """Return a schema for the rows of a file and of those before it."""
-        import pyarrow as pa
-
         if self.schema is None or schema.equals(self.schema):
             return schema
-        first = self.files[0]
-        for name in dict.fromkeys([*self.schema.names, *schema.names]):
-            if name not in self.schema.names or name not in schema.names:
-                lacks, has = (file, first) if name in self.schema.names else (first, file)
-                reason = (
-                    f"{lacks.path} has no column {name!r}, which {has.path} has; declare it with "
-                    f"features={{{name!r}: Nullable(...)}}, or leave it out with drop=[{name!r}]"
-                )
-                self.refused = {**self.refused, name: reason}
-                continue
-            ours, theirs = (decoded_schema(pa.schema([one.field(name)])) for one in (self.schema, schema))
-            try:
-                pa.unify_schemas([ours, theirs], promote_options="permissive")
-            except pa.ArrowException as error:
-                raise SourceError(
-                    f"{file.path}: column {name!r} is {theirs.types[0]}, but {ours.types[0]} in {first.path}; give all "
-                    "files the same columns, or leave it out of the files"
-                ) from error
-        pair = [decoded_schema(self.schema), decoded_schema(schema)]
-        return pa.unify_schemas(pair, promote_options="permissive")
+        found, refused = unified(self.schema, schema, self.files[0].path, file.path)
+        self.refused = {**self.refused} | {
+            name: f"{reason}, or leave it out with drop=[{name!r}]" for name, reason in refused.items()
+        }
+        return found
 
 
 @final

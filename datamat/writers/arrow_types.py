@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -246,13 +247,55 @@ def decoded_schema(schema: Any) -> Any:
 
 
 def decoded(table: pa.Table, wanted: Any) -> pa.Table:
-    """Return a table without the dictionaries that a schema does not want."""
+    """Return a table whose columns have the types of those of a schema, as `unified` gives it."""
+    for place, field in enumerate(table.schema):
+        table = table.set_column(place, field.name, cast(table.column(place), wanted.field(field.name).type))
+    return table
+
+
+def cast(cells: Any, kind: Any) -> Any:
+    """Return cells in the type of their column."""
     import pyarrow as pa
 
-    for place, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type) and not pa.types.is_dictionary(wanted.field(field.name).type):
-            table = table.set_column(place, field.name, table.column(place).cast(wanted.field(field.name).type))
-    return table
+    return cells if cells.type == kind or isinstance(kind, pa.BaseExtensionType) else cells.cast(kind)
+
+
+def unified(one: Any, other: Any, first: str, path: str) -> tuple[Any, dict[str, str]]:
+    """Return a schema for the rows of two files, and why a column is refused that nobody declares, by its name.
+
+    Numbers become wider, and columns of nulls what the others are; what else differs is text.
+
+    Args:
+        one: schema of the first file, or of several.
+        other: schema of another file.
+        first: path of the first file.
+        path: path of the other one.
+
+    Raises:
+        SourceError: a column has types that not even text holds.
+    """
+    import pyarrow as pa
+
+    refused, one, other = {}, decoded_schema(one), decoded_schema(other)
+    for name in dict.fromkeys([*one.names, *other.names]):
+        if name not in one.names or name not in other.names:
+            refused[name] = lacking(name, *((path, first) if name in one.names else (first, path)))
+            continue
+        kinds = [schema.field(name).type for schema in (one, other)]
+        with contextlib.suppress(pa.ArrowException):
+            pa.unify_schemas([pa.schema({name: kind}) for kind in kinds], promote_options="permissive")
+            continue
+        reason = f"{path}: column {name!r} is {kinds[1]}, but {kinds[0]} in {first}; "
+        if any(pa.types.is_nested(kind) or _is_binary(kind) for kind in kinds):
+            raise SourceError(f"{reason}give all files the same columns, or leave it out of the files")
+        refused[name] = f"{reason}declare what it is to be, as in features={{{name!r}: Text()}}"
+        one, other = (schema.set(schema.get_field_index(name), pa.field(name, pa.string())) for schema in (one, other))
+    return pa.unify_schemas([one, other], promote_options="permissive"), refused
+
+
+def lacking(name: str, lacks: str, has: str) -> str:
+    """Return what is said of a column that one file of a table has, and another has not."""
+    return f"{lacks} has no column {name!r}, which {has} has; declare it with features={{{name!r}: Nullable(...)}}"
 
 
 def _without_views(kind: Any) -> Any:
@@ -292,7 +335,7 @@ def feature_of_type(kind: Any) -> Feature | None:  # noqa: PLR0911 -- one for ea
     if isinstance(kind, pa.FixedShapeTensorType) and kind.permutation in (None, sorted(kind.permutation or ())):
         return _tensor(kind.shape, np.dtype(kind.value_type.to_pandas_dtype()).name)
     if isinstance(kind, pa.BaseExtensionType):
-        return Json() if kind.extension_name == "arrow.json" else None
+        return Json() if is_json(kind) else None
     shape, inner = _list_shape(kind)
     if shape == (None,) and (types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner)):
         return ListOf(Text())
@@ -437,10 +480,15 @@ def _arrays_of(column: Any, feature: Tensor | ClassLabel) -> Any:
     return values.reshape(-1, *sizes[1:]), lengths
 
 
+def is_json(kind: Any) -> bool:
+    """Return whether cells of an Arrow type are text of JSON."""
+    return getattr(kind, "extension_name", "") == "arrow.json"
+
+
 def _json_cells(column: Any) -> list[Any]:
     """Return nested cells with dicts for maps, which Arrow gives as lists of pairs."""
     cells: list[Any] = column.to_pylist()
-    if getattr(column.type, "extension_name", "") == "arrow.json":
+    if is_json(column.type):
         return [None if cell is None else json.loads(cell) for cell in cells]
     return [_as_json(cell, column.type) for cell in cells] if "map<" in str(column.type) else cells
 

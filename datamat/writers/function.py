@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from datamat.directory.keys import original_key
-from datamat.directory.row_values import nested_paths
+from datamat.directory.row_values import typed_paths
 from datamat.errors import OptionError, SourceError
 from datamat.features import Features
 from datamat.fingerprint import fingerprint
@@ -383,18 +383,18 @@ def _files_of(items: Sequence[Any]) -> list[Sequence[str]] | None:
 def _paths_of(item: Any) -> Sequence[tuple[str, bool]]:
     """Return the existing files and folders that an item names, as absolute paths, each with whether it is a folder.
 
-    A single word never names a folder: "train" is a split, although a folder of that name may lie here.
+    A text never names a folder: "train" is a split, and "/" a page, although there are folders of these names.
     """
     if type(item) in _NO_PATHS:
         return ()
     found = []
-    for path in nested_paths(item):
+    for path, is_path in typed_paths(item):
         try:
             mode = os.stat(path).st_mode
         except (OSError, ValueError):  # it does not exist, or is no path
             continue
         is_folder = stat.S_ISDIR(mode)
-        if stat.S_ISREG(mode) or (is_folder and ("/" in path or not isinstance(item, str))):
+        if stat.S_ISREG(mode) or (is_folder and is_path):
             found.append((os.path.abspath(path), is_folder))
     return found
 

@@ -8,6 +8,7 @@ Tables go there as columns, and become `IndexRow`s only for those who iterate ov
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 import unicodedata
@@ -19,11 +20,20 @@ import numpy as np
 from datamat.errors import OptionError, SourceError, join_problems
 from datamat.sources.files import SourceFiles
 from datamat.sources.rows import IndexRow, Origin, RowBlock, Rows, Texts, listed
+from datamat.writers.arrow_types import cast, decoded_schema, lacking, unified
 from datamat.writers.base import DataSource
 from datamat.writers.paths import files_below, files_of_pattern, refuse_table_logs
 from datamat.writers.sources import open_source
 from datamat.writers.tables import is_arrow_dataset, listed_column, table_of
-from datamat.writers.text_tables import BATCH_ROWS, TEXT_TABLES, TextOptions, text_batches, text_schema
+from datamat.writers.text_tables import (
+    BATCH_ROWS,
+    HEAD_BYTES,
+    TEXT_TABLES,
+    TextOptions,
+    refuse_other_kinds,
+    text_batches,
+    text_schema,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -174,7 +184,7 @@ class Index(Rows):
         """
         special = frozenset({key or "key", split or "split"})
         wanted = None if columns is None else special | {*columns}
-        options = TextOptions(encoding, delimiter, as_text=special, columns=wanted)
+        options = TextOptions(encoding, delimiter, names=special, columns=wanted)
         return cls(lambda: table_blocks(path, key, split, options, columns))
 
     @classmethod
@@ -224,7 +234,7 @@ class Index(Rows):
         if how not in _HOW:
             raise OptionError(f"how is {how!r}; want one of {', '.join(_HOW)}")
         place = pathlib.Path(folder if root is None else os.path.relpath(folder, root))
-        options = TextOptions(encoding, delimiter, as_text=frozenset({key or "key", split or "split", on}))
+        options = TextOptions(encoding, delimiter, names=frozenset({key or "key", split or "split", on}))
         return cls(lambda: _joined(pathlib.Path(folder), place, table, on, how, suffixes, (key, split), options))
 
     @classmethod
@@ -475,11 +485,21 @@ def table_blocks(
     """Yield the rows of a table as `Index.from_table` takes it; `options` say how text becomes columns."""
     before = 0
     special = {key or "key", split or "split"}
+    first: tuple[str, set[str]] | None = None
     for table in _tables(given, options):
-        for count, batch in table.batches(None if wanted is None else {*special, *wanted}):
+        for count, found in table.batches(None if wanted is None else {*special, *wanted}):
+            batch = dict(found)
             for column in (key, split, *(wanted or ())):
                 if column is not None and column not in batch:
-                    raise SourceError(f"{table.name} has no column {column!r}; it has {', '.join(batch)}")
+                    if column not in (wanted or ()) or column not in table.schema().names:
+                        raise SourceError(f"{table.name} has no column {column!r}; it has {', '.join(batch)}")
+                    batch[column] = [None] * count  # other files of the table have it
+            names = {name for name in found if wanted is None or name in special}
+            first = first or (table.name, names)
+            if names != first[1] and table.name != first[0]:  # of those in memory, the rows are named
+                column = min(names ^ first[1])
+                lacks, has = (first[0], table.name) if column in names else (table.name, first[0])
+                raise SourceError(lacking(column, lacks, has))
             key_column = key or ("key" if "key" in batch else None)
             split_column = split or ("split" if "split" in batch else None)
             columns = {
@@ -490,10 +510,11 @@ def table_blocks(
                 for name, values in batch.items()
                 if wanted is None or name in {key_column, split_column, *wanted}
             }  # fmt: skip
-            keys: Texts | list[str] = Texts.of_positions(before, before + count)
-            if key_column is not None:
-                keys = _as_keys(columns.pop(key_column))
-            splits = None if split_column is None else _codes_of(columns.pop(split_column))
+            keys = Texts.of_positions(before, before + count) if key_column is None else _as_keys(columns[key_column])
+            splits = None if split_column is None else _codes_of(columns[split_column])
+            for name in (key_column, split_column):
+                if name is not None and name not in (wanted or ()):
+                    columns.pop(name, None)
             yield RowBlock(keys, columns, Origin(f"{table.short_name} row ", before + 1), splits)
             before += count
 
@@ -530,8 +551,9 @@ def _tables(given: Any, options: TextOptions) -> Iterator[_Table]:
     elif isinstance(given, (str, os.PathLike)):
         paths = [pathlib.Path(given)] if os.path.isfile(given) else _table_files(given)
         texts = [path for path in paths if _is_text(path)]
+        schema = functools.cache(lambda: _parquet_schema([path for path in paths if path not in texts], options))
         for path in paths:
-            yield _of_text(path, texts, options) if path in texts else _of_parquet(path)
+            yield _of_text(path, texts, options) if path in texts else _of_parquet(path, schema)
     elif callable(given) and table_of(given) is None:
         for one in given():
             yield from _tables(one, options)
@@ -544,7 +566,7 @@ def _table_files(given: str | os.PathLike[str]) -> list[pathlib.Path]:
     place = os.fspath(given)
     if os.path.isdir(place):
         refuse_table_logs(pathlib.Path(place))
-        found = [pathlib.Path(place, path) for path in files_below(place, suffixes=(".parquet", *TEXT_TABLES))]
+        found = [pathlib.Path(place, path) for path in files_below(place, suffixes=(*_PARQUET, *TEXT_TABLES))]
     else:
         found = [path for path in files_of_pattern(place) if os.path.isfile(path)]
     if not found:
@@ -552,11 +574,12 @@ def _table_files(given: str | os.PathLike[str]) -> list[pathlib.Path]:
     return found
 
 
+_PARQUET = (".parquet", ".pq")
 _KINDS = ".parquet, .csv, .tsv or .jsonl, the last three also packed, as .csv.gz"
 
 
 def _is_text(path: pathlib.Path) -> bool:
-    return path.name.endswith(TEXT_TABLES)
+    return path.name.lower().endswith(TEXT_TABLES)
 
 
 def _of_text(path: pathlib.Path, paths: Sequence[pathlib.Path], options: TextOptions) -> _Table:
@@ -568,29 +591,50 @@ def _of_text(path: pathlib.Path, paths: Sequence[pathlib.Path], options: TextOpt
     return _Table(str(path), path.name, schema, lambda _: text_batches(path, schema(), options), may_miss=True)
 
 
-def _of_parquet(path: pathlib.Path) -> _Table:
+@contextlib.contextmanager
+def _opened_parquet(path: pathlib.Path) -> Iterator[Any]:
     import pyarrow as pa
     from pyarrow import parquet
 
-    @contextlib.contextmanager
-    def opened() -> Iterator[parquet.ParquetFile]:
-        try:
-            if path.suffix != ".parquet":
-                raise SourceError(f"{path}: unknown kind of table; want {_KINDS}")
-            with parquet.ParquetFile(path) as file:
-                yield file
-        except (OSError, pa.ArrowInvalid) as error:
-            raise SourceError(f"{path} cannot be read as a table: {error}; write the file again") from error
+    try:
+        with path.open("rb") as found:
+            head = found.read(HEAD_BYTES)
+        is_called_so = path.suffix.lower() in _PARQUET
+        if not is_called_so or not head.startswith(b"PAR1"):
+            refuse_other_kinds(path, head)
+        if not is_called_so:
+            raise SourceError(f"{path}: unknown kind of table; want {_KINDS}")
+        with parquet.ParquetFile(path) as file:
+            yield file
+    except (OSError, pa.ArrowInvalid) as error:
+        raise SourceError(f"{path} cannot be read as a table: {error}; write the file again") from error
 
-    def schema() -> pa.Schema:
-        with opened() as file:
-            return _complete(file.schema_arrow)
+
+def _parquet_schema(paths: Sequence[pathlib.Path], options: TextOptions) -> pa.Schema:
+    """Return the types that the columns of Parquet files have together.
+
+    Raises:
+        SourceError: the files differ, and nobody declares what the columns are to be.
+    """
+    found: Any = None
+    for path in paths:
+        with _opened_parquet(path) as file:
+            schema = decoded_schema(file.schema_arrow)
+        found, refused = (schema, {}) if found is None else unified(found, schema, str(paths[0]), str(path))
+        if refused and options.columns is None:
+            raise SourceError(next(iter(refused.values())))
+    return _complete(found)
+
+
+def _of_parquet(path: pathlib.Path, schema: Callable[[], pa.Schema]) -> _Table:
+    """Return a Parquet file, whose columns get the types of those of several."""
 
     def batches(wanted: Collection[str] | None) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        with opened() as file:
+        with _opened_parquet(path) as file:
             names = file.schema_arrow.names
             columns = None if wanted is None else [name for name in names if name in wanted] or None
-            yield from _columns_of(file.iter_batches(batch_size=BATCH_ROWS, columns=columns), str(path))
+            for count, batch in _columns_of(file.iter_batches(batch_size=BATCH_ROWS, columns=columns), str(path)):
+                yield count, {name: cast(cells, schema().field(name).type) for name, cells in batch.items()}
 
     return _Table(str(path), path.name, schema, batches)
 

@@ -15,6 +15,7 @@ column names, by path or URL, are read in their rows' turn.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,10 +26,11 @@ from datamat.codecs import read_file
 from datamat.errors import InputError, OptionError, SourceError
 from datamat.features import Feature, Features, Nullable, Scalar, Text, Timestamp
 from datamat.sources.rows import IndexRow
-from datamat.writers.arrow_types import feature_of_type
+from datamat.writers.arrow_types import feature_of_type, is_json
 from datamat.writers.base import DatasetWriter, Sample
 from datamat.writers.index import Index, table_blocks, table_schema
 from datamat.writers.samples import converted
+from datamat.writers.tables import is_arrow_dataset, table_of
 from datamat.writers.text_tables import TextOptions
 
 if TYPE_CHECKING:
@@ -101,12 +103,15 @@ class TableWriter(DatasetWriter):
         self._columns = None if features is None else [self._files_in.get(n, n) for n in features if n != "key"]
         special, declared = {key or "key", split or "split"}, {*(self._columns or ())}
         texts = {name for name, feature in (features or {}).items() if isinstance(feature, Text)}
+        may_miss = {n for n, feature in (features or {}).items() if isinstance(_inner(feature), Text)} - texts
         self._text = TextOptions(
             encoding,
             delimiter,
-            as_text=frozenset(special | declared),
+            names=frozenset({*special, *self.url_fields}),
+            texts=frozenset(texts | may_miss),
             blank=frozenset(declared - texts),
             columns=None if features is None else frozenset(special | declared),
+            keeps_json=True,
         )
 
     def bind(self, source: Any) -> None:
@@ -116,18 +121,21 @@ class TableWriter(DatasetWriter):
             SourceError: the file cannot be read, has no rows, lacks a column, or has a column of values that no feature
                 holds.
         """
+        in_memory = None if is_arrow_dataset(source) else table_of(source)
+        source = source if in_memory is None else in_memory  # converted once
         first = next(iter(self.index(source)), None)
         table = source if isinstance(source, (str, os.PathLike)) else "the table"
         if first is None:
             raise SourceError(f"{table} holds no rows; give a table with a header and at least one row")
         if "key" in first.fields:
             raise SourceError(f"{table}: column 'key' does not hold the keys ({self._key!r} does); rename it")
+        schema = table_schema(source, self._text)
         if self._declared is None:
-            schema = table_schema(source, self._text)
             self.features = Features({name: _feature_of(schema.field(name), table) for name in first.fields})
         else:
             self.features = self._declared
         self._names = [name for name in self.features if name != "key"]
+        self._json = frozenset(field.name for field in schema if is_json(field.type)) - self._text.names
 
     def index(self, source: Any) -> Iterable[IndexRow]:
         """Return one row per row of the table, in its order, with the columns that become features.
@@ -151,6 +159,10 @@ class TableWriter(DatasetWriter):
                 f"column {column!r} of the table is empty; fill it in, or drop the row; or declare it with "
                 f"features={{{name!r}: Nullable(...)}}"
             )
+        if column in self._json:
+            value = json.loads(value)
+            if column in self._text.texts:  # what is not a string, the feature refuses
+                return value
         if not is_file:
             return converted(value, self.features[name])
         return [read_file(path) for path in value] if isinstance(value, (list, tuple)) else read_file(value)
@@ -160,7 +172,15 @@ class TableWriter(DatasetWriter):
         del keys
         if self._declared is not None:
             return None
-        return {name: _cells(fields[name], self.features[name]) for name in self._names}
+        return {
+            name: [value and json.loads(value) for value in fields[name]]
+            if name in self._json else _cells(fields[name], self.features[name])
+            for name in self._names
+        }  # fmt: skip
+
+
+def _inner(feature: Feature) -> Feature:
+    return feature.feature if isinstance(feature, Nullable) else feature
 
 
 def _cells(values: Any, feature: Feature) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final, overload
 
 import numpy as np
@@ -158,7 +158,8 @@ def _of_pandas(frame: Any) -> pa.Table:
     arrays = []
     for place, name in enumerate(frame.columns):
         column = frame.iloc[:, place]
-        if column.dtype == object and len({cell.tzinfo is None for cell in column if hasattr(cell, "tzinfo")}) > 1:
+        zones = set(_zones(column)) if column.dtype == object else set()
+        if len(zones) > len({place for place, _ in zones}):
             raise SourceError(
                 f"column {name!r} of the table holds times with a time zone and others without; give all of them one, "
                 "as in pandas.to_datetime(column, utc=True)"
@@ -172,6 +173,19 @@ def _of_pandas(frame: Any) -> pa.Table:
                 "frame.to_dict('records')"
             ) from error
     return pa.table(arrays, names=[str(name) for name in frame.columns])
+
+
+def _zones(cells: Iterable[Any], place: str = "") -> Iterator[tuple[str, bool]]:
+    """Yield where times lie in cells, and whether they have a time zone; those of a list lie in one place."""
+    for cell in cells:
+        if hasattr(cell, "tzinfo"):
+            if cell == cell:  # noqa: PLR0124 -- pandas' NaT is no time
+                yield place, cell.tzinfo is not None
+        elif isinstance(cell, Mapping):
+            for name, value in cell.items():
+                yield from _zones([value], f"{place}/{name}")
+        elif isinstance(cell, (list, tuple)) or (isinstance(cell, np.ndarray) and cell.dtype.kind == "O"):
+            yield from _zones(cell, f"{place}/")
 
 
 _ARROW_DATASET = ("pyarrow", "Dataset")

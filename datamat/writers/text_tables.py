@@ -3,20 +3,24 @@
 A file is read twice, and never held: once for the types, once for the rows. A column of CSV is a number, a truth value
 or a time if all its cells are, and no cell would change if it were written again: 007, +49, 0x10, 1e5, and integers
 that 64 bits or a float cannot hold are text. An empty cell is a missing value, or text without letters. Lines of JSON
-say what is text; what a line lacks is missing.
+say what is text; what a line lacks is missing. How a file is compressed, its first bytes say, not its name.
 """
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import functools
 import io
 import itertools
 import json
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from datamat.errors import OptionError, SourceError
 from datamat.values import frozen
@@ -25,9 +29,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_ROWS = 65_536
-UNPACKED_BY_ARROW = (".gz", ".bz2", ".lz4", ".zst")  # which it knows by these names
-TEXT_TABLES = tuple(kind + packing for kind in (".csv", ".tsv", ".jsonl") for packing in ("", *UNPACKED_BY_ARROW))
-_HEAD = 1 << 16
+_PACKED = (
+    ("gzip", ".gz", rb"\x1f\x8b"),
+    ("bz2", ".bz2", rb"BZh[1-9]1AY&SY"),
+    ("lz4", ".lz4", rb"\x04\x22\x4d\x18"),
+    ("zstd", ".zst", rb"\x28\xb5\x2f\xfd"),
+)
+"""What Arrow calls each way of compressing files, their ending, and how they begin."""
+
+_JSON_LINES = (".jsonl", ".ndjson")
+TEXT_TABLES = tuple(
+    kind + packing for kind in (".csv", ".tsv", *_JSON_LINES) for packing in ("", *(ending for _, ending, _ in _PACKED))
+)
+HEAD_BYTES = 1 << 16
 _BLOCK = 1 << 20
 _DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
 
@@ -39,9 +53,11 @@ class TextOptions:
     Attributes:
         encoding: of the files; None for UTF-8, or UTF-16 where a file says so.
         delimiter: what separates the cells of CSV; None finds it.
-        as_text: names of the columns whose cells stay text.
-        blank: those among them whose empty cells are missing, rather than empty texts.
+        names: the columns that name something, such as the row, its split or its file: cells of CSV stay text.
+        texts: the columns declared as text: cells of CSV stay text, and JSON has other values refused.
+        blank: the columns declared with a feature for which an empty cell is missing; cells of CSV stay text.
         columns: names of the columns to read; None for all.
+        keeps_json: whether values of JSON that differ in kind, or are nested, are given as JSON.
 
     Raises:
         OptionError: there is no such encoding, or the delimiter is not one character.
@@ -49,9 +65,11 @@ class TextOptions:
 
     encoding: str | None = None
     delimiter: str | None = None
-    as_text: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
+    texts: frozenset[str] = frozenset()
     blank: frozenset[str] = frozenset()
     columns: frozenset[str] | None = None
+    keeps_json: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -74,48 +92,174 @@ def text_schema(paths: Sequence[pathlib.Path], options: TextOptions) -> pa.Schem
     Raises:
         SourceError: a file cannot be read.
     """
-    files = [(path, path.stat()) for path in paths]
-    return _text_schema(tuple((path, found.st_size, found.st_mtime_ns) for path, found in files), options)
+    return _text_schema(tuple(map(_File.of, paths)), options)
+
+
+class _File(NamedTuple):
+    """A file as it was found: what is known of it holds until it changes."""
+
+    path: pathlib.Path
+    size: int
+    stamp: int
+
+    @classmethod
+    def of(cls, path: pathlib.Path) -> _File:
+        found = path.stat()
+        return cls(path, found.st_size, found.st_mtime_ns)
+
+    @property
+    def is_json(self) -> bool:
+        return any(suffix.lower() in _JSON_LINES for suffix in self.path.suffixes[-2:])
 
 
 @functools.lru_cache(maxsize=8)  # who binds a writer lists its rows next
-def _text_schema(files: tuple[tuple[pathlib.Path, int, int], ...], options: TextOptions) -> pa.Schema:
+def _text_schema(files: tuple[_File, ...], options: TextOptions) -> pa.Schema:
     import pyarrow as pa
 
     columns: dict[str, _CsvColumn | _JsonColumn] = {}
     num_rows = 0
-    if len({_is_json(path) for path, _, _ in files}) > 1:
-        one, other = (next(path for path, _, _ in files if _is_json(path) == is_json) for is_json in (False, True))
+    if len({file.is_json for file in files}) > 1:
+        one, other = (next(file.path for file in files if file.is_json == is_json) for is_json in (False, True))
         raise SourceError(f"{one} is CSV and {other} JSON Lines; give files of one kind, or one table for each")
-    for path, _, _ in files:
-        for count, cells in _json_columns(path, options) if _is_json(path) else _csv_columns(path, None, options):
+    for file in files:
+        for count, cells in _json_columns(file, options) if file.is_json else _csv_cells(file, options):
             num_rows += count
             for name, values in cells.items():
                 if name not in columns:
-                    columns[name] = _JsonColumn() if isinstance(values, list) else _CsvColumn(name in options.as_text)
+                    columns[name] = _column(name, options, is_json=file.is_json)
                 columns[name].add(values)
     return pa.schema([column.field(name, num_rows) for name, column in columns.items()])
+
+
+def _column(name: str, options: TextOptions, *, is_json: bool) -> _CsvColumn | _JsonColumn:
+    if is_json:
+        return _JsonColumn(name in options.texts)
+    return _CsvColumn(name in options.names | options.texts | options.blank)
 
 
 def text_batches(
     path: pathlib.Path, schema: pa.Schema, options: TextOptions
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the number of rows, and all columns by name, of a run of rows of a CSV or JSON Lines file.
+    """Yield the number of rows, and the columns by name, of a run of rows of a CSV or JSON Lines file.
 
     Args:
         path: the file.
         schema: what `text_schema` returned for it; times are text, as they were written.
         options: how it is read.
     """
-    if not _is_json(path):
-        yield from _csv_columns(path, schema, options)
+    import pyarrow as pa
+
+    if not (file := _File.of(path)).is_json:
+        yield from _csv_rows(file, schema, options)
         return
-    for count, cells in _json_columns(path, options):
-        yield count, {name: cells.get(name, [None] * count) for name in schema.names}
+    as_json = {field.name for field in schema if options.keeps_json and field.type == pa.json_()} - options.names
+    for count, cells in _json_columns(file, options):
+        columns = {name: cells.get(name, [None] * count) for name in schema.names}
+        yield (
+            count,
+            columns
+            | {name: [None if cell is None else json.dumps(cell) for cell in columns[name]] for name in as_json},
+        )
 
 
-def _is_json(path: pathlib.Path) -> bool:
-    return ".jsonl" in path.suffixes[-2:]
+# ---- any text
+
+
+class _Head(NamedTuple):
+    """What the first bytes of a file say of it.
+
+    Attributes:
+        codec: what Arrow calls its compression; None where there is none.
+        encoding: of its text.
+        text: what it begins with.
+        is_cut: whether more follows.
+    """
+
+    codec: str | None
+    encoding: str
+    text: str
+    is_cut: bool
+
+
+@functools.lru_cache(maxsize=4)
+def _head_of(file: _File, options: TextOptions) -> _Head:
+    with file.path.open("rb") as opened:
+        start = opened.read(16)
+    codec = next((name for name, _, magic in _PACKED if re.match(magic, start)), None)
+    with _unpacked(file.path, codec) as unpacked:
+        head = unpacked.read(HEAD_BYTES)
+    refuse_other_kinds(file.path, head)
+    encoding = options.encoding or _encoding_of(file.path, head)
+    return _Head(codec, encoding, head.decode(encoding, "ignore").removeprefix("\ufeff"), len(head) == HEAD_BYTES)
+
+
+def _unpacked(path: pathlib.Path, codec: str | None) -> Any:
+    import pyarrow as pa
+
+    return pa.input_stream(str(path), compression=codec)
+
+
+_OTHERS = {
+    rb"PK\x03\x04|\xd0\xcf\x11\xe0": "an Excel workbook, or a ZIP archive; pass its rows, as in "
+    "Materializer(pandas.read_excel({0!r}), ...), or unpack it",
+    rb"PAR1": "a Parquet file; call it .parquet",
+    rb"ARROW1": "an Arrow file; pass it as Materializer('arrow', {0!r}, ...)",
+    rb"\xfd7zXZ\x00": "compressed by xz; unpack it with unxz",
+    rb"SQLite format 3\x00": "a database of SQLite; pass its rows, as in Materializer(pandas.read_sql(...), ...)",
+    rb"version https://git-lfs": "a pointer of Git LFS, not the file itself; run git lfs pull",
+    rb"(?i)\s*<(!doctype )?html": "a web page, perhaps of an error or a login; download the file again",
+}
+"""What files that are not tables begin with, what they are, and what to do."""
+
+
+def refuse_other_kinds(path: pathlib.Path, head: bytes) -> None:
+    """Raise `SourceError` where the first bytes of a file, unpacked, are those of another kind than its name says."""
+    for magic, what in _OTHERS.items():
+        if re.match(magic, head):
+            raise SourceError(f"{path} is {what.format(str(path))}")
+
+
+def _encoding_of(path: pathlib.Path, head: bytes) -> str:
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    if b"\0" not in head:
+        return "utf-8"
+    pairs = {head[place : place + 2] for place in range(0, len(head), 2)}
+    for ending, encoding in ((b"\n\0", "utf-16-le"), (b"\0\n", "utf-16-be")):
+        if ending in pairs:
+            raise SourceError(
+                f"{path} looks like text in {encoding}, which it does not say; pass encoding={encoding!r}"
+            )
+    raise _with_nul(path, f"byte {head.index(0)}")
+
+
+def _with_nul(path: pathlib.Path, place: str) -> SourceError:
+    return SourceError(
+        f"{path}: {place} is NUL, which no text holds; the file is damaged, or not text: copy or write it again"
+    )
+
+
+@contextlib.contextmanager
+def _readable(path: pathlib.Path) -> Iterator[None]:
+    """Raise `SourceError` for what the block cannot read of a file."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, UnicodeError, pa.ArrowInvalid) as error:
+        if isinstance(error, UnicodeError) or "invalid UTF8" in str(error):
+            raise _wrong_encoding(path, getattr(error, "encoding", "utf-8")) from error
+        remedy = "write the file again"
+        if "CSV parse error" in str(error):
+            remedy = "correct the file, or say what separates its cells with delimiter="
+        raise SourceError(f"{path} cannot be read as a table: {error}; {remedy}") from error
+
+
+def _wrong_encoding(path: pathlib.Path | str, encoding: str) -> SourceError:
+    return SourceError(
+        f"{path} is not text in {encoding}; name its encoding with encoding=, as in TableWriter(encoding='cp1252'), "
+        "which Excel writes in Western Europe; in Korea it is cp949, in Japan cp932"
+    )
 
 
 # ---- CSV
@@ -143,8 +287,7 @@ class _CsvColumn:
         self._kind = next((kind for kind in kinds if _are(kind, cells)), "string")
         if self._kind == "int64" and pc.max(pc.binary_length(cells)).as_py() > _EXACT_DIGITS:
             self._are_floats = self._are_floats and _are("float64", cells)
-        if not self._has_digits:
-            self._has_digits = _any(pc.match_substring_regex(cells, "[0-9]"))
+        self._has_digits = self._has_digits or self._kind == "int64" or bool(re.search(rb"[0-9]", _text_of(cells)))
 
     def field(self, name: str, num_rows: int) -> pa.Field:
         import pyarrow as pa
@@ -156,30 +299,52 @@ class _CsvColumn:
 
 _EXACT_DIGITS = 15  # of an integer that float64 holds, whichever it is
 _KINDS = ("int64", "float64", "bool", "timestamp[us]", "timestamp[us, tz=UTC]")
-_CHANGED = {
-    "int64": r"^-?0[0-9xX]|^-0$",
-    # An exponent has a sign where Python and C write floats: 1e-05, but an id is 1e5.
-    "float64": r"^\+|^-?0[0-9]|^-?[0-9]+[eE][0-9]|^-?[0-9]{16,}$",
-}
-"""Cells that would not be written again as they are, were they taken for numbers."""
-
 _TRUTHS = ("true", "True", "TRUE", "false", "False", "FALSE")
+_FEW = 16
+# An exponent has a sign where Python and C write floats: 1e-05, but an id is 1e5.
+_CHANGED = r"^\+|^-?[0-9]+[eE][0-9]|^-?[0-9]{16,}$"
 
 
 def _are(kind: str, cells: pa.Array) -> bool:
-    """Return whether text holds values of a type."""
+    """Return whether cells of text hold values of a type, none of which would be written in another way."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if kind == "bool":
         return not _any(pc.invert(pc.is_in(cells, pa.array(_TRUTHS))))
-    try:
-        cells.cast(_arrow_type(kind))
-    except pa.ArrowInvalid:
-        return False
-    if kind == "int64":  # few cells of which need a closer look
-        cells = cells.filter(pc.or_(pc.starts_with(cells, "0"), pc.starts_with(cells, "-0")))
-    return kind not in _CHANGED or not _any(pc.match_substring_regex(cells, _CHANGED[kind]))
+    for some in (cells[:_FEW], cells):  # Arrow words an error for each cell that is of another type
+        try:
+            some.cast(_arrow_type(kind))
+        except pa.ArrowInvalid:
+            return False
+    return kind not in {"int64", "float64"} or not _change(kind, cells)
+
+
+def _change(kind: str, numbers: pa.Array) -> bool:
+    """Return whether one of many numbers would be written in another way: 007, -0, 0x10, +1, 1e5."""
+    import pyarrow.compute as pc
+
+    _, ends, data = numbers.buffers()
+    bounds = np.frombuffer(ends, np.int32)[numbers.offset : numbers.offset + len(numbers) + 1]
+    letters = np.frombuffer(data, np.uint8)
+    is_negative = letters[bounds[:-1]] == ord("-")
+    first = bounds[:-1] + is_negative
+    is_zero, has_more = letters[first] == ord("0"), first + 1 < bounds[1:]
+    if kind == "int64":
+        return bool((is_zero & (has_more | is_negative)).any())
+    second = letters[first[is_zero & has_more] + 1]
+    if ((second >= ord("0")) & (second <= ord("9"))).any():
+        return True
+    text = _text_of(numbers)
+    is_plain = np.diff(bounds).max() <= _EXACT_DIGITS and not any(letter in text for letter in b"eE+")
+    return not is_plain and _any(pc.match_substring_regex(numbers, _CHANGED))
+
+
+def _text_of(cells: pa.Array) -> bytes:
+    """Return the text of all cells without the bounds between them."""
+    _, ends, data = cells.buffers()
+    bounds = np.frombuffer(ends, np.int32)
+    return b"" if data is None else data[bounds[cells.offset] : bounds[cells.offset + len(cells)]].to_pybytes()
 
 
 def _any(found: pa.Array) -> bool:
@@ -196,86 +361,115 @@ def _arrow_type(kind: str) -> pa.DataType:
     return pa.type_for_alias(kind)
 
 
-def _csv_columns(
-    path: pathlib.Path, schema: pa.Schema | None, options: TextOptions
-) -> Iterator[tuple[int, dict[str, pa.Array]]]:
-    """Yield runs of rows; the cells of a column are of its type in the schema, without one all text, or null."""
+class _Csv(NamedTuple):
+    """How a file of CSV is written.
+
+    Attributes:
+        codec: as a `_Head` has it, and so has `encoding`.
+        delimiter: what separates its cells.
+        num_skipped: lines before the one with the names.
+        names: the columns to read.
+        last: the last column, which takes in all rows that follow a quote that nothing closes.
+    """
+
+    codec: str | None
+    encoding: str
+    delimiter: str
+    num_skipped: int
+    names: tuple[str, ...] = ()
+    last: str = ""
+
+
+@functools.lru_cache(maxsize=64)
+def _csv_form(file: _File, options: TextOptions) -> _Csv:
+    head = _head_of(file, options)
+    said = _SAID.match(head.text)
+    delimiter = options.delimiter or (said[1] if said else _delimiter_of(file.path, head))
+    form = _Csv(head.codec, head.encoding, delimiter, 1 if said else 0)
+    with _csv_reader(file.path, form, {}) as first:
+        names = first.schema.names
+    wanted = [name for name in names if options.columns is None or name in options.columns] or names
+    for number, name in enumerate(names, 1):
+        if name in wanted and (not name or names.count(name) > 1):
+            what = f"is called {name!r}, as another is" if name else "has no name"
+            raise SourceError(
+                f"{file.path}: column {number} of {len(names)} {what}; the first line names each column once, and "
+                "pandas writes no index with to_csv(index=False)"
+            )
+    return form._replace(names=tuple(wanted), last=names[-1])
+
+
+_SAID = re.compile(r'"?sep=(.)"?\r?\n', re.IGNORECASE)  # as Excel does
+
+
+def _csv_cells(file: _File, options: TextOptions) -> Iterator[tuple[int, dict[str, pa.Array]]]:
+    """Yield the number of rows, and the columns to read, of runs of rows: cells are text, or null."""
     import pyarrow as pa
 
-    encoding = ""
-    try:
-        with pa.input_stream(str(path), compression="detect") as file:
-            head = file.read(_HEAD)
-        encoding = options.encoding or _encoding_of(head)
-        if encoding == "utf-8" and b"\0" in head:
-            raise _wrong_encoding(path, encoding)
-        delimiter = options.delimiter or _delimiter_of(path, head.decode(encoding, "ignore"), is_cut=len(head) == _HEAD)
-        with _csv_reader(path, encoding, delimiter, {}) as first:
-            names = first.schema.names
-        if len({*names}) < len(names):
-            raise SourceError(f"{path} has two columns with the same name ({', '.join(names)}); rename one")
-        names = [name for name in names if options.columns is None or name in options.columns] or names
-        if schema is None:  # the names count where no rows follow
-            yield 0, {name: pa.array([], pa.string()) for name in names}
-        types = {name: pa.string() if schema is None else _parsed_type(schema.field(name).type) for name in names}
-        # Of a column of text, an empty cell is an empty text.
-        texts = {name for name in names if schema is not None and schema.field(name).type == pa.string()}
-        texts -= options.blank
-        with _csv_reader(path, encoding, delimiter, types) as reader:
+    with _readable(file.path):
+        form = _csv_form(file, options)
+        yield 0, {name: pa.array([], pa.string()) for name in form.names}  # which count where no rows follow
+        last = ""
+        types = dict.fromkeys([*form.names, form.last], pa.string())
+        with _csv_reader(file.path, form, types) as reader:
             for batch in reader:
-                yield batch.num_rows, {
-                    name: cells.fill_null("") if name in texts and cells.null_count else cells
-                    for name, cells in zip(names, batch.columns, strict=True)
-                }  # fmt: skip
-        if schema is None:
-            _refuse_open_quote(path, encoding, delimiter)
-    except (OSError, UnicodeError, pa.ArrowInvalid) as error:
-        if isinstance(error, UnicodeError) or "invalid UTF8" in str(error):
-            raise _wrong_encoding(path, encoding) from error
-        raise SourceError(
-            f"{path} cannot be read as a table: {error}; correct the file, or say what separates its cells with "
-            "delimiter="
-        ) from error
+                cells = dict(zip(types, batch.columns, strict=True))
+                for name in form.names:
+                    if b"\0" in _text_of(cells[name]):
+                        raise _with_nul(file.path, f"a letter in column {name!r}")
+                if batch.num_rows:
+                    last = cells[form.last][-1].as_py() or ""
+                yield batch.num_rows, {name: cells[name] for name in form.names}
+        if "\n" in last:
+            _refuse_open_quote(file.path, form, last)
 
 
-def _refuse_open_quote(path: pathlib.Path, encoding: str, delimiter: str) -> None:
-    """Raise where the last cell takes in all rows that follow a quote, since nothing closes it."""
+def _csv_rows(file: _File, schema: pa.Schema, options: TextOptions) -> Iterator[tuple[int, dict[str, pa.Array]]]:
+    """Yield what `_csv_cells` yields, with cells of the types of a schema; times are text, as they were written."""
     import pyarrow as pa
 
-    with pa.input_stream(str(path), compression="detect") as packed, io.BufferedReader(packed) as file:
-        text = io.TextIOWrapper(file, encoding, newline="")
+    with _readable(file.path):
+        form = _csv_form(file, options)
+        kinds = {name: schema.field(name).type for name in form.names}
+        types = {name: pa.string() if pa.types.is_timestamp(kind) else kind for name, kind in kinds.items()}
+        # Of a column of text, an empty cell is an empty text.
+        texts = {name for name, kind in kinds.items() if kind == pa.string()} - options.blank
+        with _csv_reader(file.path, form, types) as reader:
+            for batch in reader:
+                yield (
+                    batch.num_rows,
+                    {
+                        name: cells.fill_null("") if name in texts and cells.null_count else cells
+                        for name, cells in zip(form.names, batch.columns, strict=True)
+                    },
+                )
+
+
+def _refuse_open_quote(path: pathlib.Path, form: _Csv, last: str) -> None:
+    """Raise where the last cell takes in all rows that follow a quote, since nothing closes it."""
+    with _unpacked(path, form.codec) as unpacked, io.BufferedReader(unpacked) as file:
+        text = io.TextIOWrapper(file, form.encoding, newline="")
         num_quotes, end = 0, ""
         while block := text.read(_BLOCK):
             num_quotes, end = num_quotes + block.count('"'), (end + block)[-3:]
-        if not num_quotes % 2 or end.rstrip("\r\n").endswith('"'):  # a quote within a cell is one alone, too
-            return
-    with _csv_reader(path, encoding, delimiter, {}) as first:
-        types = dict.fromkeys(first.schema.names, pa.string())
-    with _csv_reader(path, encoding, delimiter, types) as reader:
-        last = ""
-        for batch in reader:
-            last = batch.columns[-1][-1].as_py() or "" if batch.num_rows else last
-    if "\n" in last:
+    if num_quotes % 2 and not end.rstrip("\r\n").endswith('"'):  # a quote within a cell is one alone, too
         raise SourceError(
             f"{path}: the quote before {last[:40]!r} is never closed, so that {last.count(chr(10))} lines "
             "would be one cell; close it, or write a quote that belongs to a cell twice"
         )
 
 
-def _parsed_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type to parse a column of a type as: rows hold times as they are written."""
-    import pyarrow as pa
-
-    return pa.string() if pa.types.is_timestamp(kind) else kind
-
-
-def _csv_reader(path: pathlib.Path, encoding: str, delimiter: str, types: Mapping[str, pa.DataType]) -> Any:
+def _csv_reader(path: pathlib.Path, form: _Csv, types: Mapping[str, pa.DataType]) -> Any:
     from pyarrow import csv as arrow_csv
 
     return arrow_csv.open_csv(
-        str(path),
-        read_options=arrow_csv.ReadOptions(encoding=encoding, use_threads=bool(types)),  # without, no reading ahead
-        parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        _unpacked(path, form.codec),
+        read_options=arrow_csv.ReadOptions(
+            encoding=form.encoding,
+            skip_rows=form.num_skipped,
+            use_threads=bool(types),  # without, no reading ahead
+        ),
+        parse_options=arrow_csv.ParseOptions(delimiter=form.delimiter, newlines_in_values=True),
         convert_options=arrow_csv.ConvertOptions(
             column_types=types,
             include_columns=[*types],
@@ -287,40 +481,27 @@ def _csv_reader(path: pathlib.Path, encoding: str, delimiter: str, types: Mappin
     )
 
 
-def _encoding_of(head: bytes) -> str:
-    return "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8"
+def _delimiter_of(path: pathlib.Path, head: _Head) -> str:
+    """Return what separates the cells of CSV: what its name says, unless that leaves the names in one cell.
 
-
-def _wrong_encoding(path: pathlib.Path | str, encoding: str) -> SourceError:
-    return SourceError(
-        f"{path} is not text in {encoding}; name its encoding with encoding=, as in TableWriter(encoding='cp1252'), "
-        "which Excel writes in Western Europe; in Korea it is cp949, in Japan cp932"
-    )
-
-
-def _delimiter_of(path: pathlib.Path, head: str, *, is_cut: bool) -> str:
-    """Return what separates the cells of CSV: what its name says, unless only another one gives rows of one length.
-
-    Args:
-        path: the file.
-        head: text that it begins with.
-        is_cut: whether more follows.
+    Then it is what gives rows of one length, or, where nothing does, what occurs in the names and in other rows.
     """
-    usual = "\t" if ".tsv" in path.suffixes[-2:] else ","
-    fitting = []
+    usual = "\t" if any(suffix.lower() == ".tsv" for suffix in path.suffixes[-2:]) else ","
+    widths: dict[str, list[int]] = {}
     for delimiter in dict.fromkeys([usual, *_DELIMITERS]):
-        rows = [row for row in csv.reader(io.StringIO(head, newline=""), delimiter=delimiter) if row]
+        rows = [row for row in csv.reader(io.StringIO(head.text, newline=""), delimiter=delimiter) if row]
         if delimiter == usual and (not rows or len(rows[0]) > 1):
             return usual
-        widths = {len(row) for row in (rows[:-1] if is_cut else rows)}
-        if len(widths) == 1 and widths != {1}:
-            fitting.append(delimiter)
-    if len(fitting) > 1:
-        raise SourceError(
-            f"{path}: its cells may end at {' or at '.join(_DELIMITERS[one] for one in fitting)}; say which with "
-            f"delimiter=, as in TableWriter(delimiter={fitting[0]!r})"
-        )
-    return fitting[0] if fitting else usual
+        if len(rows[0]) > 1:
+            widths[delimiter] = [len(row) for row in (rows[:-1] if head.is_cut else rows)]
+    fitting = [delimiter for delimiter, found in widths.items() if len({*found}) == 1]
+    fitting = fitting or [delimiter for delimiter, found in widths.items() if max(found[1:], default=1) > 1]
+    if len(fitting) == 1 or not widths:
+        return fitting[0] if fitting else usual
+    raise SourceError(
+        f"{path}: its cells may end at {' or at '.join(_DELIMITERS[one] for one in fitting or [usual, *widths])}; say "
+        f"which with delimiter=, as in TableWriter(delimiter={(fitting or [*widths])[0]!r})"
+    )
 
 
 # ---- JSON Lines
@@ -329,7 +510,8 @@ def _delimiter_of(path: pathlib.Path, head: str, *, is_cut: bool) -> str:
 class _JsonColumn:
     """What a column of JSON Lines holds so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_text: bool) -> None:
+        self._is_text = is_text
         self._num_filled = 0
         self._types: set[type] = set()
         self._largest = 0
@@ -374,6 +556,8 @@ class _JsonColumn:
             "float64": {int, float},
         }
         kind = next((kind for kind, types in plain.items() if self._types <= types), "json")
+        if self._is_text and kind != "string":
+            kind = "json"
         if self._largest > (_EXACT if kind == "float64" else _LONGEST):
             kind = "json"
         return pa.json_() if kind == "json" else pa.type_for_alias(kind)
@@ -390,26 +574,19 @@ def _flat(cells: Iterable[Any]) -> Iterator[Any]:
 _EXACT, _LONGEST = 2**53, 2**63 - 1  # integers that float64 and int64 hold
 
 
-def _json_columns(path: pathlib.Path, options: TextOptions) -> Iterator[tuple[int, dict[str, list[Any]]]]:
+def _json_columns(file: _File, options: TextOptions) -> Iterator[tuple[int, dict[str, list[Any]]]]:
     """Yield runs of rows; of a column that a row lacks, its cell is None."""
-    import pyarrow as pa
-
-    encoding = ""
-    try:
-        with pa.input_stream(str(path), compression="detect") as packed, io.BufferedReader(packed) as file:
-            encoding = options.encoding or _encoding_of(file.peek())
-            lines: Iterable[Any] = file if encoding == "utf-8" else io.TextIOWrapper(file, encoding)
+    with _readable(file.path):
+        head = _head_of(file, options)
+        with _unpacked(file.path, head.codec) as unpacked, io.BufferedReader(unpacked) as opened:
+            lines: Iterable[Any] = opened if head.encoding == "utf-8" else io.TextIOWrapper(opened, head.encoding)
             numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
             while batch := list(itertools.islice(numbered, BATCH_ROWS)):
-                rows = [_object_of_line(path, number, line) for number, line in batch]
+                rows = [_object_of_line(file.path, number, line) for number, line in batch]
                 names = dict.fromkeys(name for row in rows for name in row)
                 if options.columns is not None:
                     names = {name: None for name in names if name in options.columns}
                 yield len(rows), {name: [row.get(name) for row in rows] for name in names}
-    except UnicodeError as error:
-        raise _wrong_encoding(path, encoding) from error
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read as a table: {error}; write the file again") from error
 
 
 def _object_of_line(path: pathlib.Path, number: int, line: bytes | str) -> dict[str, Any]:

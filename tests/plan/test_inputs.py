@@ -291,7 +291,7 @@ def test_a_field_whose_first_rows_are_blank_holds_files(source, tmp_path, given,
     assert samples["023"]["text"] == "changed"
 
 
-@pytest.mark.parametrize("as_path", [pathlib.Path, lambda path: [str(path)]])
+@pytest.mark.parametrize("as_path", [pathlib.Path, lambda path: [path]])
 def test_a_folder_counts_with_all_its_files(source, tmp_path, as_path):
     """Files count at any depth; hidden files and pipes do not. New times alone rebuild nothing."""
     for number in range(12):
@@ -308,6 +308,50 @@ def test_a_folder_counts_with_all_its_files(source, tmp_path, as_path):
     (tmp_path / "volumes" / "v05" / ".hidden.txt").write_text("hidden")
     touch(tmp_path / "volumes")
     assert run(source, tmp_path / "out", Given(rows)) == 0
+
+
+TEXTS = {"text": str, "list": lambda path: [str(path)], "dict": lambda path: {"dir": str(path)}}
+PATHS = {"path": pathlib.Path, "paths": lambda path: (path,), "path in a dict": lambda path: {"dir": path}}
+
+
+@pytest.mark.parametrize(
+    ("shape", "place", "options", "rebuilt"),
+    [
+        *((shape, "elsewhere", {}, 0) for shape in TEXTS),
+        *((shape, "source/inner", {}, 1) for shape in TEXTS),
+        *((shape, "source", {}, 0) for shape in TEXTS),
+        ("text", "elsewhere", {"file_fields": ("where",)}, 1),
+        *((shape, "elsewhere", {}, 1) for shape in PATHS),
+    ],
+)
+def test_text_names_a_folder_only_in_the_source_or_where_it_is_declared(
+    source, tmp_path, shape, place, options, rebuilt
+):
+    """Other texts that look like paths are texts: nobody means to read /usr/lib whole."""
+    folder = tmp_path / place
+    folder.mkdir(exist_ok=True)
+    (folder / "a.txt").write_text("a")
+    writer = Given([IndexRow("a", fields={"where": {**TEXTS, **PATHS}[shape](folder)})])
+    for name, value in options.items():
+        setattr(writer, name, value)
+    run(source, tmp_path / "out", writer, num_shards=1)
+
+    (folder / "b.txt").write_text("b")
+
+    assert run(source, tmp_path / "out", writer, num_shards=1) == rebuilt
+
+
+@pytest.mark.parametrize("shape", [*TEXTS, *PATHS])
+def test_folder_among_items_is_a_path(source, tmp_path, shape):
+    """Texts that look like one are texts."""
+    make = {**TEXTS, **PATHS}[shape]
+
+    def made():
+        return materialize(lambda item: {"x": repr(item)}, [make(source)], tmp_path / "out", **HERE).num_shards_written
+
+    assert made() == 1
+    (source / "new.txt").write_text("new")
+    assert made() == (shape in PATHS)
 
 
 def test_a_class_name_is_no_folder(source, tmp_path):

@@ -165,6 +165,33 @@ def test_rows_of_several_samples_are_found_too(tmp_path):
     assert job.verify(sample=1.0).ok
 
 
+class Keyed(DatasetWriter):
+    """Rows with keys of all sorts."""
+
+    name = "keyed"
+    features = Features({"x": Scalar("int64")})
+    keys = ("a", "a/b", "%2F", "%00%25", "a#1", "%2F#9", "a#x", "50%")
+
+    def index(self, source):
+        return [IndexRow(key, fields={"x": number}) for number, key in enumerate(self.keys)]
+
+    def read(self, row):
+        return {"x": row.fields["x"]}
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_record_is_found_by_the_key_that_its_row_has_in_the_source(tmp_path, copies):
+    """Whatever of it is escaped where it is stored."""
+    job = Prepared(Keyed(), None, tmp_path / "out", copies=copies, executor=InlineExecutor())
+    job.run(progress=False)
+    found = load(tmp_path / "out")
+
+    for number, key in enumerate(Keyed.keys):
+        name = key if copies == 1 else f"{key}#1"
+        assert [one[name]["x"] for one in (found, {name: job.replay(name)})] == [number, number]
+        assert job.provenance(name).key == found[name]["key"]
+
+
 def test_provenance_names_files_copy_seed_shard_and_position(job, source):
     """It does so for every record, as the readers find it."""
     for split in ("train", "val"):

@@ -11,7 +11,19 @@ from foreign_files import tar, tfrecord
 from prepared import Prepared
 from pyarrow import parquet
 
-from datamat import DatamatError, Image, Index, ListOf, Materializer, Nullable, Scalar, SourceError, Text, load
+from datamat import (
+    DatamatError,
+    Image,
+    Index,
+    ListOf,
+    Materializer,
+    Nullable,
+    Scalar,
+    SourceError,
+    Text,
+    Timestamp,
+    load,
+)
 from datamat.codecs import encode_png
 from datamat.testing import InlineExecutor
 from datamat.writers import ImportWriter
@@ -41,6 +53,7 @@ def _objects():
     return polars.DataFrame({"x": polars.Series([object(), object()], dtype=polars.Object)})
 
 
+_TIMES = [datetime.datetime(2026, 1, 1), datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)]
 WRONG = {
     "masked array": (lambda: [{"x": np.ma.masked_array([1, -9999, 3], [0, 1, 0])}], "1 of 3 values .* masked"),
     "masked column": (lambda: {"x": np.ma.masked_array([1, -9999, 3], [0, 1, 0])}, "1 of 3 values .* masked"),
@@ -54,11 +67,32 @@ WRONG = {
     "dict": (lambda: [{"a": {"b": 1}, "a/b": 2}], "two fields 'a/b'"),
     "period": (_months, "'x' is extension<pandas.period"),
     "objects": (_objects, "'x' .* objects of Python"),
-    "times": (
-        lambda: _frame(x=[datetime.datetime(2026, 1, 1), datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)]),
-        "'x' .* times with a time zone and others without",
-    ),
+    **{
+        f"times in {name}": (
+            lambda make=make: _frame(x=[*map(make, _TIMES)]),
+            "'x' .* times with a time zone and others",
+        )
+        for name, make in {
+            "cells": lambda time: time,
+            "lists": lambda time: [time],
+            "dicts": lambda time: {"a": [{"b": time}]},
+        }.items()
+    },
 }
+
+
+def test_times_of_one_kind_are_stored_beside_those_of_another(tmp_path):
+    """In another field, or none."""
+    pandas = pytest.importorskip("pandas")
+    naive, aware = _TIMES
+
+    (_, found) = stored(
+        _frame(x=[pandas.NaT, aware], y=[None, {"a": naive, "b": aware}]),
+        tmp_path / "out",
+        features={"x": Nullable(Timestamp("UTC")), "y/a": Nullable(Timestamp()), "y/b": Nullable(Timestamp("UTC"))},
+    )
+
+    assert found["x"] == found["y"]["b"] == np.datetime64("2026-01-01", "us") == found["y"]["a"]
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -1,15 +1,18 @@
 """CSV and JSON Lines: types of whole columns, what is declared, encodings, delimiters, cells that are missing."""
 
 import datetime
+import gzip
 import json
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from datamat import (
     ClassLabel,
     Features,
+    ImportWriter,
     Index,
     InputError,
     Json,
@@ -194,6 +197,65 @@ def test_files_of_a_table_have_the_types_of_all(tmp_path):
     assert [load(tmp_path / "out")[f"{number:08d}"]["x"] for number in range(3)] == [1.0, 0.5, None]
 
 
+MAYBE = Nullable(INT)
+OF_FILES = [
+    (None, [2], MAYBE, [None, 2]),
+    (pa.nulls(1), [2], MAYBE, [None, 2]),
+    (pa.array([1], pa.int32()), [2], INT, [1, 2]),
+    (pa.array([1], pa.uint8()), [0.5], FLOAT, [1.0, 0.5]),
+    (["a"], pa.array(["b"], pa.large_string()), Text(), ["a", "b"]),
+    (pa.array(["a"]).dictionary_encode(), ["b"], Text(), ["a", "b"]),
+    (pa.array(["a"], pa.string_view()), pa.array(["b"]).dictionary_encode(), Text(), ["a", "b"]),
+    ([[1]], pa.array([[2, 3]], pa.list_(pa.int8())), ListOf(INT), [[1], [2, 3]]),
+    (["7"], [2], INT, [7, 2]),
+    ([True], ["x"], Text(), ["true", "x"]),
+]
+"""A column in the first file of a table, in its second, its feature, and the values."""
+
+
+@pytest.mark.parametrize(("one", "other", "feature", "values"), OF_FILES, ids=range(len(OF_FILES)))
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("kind", [TableWriter, ImportWriter])
+def test_declared_column_is_cast_where_the_files_of_a_table_differ(
+    tmp_path, one, other, feature, values, in_order, kind
+):
+    (tmp_path / "rows").mkdir()
+    for number, column in enumerate([one, other] if in_order else [other, one]):
+        table = pa.table({"n": [number], **({} if column is None else {"y": column})})
+        parquet.write_table(table, tmp_path / "rows" / f"{number}.parquet")
+    writer = kind(features={"n": INT, "y": feature})
+
+    Materializer(writer, tmp_path / "rows", tmp_path / "out").run(executor=InlineExecutor(), progress=False)
+
+    found = {int(row["n"]): row["y"] for row in load(tmp_path / "out")}
+    read = [list(value) if isinstance(value, (list, np.ndarray)) else value for value in (found[0], found[1])]
+    assert read == (values if in_order else values[::-1])
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_files_of_a_table_may_lack_a_declared_column(tmp_path, suffix):
+    """One that nobody declares is named, with the file that lacks it; lines of JSON may always lack it."""
+    (tmp_path / "rows").mkdir()
+    for number, row in enumerate([{"x": 1, "y": 2}, {"x": 3}]):
+        path = tmp_path / "rows" / f"{number}{suffix}"
+        if suffix == ".parquet":
+            parquet.write_table(pa.table({name: [value] for name, value in row.items()}), path)
+        else:
+            csv = f"{','.join(row)}\n{','.join(map(str, row.values()))}\n"
+            path.write_text(csv if suffix == ".csv" else json.dumps(row))
+    writer = TableWriter(features={"x": INT, "y": Nullable(INT)})
+
+    writer.bind(tmp_path / "rows")
+
+    assert [writer.read(row)["y"] for row in writer.index(tmp_path / "rows")] == [2, None]
+    with pytest.raises(SourceError, match="no column 'z'"):
+        TableWriter(features={"x": INT, "z": INT}).bind(tmp_path / "rows")
+    if suffix == ".jsonl":
+        return
+    with pytest.raises(SourceError, match=r"1\.(csv|parquet) has no column 'y', which .*0\.(csv|parquet) has; declare"):
+        Materializer(TableWriter(), tmp_path / "rows", tmp_path / "out").plan()
+
+
 @pytest.mark.parametrize(
     ("encoding", "options"),
     [
@@ -239,6 +301,11 @@ def test_encoding_that_cannot_be_known_is_asked_for(tmp_path, text, name, encodi
         ("a\nx; y\nz\n", {}, {"a": ["x; y", "z"]}),
         ("a:b\n1:x\n", {"delimiter": ":"}, {"a": [1], "b": ["x"]}),
         ("a;b\n1;x\n", {"delimiter": ","}, {"a;b": ["1;x"]}),
+        ("a;b\n1,5;2\n", {}, {"a": ["1,5"], "b": [2]}),
+        ("sep=;\na;b\n1;x\n", {}, {"a": [1], "b": ["x"]}),
+        ('\ufeff"SEP=|"\r\na|b\r\n1|x,y\r\n', {}, {"a": [1], "b": ["x,y"]}),
+        ("sep=;\na\n1\n", {}, {"a": [1]}),
+        ("sep=;\na|b\n1|x\n", {"delimiter": "|"}, {"a": [1], "b": ["x"]}),
     ],
 )
 def test_delimiter_is_found_where_it_is_certain(tmp_path, text, options, columns):
@@ -249,11 +316,104 @@ def test_delimiter_is_found_where_it_is_certain(tmp_path, text, options, columns
     assert {name: [row[name] for row in rows] for name in rows[0]} == columns
 
 
-def test_delimiter_that_is_not_certain_is_asked_for(tmp_path):
-    (tmp_path / "rows.csv").write_text("a;b|c\n1;2|3\n")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a;b|c\n1;2|3\n", "a semicolon or at a bar"),
+        ("a;b\tc\n1;2\n1\t2\t3\n", "a semicolon or at a tab"),
+        ("a;b\nx\ny\n", "a comma or at a semicolon"),
+        ("a;b;c\n1;2;3\n1;2\n", r"Row #3: Expected 3 columns, got 2"),
+        ("a;b\n1,5;2;3\n", r"Row #2: Expected 2 columns, got 3"),
+        ("a\tb\n1\n1\t2\n", r"Row #2: Expected 2 columns, got 1"),
+        ("a,b\n1,2\n1,2,3\n", r"Row #3: Expected 2 columns, got 3"),
+    ],
+)
+def test_delimiter_that_is_not_certain_is_asked_for(tmp_path, text, message):
+    """Rows of different lengths are never one column."""
+    (tmp_path / "rows.csv").write_text(text)
 
-    with pytest.raises(SourceError, match=r"a semicolon or at a bar.*delimiter="):
+    with pytest.raises(SourceError, match=f"{message}.*delimiter="):
         TableWriter().bind(tmp_path / "rows.csv")
+
+
+OTHER_FILES = [
+    (b"a,b\n1,x\0y\n", "byte 7 is NUL"),
+    (b"a,b\n" + b"1,x\n" * 70_000 + b"1,\0\n", "column 'b' is NUL"),
+    ("a,b\n1,이름\n".encode("utf-16-le"), "encoding='utf-16-le'"),
+    ("a,b\n1,이름\n".encode("utf-16-be"), "encoding='utf-16-be'"),
+    (b"PK\x03\x04\x14\0\0\0", r"pandas.read_excel\("),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", r"pandas.read_excel\("),
+    (b"PAR1\x15\0", "a Parquet file; call it .parquet"),
+    (b"\xfd7zXZ\0\0", "unxz"),
+    (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    (b"\n<!DOCTYPE html>\n<html>", "a web page"),
+    (gzip.compress(b"a,b\n" * 1000)[:40], "Truncated compressed stream; write the file again"),
+    (b"a,b,a\n1,2,3\n", "column 1 of 3 is called 'a', as another is"),
+    (b",a\n0,1\n", r"column 1 of 2 has no name.*to_csv\(index=False\)"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), OTHER_FILES, ids=[message for _, message in OTHER_FILES])
+def test_file_that_is_no_table_of_its_name_is_told_by_what_it_is(tmp_path, content, message):
+    (tmp_path / "rows.csv").write_bytes(content)
+
+    with pytest.raises(SourceError, match=f"rows.csv.*{message}"):
+        TableWriter().bind(tmp_path / "rows.csv")
+
+
+@pytest.mark.parametrize("name", ["rows.xlsx", "rows.parquet", "rows.jsonl"])
+def test_workbook_is_told_whatever_it_is_called(tmp_path, name):
+    (tmp_path / name).write_bytes(b"PK\x03\x04\x14\0\0\0")
+
+    with pytest.raises(SourceError, match=r"an Excel workbook.*pandas.read_excel\("):
+        TableWriter().bind(tmp_path / name)
+
+
+@pytest.mark.parametrize("text", ["a,x,a\n1,2,3\n", ",x\n1,2\n", "x,\n2,\n"])
+def test_name_of_a_column_that_nobody_reads_does_not_matter(table, text):
+    assert table(text, features={"x": INT})[1] == {"x": [2]}
+
+
+PLAIN = {
+    ".csv": b"a,b\n1,2\n",
+    ".tsv": b"a\tb\n1\t2\n",
+    ".jsonl": b'{"a": 1, "b": 2}\n',
+    ".ndjson": b'{"a": 1, "b": 2}\n',
+}
+
+
+@pytest.mark.parametrize(
+    "suffix", [".CSV", ".Tsv", ".JSONL", ".ndjson", ".CSV.GZ", ".csv", ".csv.gz", ".PARQUET", ".pq"]
+)
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_kind_of_a_table_does_not_depend_on_how_its_name_is_spelt(tmp_path, suffix, is_packed):
+    """Nor how it is packed on its name; alone, and in a folder."""
+    content = PLAIN.get(f".{suffix.lower().split('.')[1]}")
+    if content is None:
+        parquet.write_table(pa.table({"a": [1], "b": [2]}), tmp_path / f"rows{suffix}")
+    else:
+        (tmp_path / f"rows{suffix}").write_bytes(gzip.compress(content) if is_packed else content)
+
+    for place in (tmp_path / f"rows{suffix}", tmp_path):
+        assert [row.fields for row in Index.from_table(place)] == [{"a": 1, "b": 2}]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
+@pytest.mark.parametrize("which", ["key", "split"])
+def test_column_of_keys_or_splits_is_a_field_where_it_is_declared(tmp_path, name, which):
+    rows = {"id": ["7", "8"], "x": [1, 2]}
+    if name == "rows.csv":
+        (tmp_path / name).write_text("id,x\n7,1\n8,2\n")
+    elif name == "rows.jsonl":
+        (tmp_path / name).write_text('{"id": "7", "x": 1}\n{"id": "8", "x": 2}\n')
+    else:
+        parquet.write_table(pa.table(rows), tmp_path / name)
+    writer = TableWriter(**{which: "id"}, features={"id": INT, "x": INT})
+
+    writer.bind(tmp_path / name)
+
+    read = [(getattr(row, which), writer.read(row)) for row in writer.index(tmp_path / name)]
+    assert read == [("7", {"id": 7, "x": 1}), ("8", {"id": 8, "x": 2})]
 
 
 @pytest.mark.parametrize("options", [{"encoding": "klingon"}, {"delimiter": ";;"}, {"delimiter": 7}])
@@ -284,6 +444,10 @@ OF_LINES = [
     (["9007199254740993", "0.5"], Json(), [2**53 + 1, 0.5]),
     (['["a"]', "[]"], ListOf(Text()), [["a"], []]),
     (['{"a": [1, "x"]}', "null"], Json(), [{"a": [1, "x"]}, None]),
+    (["1", '"x"'], Json(), [1, "x"]),
+    (['"1"', '{"a": true}'], Json(), ["1", {"a": True}]),
+    (["false", "[1]"], Json(), [False, [1]]),
+    (["1", "true"], Json(), [1, True]),
 ]
 """Values in lines, "" where a line lacks it, their feature, and what they are."""
 
@@ -345,6 +509,36 @@ def test_list_that_its_feature_cannot_hold_fails_its_row(table, values, feature)
     """None of its numbers is stored as another."""
     with pytest.raises(SampleError, match="field 'x' is declared"):
         table(f'{{"x": {values}}}\n', "rows.jsonl", features={"x": feature})
+
+
+MIXED = '{"x": 1}\n{"x": "2"}\n{"x": {"a": [1, "b"]}}\n{"x": null}\n'
+
+
+@pytest.mark.parametrize("feature", [Json(), Nullable(Json())])
+def test_json_holds_values_of_any_kinds(table, feature):
+    assert table(MIXED, "rows.jsonl", features={"x": feature})[1]["x"] == [1, "2", {"a": [1, "b"]}, None]
+
+
+@pytest.mark.parametrize(
+    ("feature", "failing"),
+    [(Text(), "023"), (Nullable(Text()), "02"), (Scalar("float64"), "23"), (ClassLabel(("1", "2", "3")), "23")],
+    ids=str,
+)
+def test_row_whose_value_is_of_another_kind_than_its_feature_fails_alone(tmp_path, feature, failing):
+    """Text takes what is a string in JSON, and nothing else."""
+    (tmp_path / "rows.jsonl").write_text(MIXED)
+    options = {"errors": "skip", "executor": InlineExecutor(), "progress": False}
+
+    report = Materializer(TableWriter(features={"x": feature}), tmp_path / "rows.jsonl", tmp_path / "out").run(
+        **options
+    )
+
+    assert "".join(sorted(failure.key[-1] for failure in report.failures)) == failing
+
+
+def test_column_of_numbers_is_no_text(table):
+    with pytest.raises(SampleError, match="declared str but the sample holds int"):
+        table('{"x": 1}\n', "rows.jsonl", features={"x": Text()})
 
 
 def test_quote_that_is_never_closed_takes_in_no_rows(table):
