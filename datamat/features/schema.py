@@ -598,7 +598,7 @@ class Features(Mapping[str, Feature]):
         """Return a schema that stores `sample` exactly, for functions that declare none.
 
         Arrays of uint8 (height, width, 3 or 4) become lossless images. Every size but the number of channels may vary.
-        Lists become a `ListOf` where all items are texts, numbers, lists of numbers, bytes, times or pictures of Pillow;
+        Lists become a `ListOf` where all items are texts, numbers, lists of numbers, bytes, times or Pillow pictures;
         other lists, also empty ones, become `Json`. So do dicts, unless arrays, pictures, bytes or times are in them,
         which become fields of their own; lists of such dicts become a `ListOf` of dicts. Times are `Timestamp`. `bytes`
         must be a file of an image, of sound or a video, so that a broken one is not taken for something else: declare

@@ -232,7 +232,10 @@ def converted(value: Any, feature: Feature) -> Any:  # noqa: PLR0911 -- one for 
 
 def _in_dtype(value: Any, dtype: np.dtype[Any]) -> Any:
     """Return numbers in the declared dtype; as they are, for the feature to refuse, where it cannot hold them."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        return value
     is_wider = array.dtype.kind in "biu" or dtype.kind in "fcV"
     if array.dtype.kind not in "biuf" or not is_wider:
         return value
