@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import decimal
+import importlib
+import io
 import pathlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -10,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from datamat.errors import SchemaError, SourceError, count_of
+from datamat.codecs import encode_png, probe
+from datamat.errors import MissingDependencyError, SchemaError, SourceError, count_of
 from datamat.features import Audio, Bytes, ClassLabel, Depth, Image, ListOf, Mask, Nullable, Scalar, Timestamp, Video
 from datamat.features.base import as_array, dtype_of, holds_numbers
+from datamat.features.values import decoded_sound
 
 if TYPE_CHECKING:
     from datamat.features import Feature
@@ -153,11 +157,51 @@ def shows_type(value: Any) -> bool:
 
 def content_of_file(cell: Any, name: str, place: str) -> Any:
     """Return the content of a file that a cell of Hugging Face holds, or names; a picture that is decoded as it is."""
-    if cell is None or (isinstance(cell, Mapping) and cell["bytes"] is None and not cell["path"]):
-        raise SourceError(f"{place}column {name!r} of the table is empty; fill it in, or drop the row")
+    if is_no_file(cell):
+        raise SourceError(empty_cell(name, place))
     if not isinstance(cell, Mapping):  # a step of a stream that needs the picture, such as a filter, has decoded it
         return _plain(cell)
     return cell["bytes"] if cell["bytes"] is not None else pathlib.Path(cell["path"]).read_bytes()
+
+
+def is_no_file(cell: Any) -> bool:
+    """Return whether a cell of Hugging Face holds no file."""
+    return cell is None or (isinstance(cell, Mapping) and cell["bytes"] is None and not cell["path"])
+
+
+def empty_cell(name: str, place: str) -> str:
+    """Return what to write where a cell is empty that must not be."""
+    return (
+        f"{place}column {name!r} of the table is empty; fill it in, or drop the row; or declare it with "
+        f"features={{{name!r}: Nullable(...)}}"
+    )
+
+
+def in_mode(data: bytes, mode: str) -> bytes:
+    """Return the file of a picture in a mode of Pillow, as `datasets.Image(mode=)` decodes it."""
+    pillow = _needed("PIL.Image", "pillow", "Image(mode=...)")
+    probe(data)  # which bounds the number of pixels
+    with pillow.open(io.BytesIO(data)) as picture:
+        if picture.mode == mode:
+            return data
+        return encode_png(as_array(importlib.import_module("PIL.ImageOps").exif_transpose(picture).convert(mode)))
+
+
+def resampled(data: bytes, rate: int | None) -> Any:
+    """Return a file of sound, or its samples at another rate, as `datasets.Audio(sampling_rate=)` decodes it."""
+    if rate is None:
+        return data
+    samples, own = decoded_sound("", data)
+    return data if own == rate else _needed("soxr", "soxr", "Audio(sampling_rate=...)").resample(samples, own, rate)
+
+
+def _needed(module: str, package: str, what: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"{what} of Hugging Face needs the package {package}; install it with: pip install {package}"
+        ) from error
 
 
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
