@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -16,7 +17,8 @@ from typing import Any, ClassVar, Literal, TypeAlias, final, overload
 
 import numpy as np
 
-from datamat.errors import MissingDependencyError, SchemaError, count_of
+from datamat.codecs import probe
+from datamat.errors import InputError, MissingDependencyError, SchemaError, count_of
 from datamat.features.statistics import FieldStatistics
 from datamat.values import frozen
 
@@ -556,6 +558,23 @@ def as_array(value: Any, *, are_ids: bool = False) -> Any:
         array = _array_of_torch(value) if hasattr(value, "resolve_conj") else np.asarray(value)
         return array[()]  # a tensor without dimensions is a scalar
     return value
+
+
+def stored_size(value: Any) -> tuple[tuple[int, int], int] | None:
+    """Return height and width of a picture as its file has it, and its EXIF orientation, 1 to 8.
+
+    Args:
+        value: a file, a picture of Pillow, or pixels; None is returned for anything else.
+    """
+    if hasattr(value, "convert") and hasattr(value, "getbands"):
+        return (value.height, value.width), value.getexif().get(_ORIENTATION, 1)
+    if isinstance(value, bytes):
+        with contextlib.suppress(InputError):  # which names itself when the file is encoded
+            info = probe(value)
+            return (info.height, info.width), info.orientation
+    elif isinstance(value, np.ndarray) and value.ndim > 1:
+        return (value.shape[0], value.shape[1]), 1
+    return None
 
 
 def _array_of_pillow(picture: Any, *, are_ids: bool) -> np.ndarray:
