@@ -542,16 +542,24 @@ def checked_int(value: Any, where: str) -> int:
         raise SchemaError(f"{where} is {value!r}; want an int") from error
 
 
-def as_array(value: Any, *, are_ids: bool = False) -> Any:
+def as_array(value: Any, *, are_ids: bool = False, name: str = "") -> Any:
     """Return a Pillow image, or a tensor of torch or TensorFlow, as a numpy array, and any other value unchanged.
 
     Args:
         value: the value.
         are_ids: whether the pixels are ids of classes: then those of a palette, or truth values, are these ids.
+        name: name of the field, for messages.
 
     Raises:
-        SchemaError: it is a Pillow image of inks, whose colours depend on a profile.
+        SchemaError: it is a Pillow image of inks, whose colours depend on a profile, or an array with masked values.
     """
+    if type(value) is not np.ndarray and hasattr(value, "filled") and hasattr(value, "mask"):  # of `numpy.ma`
+        if count := int(np.sum(value.mask)):
+            raise SchemaError(
+                f"{f'field {name!r}: ' if name else ''}{count} of {np.size(value)} values of an array are masked; fill "
+                "them, as in array.filled(0)"
+            )
+        return np.asarray(value)
     if hasattr(value, "convert") and hasattr(value, "getbands"):
         return _array_of_pillow(value, are_ids=are_ids)
     if hasattr(value, "__array__") and not isinstance(value, (np.ndarray, np.generic)):

@@ -640,7 +640,7 @@ class Pipeline:
         found = dict(sample)
         for name, value in sample.items():
             if type(value) not in _AS_IS:
-                found[name] = as_array(value, are_ids=hasattr(value, "getbands") and self._holds_ids(name))
+                found[name] = as_array(value, are_ids=hasattr(value, "getbands") and self._holds_ids(name), name=name)
                 # None is what cv2.imread and cv2.imdecode return for a file that they cannot decode.
                 if found[name] is None and not self._takes_none(name):
                     raise SchemaError(

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from datamat.errors import OptionError, SourceError
+from datamat.features.base import as_array
 from datamat.writers.arrow import ArrowSource, MemoryTable
 from datamat.writers.arrow_types import OF_ROWS
 from datamat.writers.base import DataSource
 from datamat.writers.huggingface import HfTable
 from datamat.writers.kinds import SOURCE_KINDS
-from datamat.writers.samples import _field_names, dicts_in, sample_of, unmasked
+from datamat.writers.samples import _field_names, dicts_in, sample_of
 from datamat.writers.spool import RowStream, SpooledSource
 from datamat.writers.tables import is_of_package, listed_column, table_of
 from datamat.writers.tar import TarRows, sample_of_tar
@@ -156,7 +157,7 @@ class _ColumnSource(DataSource):
         if len(set(lengths.values())) > 1:
             found = ", ".join(f"{name}: {length}" for name, length in lengths.items())
             raise SourceError(f"the arrays differ in length ({found}); give each one row per sample")
-        self.identity = self._columns = {name: unmasked(column) for name, column in columns.items()}
+        self.identity = self._columns = {name: as_array(column, name=name) for name, column in columns.items()}
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))

@@ -51,7 +51,7 @@ def sample_of(item: Any, names: Sequence[str] | None) -> dict[str, Any]:
     if hasattr(item, "_asdict"):
         return dict(flattened(item._asdict()))
     values = item if isinstance(item, (tuple, list)) else (item,)
-    return {name: _plain(value) for name, value in zip(_field_names(names, len(values)), values, strict=True)}
+    return {name: _plain(value, name) for name, value in zip(_field_names(names, len(values)), values, strict=True)}
 
 
 def fit_key(key: str) -> str:
@@ -74,29 +74,14 @@ def flattened(item: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
         if isinstance(value, Mapping):
             yield from flattened(value, f"{prefix}{name}/")
         else:
-            yield f"{prefix}{name}", _plain(value)
+            yield f"{prefix}{name}", _plain(value, f"{prefix}{name}")
 
 
-def unmasked(value: Any) -> Any:
-    """Return a masked array of which nothing is masked as an array, and any other value as it is.
-
-    Raises:
-        SchemaError: some of it is masked.
-    """
-    if not (hasattr(value, "filled") and hasattr(value, "mask")):  # `numpy.ma` need not be imported
-        return value
-    if count := int(np.sum(value.mask)):
-        raise SchemaError(
-            f"{count} of {np.size(value)} values of an array are masked; fill them, as in array.filled(0)"
-        )
-    return np.asarray(value)
-
-
-def _plain(value: Any) -> Any:
+def _plain(value: Any, name: str = "") -> Any:
     """Return a value as features accept it: tensors and lists of numbers as arrays, pictures of Pillow as they are."""
     if hasattr(value, "getbands"):
         return value
-    value = _listed_numbers(value) if isinstance(value, (list, tuple)) else unmasked(as_array(value))
+    value = _listed_numbers(value) if isinstance(value, (list, tuple)) else as_array(value, name=name)
     return value[()] if isinstance(value, np.ndarray) and not value.ndim else value
 
 
