@@ -91,13 +91,20 @@ class Nesting:
     Args:
         groups: kind of each dict by its path, before those of the dicts in it: "one", "list" or "optional".
         children: paths in each dict.
+        may_miss: those of them that a dict may lack, which then is None.
     """
 
-    __slots__ = ("children", "groups")
+    __slots__ = ("children", "groups", "may_miss")
 
-    def __init__(self, groups: Mapping[str, str], children: Mapping[str, collections.abc.Sequence[str]]) -> None:
+    def __init__(
+        self,
+        groups: Mapping[str, str],
+        children: Mapping[str, collections.abc.Sequence[str]],
+        may_miss: Collection[str] = frozenset(),
+    ) -> None:
         self.groups = groups
         self.children = children
+        self.may_miss = may_miss
 
     def split(self, sample: Mapping[str, Any], *, strict: bool = False) -> Mapping[str, Any]:
         """Return a sample, or a batch, with the fields of dicts in their place; what is split already stays.
@@ -149,7 +156,7 @@ class Nesting:
         """Return the nesting of batches whose dicts may hold more fields: those among these names, `DICT/FIELD`."""
         more = {path: [name for name in names if name.rpartition("/")[0] == path] for path in self.groups}
         children = {path: [*dict.fromkeys([*own, *more[path]])] for path, own in self.children.items()}
-        return Nesting(self.groups, children)
+        return Nesting(self.groups, children, self.may_miss)
 
     def _joined(self, values: Mapping[str, Any], *, is_batch: bool) -> dict[str, Any]:
         found = dict(values)
@@ -177,10 +184,12 @@ class Nesting:
         if not isinstance(value, Mapping):
             raise _no_dict(path + place, "a dict", names, value)
         if value.keys() != set(names):
-            missing, unknown = (
-                sorted(set(names) - value.keys()),
-                sorted(str(name) for name in value.keys() - set(names)),
-            )
+            left_out = [name for name in names if name not in value and f"{path}/{name}" in self.may_miss]
+            found: dict[str, Any] = {**value, **dict.fromkeys(left_out)}
+            missing = sorted(set(names) - found.keys())
+            unknown = sorted(str(name) for name in found.keys() - set(names))
+            if not (missing or unknown):
+                return found
             parts = [f"field {path!r}{place} is declared with {name!r} but the sample has none" for name in missing]
             parts += [f"field {path!r}{place} is declared without {name!r} but the sample holds it" for name in unknown]
             raise SchemaError(
@@ -222,7 +231,7 @@ def _no_dict(path: str, wanted: str, names: list[str], value: Any) -> SchemaErro
 
 
 def _without_dicts(
-    fields: Mapping[str, Any], groups: dict[str, str], children: dict[str, list[str]]
+    fields: Mapping[str, Any], groups: dict[str, str], children: dict[str, list[str]], may_miss: set[str]
 ) -> Iterator[tuple[str, Any]]:
     """Yield path and feature of each field that is no dict, and note the dicts."""
 
@@ -241,6 +250,7 @@ def _without_dicts(
         if not parts:
             raise SchemaError(f"field {path!r} is declared as a dict without fields; declare Json()")
         groups[path], children[path] = kind, [f"{path}/{name}" for name in parts]
+        may_miss.update(f"{path}/{name}" for name, part in parts.items() if getattr(part, "takes_none", False))
         for name, part in parts.items():
             yield from visit(f"{path}/{name}", part, wrap, kind)
 
@@ -305,12 +315,13 @@ class Features(Mapping[str, Feature]):
         self.as_declared: Mapping[str, Any] = {"key": Text(), **declared}
         groups: dict[str, str] = {}
         children: dict[str, list[str]] = {}
+        may_miss: set[str] = set()
         self._fields: dict[str, Feature] = {}
-        for name, feature in _without_dicts(self.as_declared, groups, children):
+        for name, feature in _without_dicts(self.as_declared, groups, children, may_miss):
             if name in self._fields:
                 raise SchemaError(f"field {name!r} is declared twice: in a dict, and by its path; rename one")
             self._fields[name] = feature
-        self.nesting = Nesting(groups, children)
+        self.nesting = Nesting(groups, children, may_miss)
         self._columns: dict[str, Kind] = {}
         for name, feature in self._fields.items():
             _check_name(name, feature)
