@@ -22,7 +22,7 @@ from datamat.directory.equal_inputs import EqualInputs, equal_inputs
 from datamat.directory.fetched import FilesHere
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
 from datamat.errors import CorruptDataError, InputError, MissingDependencyError, OptionError, OutputError, count_of
-from datamat.features import Image, Scalar, Tensor, Text
+from datamat.features import Image, ListOf, Scalar, Tensor, Text
 from datamat.features.statistics import summarized_in_words
 from datamat.folders import open_file, open_folder
 from datamat.folders.local import open_regular
@@ -166,7 +166,8 @@ class ColumnProfiler:
     def _feature(self, kind: str, lengths: tuple[int, int]) -> Feature | None:
         is_one = lengths == (1, 1)
         if kind in {"image", "text"}:
-            return (self._pictures.feature() if kind == "image" else Text()) if is_one else None
+            one = self._pictures.feature() if kind == "image" else Text()
+            return one if is_one else ListOf(one)
         if kind in {"no value", "bytes"} or "/" in kind:
             return None
         return Scalar(kind) if is_one else Tensor((lengths[0] if lengths[0] == lengths[1] else None,), kind)
@@ -287,10 +288,11 @@ Values: TypeAlias = "Sequence[bytes] | np.ndarray"
 _LISTS = 2  # SequenceExample { Features context = 1; FeatureLists feature_lists = 2; }
 
 
-def parse_payload(payload: bytes) -> tuple[str, Mapping[str, Values]]:
+def parse_payload(payload: bytes, *, joins_steps: bool = True) -> tuple[str, Mapping[str, Any]]:
     r"""Return what a payload is and its fields.
 
-    The steps of a feature list follow one another in the field `NAME[]`. A raw payload is one field without a name.
+    A feature list is the field `NAME[]`: the values of all its steps one after another, or a tuple of the values of
+    each step. A raw payload is one field without a name.
 
     Example:
         >>> parse_payload(b"\n\x0f\n\r\n\x03key\x12\x06\n\x04\n\x02a1")
@@ -303,7 +305,9 @@ def parse_payload(payload: bytes) -> tuple[str, Mapping[str, Values]]:
         if numbers == {1}:
             return EXAMPLE, _columns(payload)
         if numbers:
-            return SEQUENCE, {**_columns(payload), **_feature_lists(payload)}
+            lists = _feature_lists(payload)
+            joined = {name: _joined(steps) if joins_steps else steps for name, steps in lists.items()}
+            return SEQUENCE, {**_columns(payload), **joined}
     except (CorruptDataError, UnicodeDecodeError):
         pass
     return RAW, {"": [payload]}
@@ -327,8 +331,8 @@ def _message_fields(data: bytes) -> set[int]:
     return numbers
 
 
-def _feature_lists(data: bytes) -> dict[str, Values]:
-    found: dict[str, Values] = {}
+def _feature_lists(data: bytes) -> dict[str, tuple[Values, ...]]:
+    found: dict[str, tuple[Values, ...]] = {}
     for number, _, start, stop in fields(data, 0, len(data)):
         if number != _LISTS:
             continue
@@ -339,7 +343,7 @@ def _feature_lists(data: bytes) -> dict[str, Values]:
                     name = data[first:last].decode()
                 else:
                     steps += [_feature(data[a:b]) for _, _, a, b in fields(data, first, last)]
-            found[f"{name}[]"] = _joined(steps)
+            found[f"{name}[]"] = tuple(steps)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -16,7 +17,8 @@ from typing import Any, ClassVar, Literal, TypeAlias, final, overload
 
 import numpy as np
 
-from datamat.errors import MissingDependencyError, SchemaError, count_of
+from datamat.codecs import probe
+from datamat.errors import InputError, MissingDependencyError, SchemaError, count_of
 from datamat.features.statistics import FieldStatistics
 from datamat.values import frozen
 
@@ -540,22 +542,47 @@ def checked_int(value: Any, where: str) -> int:
         raise SchemaError(f"{where} is {value!r}; want an int") from error
 
 
-def as_array(value: Any, *, are_ids: bool = False) -> Any:
+def as_array(value: Any, *, are_ids: bool = False, name: str = "") -> Any:
     """Return a Pillow image, or a tensor of torch or TensorFlow, as a numpy array, and any other value unchanged.
 
     Args:
         value: the value.
         are_ids: whether the pixels are ids of classes: then those of a palette, or truth values, are these ids.
+        name: name of the field, for messages.
 
     Raises:
-        SchemaError: it is a Pillow image of inks, whose colours depend on a profile.
+        SchemaError: it is a Pillow image of inks, whose colours depend on a profile, or an array with masked values.
     """
+    if type(value) is not np.ndarray and hasattr(value, "filled") and hasattr(value, "mask"):  # of `numpy.ma`
+        if count := int(np.sum(value.mask)):
+            raise SchemaError(
+                f"{f'field {name!r}: ' if name else ''}{count} of {np.size(value)} values of an array are masked; fill "
+                "them, as in array.filled(0)"
+            )
+        return np.asarray(value)
     if hasattr(value, "convert") and hasattr(value, "getbands"):
         return _array_of_pillow(value, are_ids=are_ids)
     if hasattr(value, "__array__") and not isinstance(value, (np.ndarray, np.generic)):
         array = _array_of_torch(value) if hasattr(value, "resolve_conj") else np.asarray(value)
         return array[()]  # a tensor without dimensions is a scalar
     return value
+
+
+def stored_size(value: Any) -> tuple[tuple[int, int], int] | None:
+    """Return height and width of a picture as its file has it, and its EXIF orientation, 1 to 8.
+
+    Args:
+        value: a file, a picture of Pillow, or pixels; None is returned for anything else.
+    """
+    if hasattr(value, "convert") and hasattr(value, "getbands"):
+        return (value.height, value.width), value.getexif().get(_ORIENTATION, 1)
+    if isinstance(value, bytes):
+        with contextlib.suppress(InputError):  # which names itself when the file is encoded
+            info = probe(value)
+            return (info.height, info.width), info.orientation
+    elif isinstance(value, np.ndarray) and value.ndim > 1:
+        return (value.shape[0], value.shape[1]), 1
+    return None
 
 
 def _array_of_pillow(picture: Any, *, are_ids: bool) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import collections.abc
+import copy
 import dataclasses
 import datetime
 import functools
@@ -36,7 +37,7 @@ from datamat.features.base import (
 )
 from datamat.features.pictures import Depth, Image, Keypoints, Mask, Polygons, Video, video_extension
 from datamat.features.protocols import Geometry, Preview, Target
-from datamat.features.statistics import FieldStatistics, Numbers, Statistics, merged
+from datamat.features.statistics import FieldStatistics, Numbers, Statistics, merged, shared_bounds
 from datamat.features.values import (
     Audio,
     BBoxes,
@@ -90,13 +91,20 @@ class Nesting:
     Args:
         groups: kind of each dict by its path, before those of the dicts in it: "one", "list" or "optional".
         children: paths in each dict.
+        may_miss: those of them that a dict may lack, which then is None.
     """
 
-    __slots__ = ("children", "groups")
+    __slots__ = ("children", "groups", "may_miss")
 
-    def __init__(self, groups: Mapping[str, str], children: Mapping[str, collections.abc.Sequence[str]]) -> None:
+    def __init__(
+        self,
+        groups: Mapping[str, str],
+        children: Mapping[str, collections.abc.Sequence[str]],
+        may_miss: Collection[str] = frozenset(),
+    ) -> None:
         self.groups = groups
         self.children = children
+        self.may_miss = may_miss
 
     def split(self, sample: Mapping[str, Any], *, strict: bool = False) -> Mapping[str, Any]:
         """Return a sample, or a batch, with the fields of dicts in their place; what is split already stays.
@@ -148,7 +156,7 @@ class Nesting:
         """Return the nesting of batches whose dicts may hold more fields: those among these names, `DICT/FIELD`."""
         more = {path: [name for name in names if name.rpartition("/")[0] == path] for path in self.groups}
         children = {path: [*dict.fromkeys([*own, *more[path]])] for path, own in self.children.items()}
-        return Nesting(self.groups, children)
+        return Nesting(self.groups, children, self.may_miss)
 
     def _joined(self, values: Mapping[str, Any], *, is_batch: bool) -> dict[str, Any]:
         found = dict(values)
@@ -176,10 +184,12 @@ class Nesting:
         if not isinstance(value, Mapping):
             raise _no_dict(path + place, "a dict", names, value)
         if value.keys() != set(names):
-            missing, unknown = (
-                sorted(set(names) - value.keys()),
-                sorted(str(name) for name in value.keys() - set(names)),
-            )
+            left_out = [name for name in names if name not in value and f"{path}/{name}" in self.may_miss]
+            found: dict[str, Any] = {**value, **dict.fromkeys(left_out)}
+            missing = sorted(set(names) - found.keys())
+            unknown = sorted(str(name) for name in found.keys() - set(names))
+            if not (missing or unknown):
+                return found
             parts = [f"field {path!r}{place} is declared with {name!r} but the sample has none" for name in missing]
             parts += [f"field {path!r}{place} is declared without {name!r} but the sample holds it" for name in unknown]
             raise SchemaError(
@@ -221,7 +231,7 @@ def _no_dict(path: str, wanted: str, names: list[str], value: Any) -> SchemaErro
 
 
 def _without_dicts(
-    fields: Mapping[str, Any], groups: dict[str, str], children: dict[str, list[str]]
+    fields: Mapping[str, Any], groups: dict[str, str], children: dict[str, list[str]], may_miss: set[str]
 ) -> Iterator[tuple[str, Any]]:
     """Yield path and feature of each field that is no dict, and note the dicts."""
 
@@ -240,6 +250,7 @@ def _without_dicts(
         if not parts:
             raise SchemaError(f"field {path!r} is declared as a dict without fields; declare Json()")
         groups[path], children[path] = kind, [f"{path}/{name}" for name in parts]
+        may_miss.update(f"{path}/{name}" for name, part in parts.items() if getattr(part, "takes_none", False))
         for name, part in parts.items():
             yield from visit(f"{path}/{name}", part, wrap, kind)
 
@@ -304,12 +315,13 @@ class Features(Mapping[str, Feature]):
         self.as_declared: Mapping[str, Any] = {"key": Text(), **declared}
         groups: dict[str, str] = {}
         children: dict[str, list[str]] = {}
+        may_miss: set[str] = set()
         self._fields: dict[str, Feature] = {}
-        for name, feature in _without_dicts(self.as_declared, groups, children):
+        for name, feature in _without_dicts(self.as_declared, groups, children, may_miss):
             if name in self._fields:
                 raise SchemaError(f"field {name!r} is declared twice: in a dict, and by its path; rename one")
             self._fields[name] = feature
-        self.nesting = Nesting(groups, children)
+        self.nesting = Nesting(groups, children, may_miss)
         self._columns: dict[str, Kind] = {}
         for name, feature in self._fields.items():
             _check_name(name, feature)
@@ -556,6 +568,28 @@ class Features(Mapping[str, Feature]):
         """
         return Features(_chosen(self.as_declared, {"key", *names}, ""))
 
+    def as_found(self, each: collections.abc.Iterable[collections.abc.Sequence[str]]) -> Features:
+        """Return the schema that reads the same columns as arrays of the sizes that all records share.
+
+        Boxes and points keep their open sizes: a transform may drop some of them.
+
+        Args:
+            each: lines of the statistics of all records, as `Statistics.to_lines` gives them.
+        """
+        sizes = {name: names for name, feature in self._fields.items() if (names := _open_sizes(feature))}
+        known = shared_bounds(each, [(name, size) for name, names in sizes.items() for size in names.values()])
+        found = copy.copy(self)
+        for name, names in sizes.items():
+            dtype, shape = self._fields[name].value_type()
+            whole = tuple(
+                known.get((name, names[place]), 0) if size is None else size for place, size in enumerate(shape)
+            )
+            if 0 not in whole:
+                encoding: Any = "raw" if self._columns[name] == "bytes" else "list"
+                found._fields = {**found._fields, name: Tensor(whole, dtype, encoding)}
+                found._columns = {column: kind for column, kind in found._columns.items() if column != f"{name}/shape"}
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """Return the schema as JSON values."""
         return {name: _json_of(feature) for name, feature in self.as_declared.items()}
@@ -575,11 +609,12 @@ class Features(Mapping[str, Feature]):
         """Return a schema that stores `sample` exactly, for functions that declare none.
 
         Arrays of uint8 (height, width, 3 or 4) become lossless images. Every size but the number of channels may vary.
-        Lists become a `ListOf` where all items are texts, numbers, bytes, times or pictures of Pillow; other lists,
-        also empty ones, become `Json`. So do dicts, unless arrays, pictures, bytes or times are in them, which become
-        fields of their own; lists of such dicts become a `ListOf` of dicts. Times are `Timestamp`. `bytes` must be a
-        file of an image, of sound or a video, so that a broken one is not taken for something else: declare `Bytes` for
-        others. Nothing is inferred to be missing in other samples: declare `Nullable` for a field that may be None.
+        Lists become a `ListOf` where all items are texts, numbers, lists of numbers, bytes, times or Pillow pictures;
+        other lists, also empty ones, become `Json`. So do dicts, unless arrays, pictures, bytes or times are in them,
+        which become fields of their own; lists of such dicts become a `ListOf` of dicts. Times are `Timestamp`. `bytes`
+        must be a file of an image, of sound or a video, so that a broken one is not taken for something else: declare
+        `Bytes` for others. Nothing is inferred to be missing in other samples: declare `Nullable` for a field that may
+        be None.
 
         Raises:
             SchemaError: a value has no feature.
@@ -969,6 +1004,16 @@ def _is_observed(feature: Feature) -> bool:
 
 def _is_measured(feature: Feature) -> bool:
     return type(innermost(feature)).observe_value is not Feature.observe_value
+
+
+def _open_sizes(feature: Feature) -> dict[int, str]:
+    """Return the statistic of each size of arrays that a feature leaves open, by its axis; none for other features."""
+    stored = feature.stored if isinstance(feature, ListOf) and not isinstance(feature.feature, Mapping) else feature
+    places = [place for place, size in enumerate(feature.value_type()[1]) if size is None]
+    if type(stored) is Tensor and stored.keeps_shape:
+        return {place: f"size[{place}]" for place in places}
+    name = {Tensor: "length", ClassLabel: "length", Tokens: "tokens"}.get(type(stored))
+    return dict.fromkeys(places, name) if name else {}
 
 
 def _declared_as(outer: Feature, inner: Feature, error: SchemaError) -> SchemaError:
@@ -1644,12 +1689,16 @@ def _of_time(_: str, value: Any) -> Feature:
     return Timestamp("UTC" if getattr(value, "tzinfo", None) else None)
 
 
-def _of_list(name: str, value: Any) -> Feature:
+def _of_list(name: str, value: Any) -> Feature:  # noqa: PLR0911 -- one for each kind of items
     if value and all(isinstance(item, dict) for item in value):
         return _of_dicts(name, value)
     if value and all(hasattr(item, "getbands") for item in value):  # Pillow
         return ListOf(_inferred(name, value[0]))
     kinds = set(map(type, value))
+    if kinds and kinds <= {list, tuple}:
+        inner = _of_list(name, [item for items in value for item in items])
+        holds_scalars = isinstance(inner, ListOf) and isinstance(inner.feature, Scalar)
+        return ListOf(inner) if holds_scalars else Json()
     if kinds == {int, float} and all(abs(item) <= _EXACT for item in value if type(item) is int):
         return ListOf(Scalar("float64"))
     if len(kinds) != 1:

@@ -438,6 +438,27 @@ class Statistics:
         return found
 
 
+def shared_bounds(each: Iterable[Sequence[str]], names: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    """Return the numbers that are the same in all records, by field and statistic.
+
+    Args:
+        each: lines of the statistics of several sets of records, of which no others than these are parsed.
+        names: field and name of each statistic that counts integers.
+    """
+    wanted = {f"numbers {_quoted(field)} {_quoted(name)} ": (field, name) for field, name in names}
+    found: dict[str, set[str]] = {start: set() for start in wanted}
+    for lines in each:
+        if not found:
+            break
+        known = {
+            start: line[len(start) :].split(" ")[1:3] for line in lines for start in found if line.startswith(start)
+        }
+        is_empty = lines[:1] and lines[0].startswith("records 0 ")
+        found = {start: one | {*known.get(start, ())} for start, one in found.items() if start in known or is_empty}
+        found = {start: one for start, one in found.items() if len(one) < 2}
+    return {wanted[start]: int(number) for start, one in found.items() for number in one}
+
+
 def check_lines(lines: Sequence[str]) -> None:
     """Raise `CorruptDataError` where lines of statistics are not whole; no lines are."""
     if not lines:

@@ -1175,7 +1175,7 @@ class Audio(Feature, Preview):
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         if isinstance(value, (bytes, bytearray, memoryview)):
             data = bytes(value)
-            samples, rate = _decoded_sound(name, data)
+            samples, rate = decoded_sound(name, data)
             if self.sample_rate not in {None, rate} or self.num_channels not in {None, samples.shape[1]}:
                 found = f"a file of {rate} Hz with {samples.shape[1]} channels"
                 raise mismatch(name, self, found, "resample or mix it in read, or change the declaration")
@@ -1183,10 +1183,10 @@ class Audio(Feature, Preview):
         return {name: self._encoded(name, self._samples(name, value))}
 
     def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
-        return _decoded_sound(name, one_bytes(name, columns))[0]
+        return decoded_sound(name, one_bytes(name, columns))[0]
 
     def prepare(self, name: str, value: Any) -> Any:
-        return _decoded_sound(name, value)[0] if isinstance(value, bytes) else value
+        return decoded_sound(name, value)[0] if isinstance(value, bytes) else value
 
     def encoded_value(self, name: str, columns: Mapping[str, Column]) -> bytes:
         return one_bytes(name, columns)
@@ -1303,7 +1303,7 @@ def _soundfile() -> Any:
     return soundfile
 
 
-def _decoded_sound(name: str, data: bytes) -> tuple[np.ndarray, int]:
+def decoded_sound(name: str, data: bytes) -> tuple[np.ndarray, int]:
     """Return the samples of a file, float32 (num_samples, num_channels), and its rate.
 
     Raises:

@@ -92,7 +92,6 @@ class ArrowColumn:
         is_category: whether the column holds few distinct values.
         is_nullable: whether a record without a value, which holds an empty list or array, is null.
         is_compressed: whether the bytes are compressed by themselves, as a PNG is.
-        is_smooth: whether numbers side by side tend to be alike.
     """
 
     name: str
@@ -103,7 +102,6 @@ class ArrowColumn:
     is_category: bool = False
     is_nullable: bool = False
     is_compressed: bool = False
-    is_smooth: bool = True
 
     @property
     def is_numeric(self) -> bool:
@@ -453,12 +451,10 @@ class Storage(NamedTuple):
         is_large: whether a value may take many kilobytes: row groups are smaller then, and have no statistics.
         is_compressed: whether its bytes are compressed already, as a PNG or MP4 is: they are stored as they are, and
             readers decode them in a thread per core.
-        is_smooth: whether numbers side by side tend to be alike, as in sound: 16-bit ones are stored as differences.
     """
 
     is_large: bool
     is_compressed: bool = False
-    is_smooth: bool = True
 
 
 @functools.singledispatch
@@ -481,15 +477,10 @@ def _(feature: Feature) -> Storage:
 
 
 @storage_of.register(Bytes)
-def _(feature: Bytes) -> Storage:
+@storage_of.register(Tokens)
+def _(feature: Bytes | Tokens) -> Storage:
     del feature
     return Storage(is_large=True)
-
-
-@storage_of.register(Tokens)
-def _(feature: Tokens) -> Storage:
-    del feature
-    return Storage(is_large=True, is_smooth=False)
 
 
 @storage_of.register(PictureFile)
@@ -533,5 +524,4 @@ def _columns(name: str, feature: Feature) -> Iterator[ArrowColumn]:
             is_category=is_category,
             is_nullable=feature.has_nulls,
             is_compressed=is_compressed,
-            is_smooth=storage.is_smooth,
         )

@@ -27,6 +27,7 @@ __all__ = [
     "RangeReader",
     "bound",
     "located",
+    "read_at",
     "read_spans",
     "read_up_to",
     "refuse_finished",
@@ -86,20 +87,32 @@ class ReadRecord(Protocol):
         """
 
 
-if hasattr(os, "pread"):
-    _pread = os.pread
-else:  # Windows: threads take turns, for they share the position in a file
-    _positions = threading.Lock()
+_positions = threading.Lock()
 
-    def _pread(descriptor: int, size: int, offset: int, /) -> bytes:
-        with _positions:
-            os.lseek(descriptor, offset, os.SEEK_SET)
-            return os.read(descriptor, size)
+
+def read_at(descriptor: int, size: int, offset: int) -> bytes:
+    """Return some bytes of an open file; fewer where it ends before."""
+    data = _read_once(descriptor, size, offset)
+    if len(data) in {0, size}:
+        return data
+    pieces = [data]  # Linux reads 2 GiB at most at a time, and network file systems fewer
+    while data and (missing := size - sum(map(len, pieces))):
+        data = _read_once(descriptor, missing, offset + size - missing)
+        pieces.append(data)
+    return b"".join(pieces)
+
+
+def _read_once(descriptor: int, size: int, offset: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, size, offset)
+    with _positions:  # Windows: threads take turns, for they share the position in a file
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.read(descriptor, size)
 
 
 @final
 class RangeReader(ShardReader):
-    """Reads each record with one `pread`, so threads and forked children share neither a lock nor a file position.
+    """Reads each record by its place, so threads and forked children share neither a lock nor a file position.
 
     Args:
         path: path of the shard, which is opened at once and stays open until `close`.
@@ -146,7 +159,7 @@ class RangeReader(ShardReader):
                 f"{self._path}: record {number} at byte {offset} is damaged: it should end at byte {offset + size}, "
                 f"but the file has {self._num_bytes}; remove the file and run the job again to rebuild it"
             )
-        data = _pread(self._descriptor, size, offset)
+        data = read_at(self._descriptor, size, offset)
         return read_record(data, skip=skip, path=self._path, number=number, offset=offset)
 
     def spans(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -158,7 +171,7 @@ class RangeReader(ShardReader):
 
     def read_range(self, offset: int, size: int) -> bytes:
         """Return some bytes of the file."""
-        return _pread(self._descriptor, size, offset)
+        return read_at(self._descriptor, size, offset)
 
     def close(self, *, close_descriptor: Callable[[int], None] = os.close) -> None:
         """Close the file."""

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ParquetFormat"]
 
-OUTPUT_VERSION = 5
+OUTPUT_VERSION = 6
 """Incremented when the same records give different bytes; shards of the format are then rebuilt."""
 
 _LARGE_ROWS, _SMALL_ROWS = 64, 8192
@@ -62,14 +62,6 @@ _ENCODING_BYTES = 16  # that pyarrow holds for each number of a list while it en
 _BATCH_BYTES = 1 << 20
 _BATCH_ROWS = 8192
 _COMPRESSION, _LEVEL = "zstd", 1
-_DICTIONARY = "RLE_DICTIONARY"
-_SHORT = ("int16", "uint16")
-_ENCODINGS = {
-    **dict.fromkeys(["int8", "uint8"], _DICTIONARY),  # of 256 numbers at most: eight bits lead to each
-    **dict.fromkeys(_SHORT, "DELTA_BINARY_PACKED"),
-    **dict.fromkeys(["float16", "bfloat16"], "BYTE_STREAM_SPLIT"),  # the bytes that are zero lie together
-}
-"""How lists of numbers are encoded that Parquet has only wider, by their dtype."""
 _PAGE_BYTES = 4096  # a page of large values ends with the one that brings it here ...
 _PACKED_PAGE_BYTES = 1 << 16  # ... or here, where they are compressed: together they become smaller
 _MOST_VALUE_BYTES = (1 << 31) - 1 - 4  # a page gives its size in 32 bits
@@ -258,8 +250,7 @@ class _ParquetWriter(ShardWriter):
             # A column in a list is named by its path.
             compression={_path_of(column): _codec(column) for column in self._encoded},
             compression_level={_path_of(column): _LEVEL for column in self._encoded if not column.is_compressed},
-            use_dictionary=[_path_of(column) for column in self._encoded if _encoding(column) == _DICTIONARY] or False,
-            column_encoding=_encodings(self._encoded),
+            use_dictionary=[_path_of(column) for column in self._encoded if _has_dictionary(column)] or False,
             write_statistics=[column.name for column in self._encoded if not column.is_large],
             write_page_checksum=True,
         )
@@ -418,22 +409,13 @@ def _codec(column: ArrowColumn) -> str:
     return "none" if column.is_compressed else _COMPRESSION
 
 
-def _encoding(column: ArrowColumn) -> str | None:
-    """Return how pages hold a column of small values; None as pyarrow would.
+def _has_dictionary(column: ArrowColumn) -> bool:
+    """Return whether pages hold a column of small values by a dictionary; the others are plain.
 
-    The narrowest integers of Parquet have 32 bits, and few readers know its floats of 16. Of noise in such numbers,
-    Zstandard leaves 1.4 times the bytes; encoded like this they take 0.7 to 1.1 times. Integers of 16 bits could be
-    split into bytes, too, but DuckDB refuses to read those.
+    All readers know these two; Daft and fastparquet do not know pyarrow's others. Parquet's narrowest integers have 32
+    bits: Zstandard leaves 1.4 bytes per number of 8-bit noise, and with a dictionary of 256 numbers 1.0.
     """
-    if column.is_category:
-        return _DICTIONARY
-    return _ENCODINGS.get(column.dtype) if column.sizes and (column.is_smooth or column.dtype not in _SHORT) else None
-
-
-def _encodings(columns: Sequence[ArrowColumn]) -> dict[str, str] | None:
-    """Return the encodings that pyarrow wants by their names, by the paths of the columns."""
-    found = {_path_of(column): encoding for column in columns if (encoding := _encoding(column))}
-    return {path: encoding for path, encoding in found.items() if encoding != _DICTIONARY} or None
+    return column.is_category or bool(column.sizes and column.dtype in {"int8", "uint8"})
 
 
 def _path_of(column: ArrowColumn) -> str:

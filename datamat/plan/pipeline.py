@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -28,7 +29,9 @@ import xxhash
 from datamat.directory.keys import RecordKey, RecordNames, safe_key
 from datamat.directory.row_values import nested_paths
 from datamat.errors import DatamatError, OptionError, OutputError, SampleError, SchemaError, Skip, count_of, described
-from datamat.features.base import as_array, dtype_of, holds_numbers, num_bytes_of
+from datamat.features import Geometry
+from datamat.features.base import as_array, dtype_of, holds_numbers, num_bytes_of, stored_size
+from datamat.features.pictures import PictureFile
 from datamat.fingerprint import fingerprint
 from datamat.folders.urls import is_url, redacted, without_secrets
 from datamat.plan.gather import SampleColumns
@@ -66,6 +69,7 @@ OUTPUT_VERSION = 2
 """Incremented when rows give other records or keys: all shards are then rebuilt."""
 
 _AS_IS = frozenset({np.ndarray, bytes, str, int, float, bool})  # values of these types need no conversion
+_FIRST_SWAPPED = 5  # of the orientations of EXIF that turn rows to columns
 _GATHERED_S = 0.1  # after which rows are encoded: where one draws or a run is to stop, no more is in vain
 _MOST_READS = 3  # before a second read counts as failed: disks and networks fail now and then
 _ROWS_COMPARED = 64  # of a block that is made twice
@@ -259,11 +263,13 @@ class Pipeline:
         writer: the plug-in that indexes the source and reads samples.
         augmenter: draws the copies, by the writer's `augment` and the transform.
         seed: base seed; with key and copy it decides every random draw.
+        turned: names of the fields whose pictures EXIF has turned beside others, or beside boxes.
     """
 
     writer: DatasetWriter
     augmenter: Augmenter
     seed: int
+    turned: set[str] = dataclasses.field(default_factory=set, init=False, repr=False, compare=False)
     _read_drawing: Callable[[Any, np.random.Generator], Any] | None = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -369,6 +375,11 @@ class Pipeline:
             samples = self._read(row)
             if read is not None:
                 read.update(_digests_of_all(samples))
+            if remarks is not None and self.turned:
+                remarks.add(
+                    f"pictures in {', '.join(sorted(self.turned))} were turned upright, as their EXIF orientation "
+                    "says; boxes, points and masks beside them are stored as given and must fit the upright picture"
+                )
             records = self._drawn(row, samples, copies, remarks) if augmented else self._kept(row, samples, copies)
             yield from _stored(records, dropped)
 
@@ -629,7 +640,7 @@ class Pipeline:
         found = dict(sample)
         for name, value in sample.items():
             if type(value) not in _AS_IS:
-                found[name] = as_array(value, are_ids=hasattr(value, "getbands") and self._holds_ids(name))
+                found[name] = as_array(value, are_ids=hasattr(value, "getbands") and self._holds_ids(name), name=name)
                 # None is what cv2.imread and cv2.imdecode return for a file that they cannot decode.
                 if found[name] is None and not self._takes_none(name):
                     raise SchemaError(
@@ -646,7 +657,37 @@ class Pipeline:
                 f"{row.key!r}; leave the field out, or set the keys there (key= of materialize)"
             )
         found["key"] = row.key
+        with contextlib.suppress(OptionError):  # likewise
+            self._check_turned(sample)
         return found
+
+    def _check_turned(self, sample: Sample) -> None:
+        """Note which pictures EXIF turns beside others, or beside boxes.
+
+        Raises:
+            SchemaError: two pictures had one size, are turned to two, and their features do not declare these.
+        """
+        places = _places_of(self.writer.features)
+        if len(places) < 2:
+            return
+        pictures = [name for name, is_declared in places.items() if is_declared is not None]
+        sizes = {name: found for name in pictures if (found := stored_size(sample.get(name))) is not None}
+        for name, (size, orientation) in sizes.items():
+            if orientation == 1:
+                continue
+            self.turned.add(repr(name))
+            for other, (other_size, other_orientation) in sizes.items():
+                height, width = size
+                are_turned_alike = (orientation < _FIRST_SWAPPED) == (other_orientation < _FIRST_SWAPPED)
+                are_declared = places[name] and places[other]
+                if are_turned_alike or size != other_size or height == width or are_declared:
+                    continue
+                raise SchemaError(
+                    f"field {name!r} is {height} x {width} as stored, as is {other!r}, and its EXIF orientation "
+                    f"{orientation} turns it to {width} x {height}, but not {other!r}; turn both, or store both as "
+                    "they are: without EXIF, or decoded with cv2.IMREAD_IGNORE_ORIENTATION; if their sizes are to "
+                    "differ, declare height and width of both"
+                )
 
     def _holds_ids(self, name: str) -> bool:
         from datamat.features import Mask
@@ -932,6 +973,17 @@ def _reason(row: IndexRow, error: BaseException, writer: DatasetWriter) -> str:
     where = f" ({files[0]})" if files else ""
     said = remedy(text)
     return without_urls(f"{text}{'; ' if said else ''}{said}{where}", files)
+
+
+@functools.lru_cache(maxsize=16)
+def _places_of(features: Features) -> Mapping[str, bool | None]:
+    """Return the fields of pictures, and whether they declare height and width; None for boxes and points."""
+    found = {name: getattr(feature, "feature", feature) for name, feature in features.items()}
+    return {
+        name: None not in one.shape[:2] if isinstance(one, PictureFile) else None
+        for name, one in found.items()
+        if isinstance(one, Geometry)
+    }
 
 
 def without_urls(text: str, paths: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ import xxhash
 from datamat.directory.display import Table, feature_table, render_html
 from datamat.directory.manifest import MANIFEST_FILE, Manifest, content_of_manifest, summarized_fields
 from datamat.errors import OptionError, count_of
-from datamat.features import Features, Statistics
+from datamat.features import Features, Geometry, Statistics
 from datamat.features.statistics import summarized_in_words
 from datamat.folders import open_folder
 from datamat.folders.local import expand_home
@@ -421,8 +421,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
         Returns:
             images uint8 (height, width, channels), masks uint8 (height, width), labels int64, boxes float32 (n, 4),
-            text as bytes. Batches add a leading dimension; boxes, lists and tensors of open shape become ragged
-            tensors.
+            text as bytes. Batches add a leading dimension; boxes, and lists and tensors whose sizes differ between
+            records, become ragged tensors.
 
         Raises:
             MissingDependencyError: TensorFlow is not installed.
@@ -489,7 +489,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             dict(zip(self.files, [info.num_records for info in shards], strict=True)) if self._is_whole else {},
             len(self),
             sum(info.num_bytes for info in shards),
-            self.features,
+            self._features_of_batches(is_changed=is_changed),
             formats.pop() if len(formats) == 1 else " and ".join(sorted(formats)),
             self._identity["records"],
             self._is_whole,
@@ -522,8 +522,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
         Returns:
             Batches by feature name: images uint8 (n, height, width, channels) and masks uint8 (n, height, width), or
-            lists of arrays where sizes differ; numbers (n,); tensors of fixed shape (n, ...). Boxes, lists of labels
-            and tensors of open shape are lists of n arrays; text and keys are lists of n str.
+            lists of arrays where sizes differ; numbers (n,); tensors of one shape (n, ...). Boxes, and lists and
+            tensors whose sizes differ between records, are lists of n arrays; text and keys are lists of n str.
 
         Raises:
             OptionError: an argument is invalid, or a record alone has more tokens than `bucket` or `pack` allows.
@@ -732,7 +732,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         maker = BatchMaker(
             self._records.read_or_skip,
             changes,
-            ragged_names(self.features),
+            ragged_names(self._features_of_batches(is_changed=changes is not None)),
             options.batch_size is not None or form.unit is not None,
             self._records.read_block if self._records.block_records else None,
             self._records.block_records,
@@ -753,6 +753,17 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             collate_fn=form.collate_fn,
             look_ahead=self._records.look_ahead,
         )
+
+    def _features_of_batches(self, *, is_changed: bool) -> Features:
+        """Return the schema with the sizes that all records share, by which batches are stacked.
+
+        Args:
+            is_changed: whether functions change the samples.
+        """
+        features = self.features
+        if is_changed and any(isinstance(one, Geometry) and one.may_lose_rows() for one in features.values()):
+            return features  # with boxes go their labels
+        return features.as_found(info.statistics for part in self._records.parts for info in part.shards)
 
     def _lengths(self, field: str) -> np.ndarray:
         """Return the length of a field in each record that is read, int64 (records,), at its position: one pass."""

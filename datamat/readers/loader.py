@@ -196,8 +196,8 @@ class MemoryPool:
 #
 # The memory of one batch: several threads put samples into it at once, each into its row.
 #
-# The type of a column never depends on chance. Boxes, lists of labels and tensors of open shape are a list of arrays,
-# whatever their lengths; text is a list of str. Everything else is one array, unless images differ in size.
+# The type of a column never depends on the batch. Boxes, and arrays of open shape that differ in size anywhere in what
+# is read, are a list of arrays; text is a list of str. Everything else is one array, unless images differ in size.
 
 
 Allocate: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], np.ndarray]

@@ -25,6 +25,7 @@ from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manif
 from datamat.errors import CorruptDataError, DatamatError, OutputError
 from datamat.folders import AbsentError
 from datamat.formats import ShardReader
+from datamat.formats.io import read_at
 from datamat.parallel.logs import get_logger
 
 if TYPE_CHECKING:
@@ -431,7 +432,7 @@ class RemoteReader(ShardReader):
         is_range = self._download is None or not self._download.reaches(offset + size)
         if is_range:
             return self._folder.read_range(self._info.file, offset, offset + size), True
-        return _read_at(self._part, size, offset), False
+        return read_at(self._part, size, offset), False
 
     @property
     def group_records(self) -> int | None:
@@ -444,13 +445,6 @@ class RemoteReader(ShardReader):
         for descriptor in descriptors:
             if descriptor >= 0:
                 close_descriptor(descriptor)
-
-
-def _read_at(descriptor: int, size: int, offset: int) -> bytes:
-    found = b""
-    while len(found) < size and (block := os.pread(descriptor, size - len(found), offset + len(found))):
-        found += block
-    return found
 
 
 def _write_at(descriptor: int, data: bytes, offset: int) -> None:

@@ -14,7 +14,15 @@ from datamat.errors import SourceError
 from datamat.features import Audio, Bytes, ClassLabel, Image, Json, ListOf, Scalar, Tensor, Text, Timestamp, Video
 from datamat.features.base import dtype_of
 from datamat.values import frozen
-from datamat.writers.samples import HF_FILE, content_of_file, without_items
+from datamat.writers.samples import (
+    HF_FILE,
+    content_of_file,
+    empty_cell,
+    in_mode,
+    is_no_file,
+    resampled,
+    without_items,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,6 +34,7 @@ OF_ROWS = frozenset({"key", "split"})
 OF_TARS = frozenset({"__key__", "__url__"})  # of rows that Hugging Face's builder `webdataset` made
 _HF_NOTE = b"huggingface"
 _HF_FILES_OF: dict[str, Feature] = {"Image": Image(), "Audio": Audio(), "Video": Video()}
+_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}  # of modes of Pillow
 
 
 @frozen()
@@ -39,6 +48,7 @@ class Column:
         feature: the feature that holds its cells; None for bytes, of which the first decides, and where none does.
         refused: why no feature holds its cells, and what to write; "" where one does.
         is_file: whether it is a struct of Hugging Face that holds an encoded file, or a list of these.
+        noted: what Hugging Face's note says of it.
     """
 
     name: str
@@ -47,6 +57,7 @@ class Column:
     feature: Feature | None
     refused: str = ""
     is_file: bool = False
+    noted: Any = None
 
     def cells(self, table: pa.Table, numbers: np.ndarray, feature: Feature | None) -> Any:
         """Return the cells of some rows, as `DatasetWriter.read_block` returns a column.
@@ -67,7 +78,7 @@ class Column:
         if self.is_file:
             may_miss = feature is not None and feature.takes_none
             return [
-                None if cell is None and may_miss else self.content(cell, f"row {numbers[place]}, ")
+                None if may_miss and is_no_file(cell) else self.content(cell, f"row {numbers[place]}, ")
                 for place, cell in enumerate(column.to_pylist())
             ]
         if column.null_count and not (feature is not None and feature.takes_none):
@@ -91,24 +102,27 @@ class Column:
         """
         if self.feature is None:
             return content_of_file(cell, self.name, place)
-        if cell is None:
-            raise SourceError(f"{place}column {self.name!r} of the table is empty; fill it in, or drop the row")
-        return _with_contents(cell, self.feature, self.name, place)
+        if is_no_file(cell):
+            raise SourceError(empty_cell(self.name, place))
+        return _with_contents(cell, self.feature, self.noted)
 
 
-def _with_contents(cell: Any, feature: Any, name: str, place: str) -> Any:
-    """Return a list, or a dict in one, with the content of each file that it holds, or names."""
+def _with_contents(cell: Any, feature: Any, noted: Mapping[str, Any]) -> Any:
+    """Return a list, or a dict in one, with the content of each file that it holds, or names, as its note wants it."""
     match feature:
         case ListOf(feature=item):
-            pairs = enumerate(cell or ())
-            return [_with_contents(value, item, name, f"{place}item {number} of ") for number, value in pairs]
+            return [_with_contents(value, item, noted["feature"]) for value in cell or ()]
         case Mapping():
-            return None if cell is None else {
-                part: _with_contents(value, feature[part], f"{name}/{part}", place) for part, value in cell.items()
-            }  # fmt: skip
+            return cell and {part: _with_contents(value, feature[part], noted[part]) for part, value in cell.items()}
         case Image() | Audio() | Video():
-            found = content_of_file(cell, name, place)
-            return encode_png(found) if isinstance(found, np.ndarray) else found
+            if is_no_file(cell):
+                return None
+            found = content_of_file(cell, "", "")
+            if isinstance(found, np.ndarray):
+                return encode_png(found)
+            if noted.get("mode") and isinstance(found, bytes):
+                return in_mode(found, noted["mode"])
+            return resampled(found, feature.sample_rate) if isinstance(feature, Audio) else found
     return cell
 
 
@@ -154,7 +168,13 @@ def _columns_of(name: str, path: tuple[str, ...], kind: Any, noted: Any) -> list
         kind = kind.storage_type  # arrays of Hugging Face, whose shape its note has
     if pa.types.is_struct(kind):
         if noted.get("_type") in _HF_FILES_OF and {field.name for field in kind} == HF_FILE:
-            return [Column(name, path, kind, None, is_file=True)]
+            mode = noted.get("mode")
+            refused = "" if mode in {None, *_CHANNELS} else (
+                f"column {name!r} is Image(mode={mode!r}) of Hugging Face, and no feature stores that mode; cast it to "
+                f"one of {', '.join(_CHANNELS)}, or leave it out with drop=[{name!r}]"
+            )  # fmt: skip
+            says_more = mode is not None or noted.get("sampling_rate") is not None
+            return [Column(name, path, kind, _noted_file(noted) if says_more else None, refused, True, noted)]
         if noted.get("_type") == "Sequence" and isinstance(noted.get("feature"), dict):  # a dict of lists, then
             noted = {part: {"_type": "Sequence", "feature": item} for part, item in noted["feature"].items()}
         inner = [
@@ -164,7 +184,7 @@ def _columns_of(name: str, path: tuple[str, ...], kind: Any, noted: Any) -> list
         return [column for some in inner for column in some]
     files = _with_files(noted, kind)
     if files is not None:
-        return [Column(name, path, kind, files, is_file=True)]
+        return [Column(name, path, kind, files, is_file=True, noted=noted)]
     feature = _noted_feature(noted, kind) or feature_of_type(kind)
     refused = "" if feature is not None or _is_binary(kind) else _refusal(name, kind)
     return [Column(name, path, kind, feature, refused)]
@@ -190,7 +210,7 @@ def _with_files(noted: Any, kind: Any) -> Any:
         return None
     if isinstance(noted.get("_type"), str):
         is_file = noted["_type"] in _HF_FILES_OF and {field.name for field in kind} == HF_FILE
-        return _HF_FILES_OF[noted["_type"]] if is_file else None
+        return _noted_file(noted) if is_file else None
     files = {field.name: _with_files(noted.get(field.name), field.type) for field in kind}
     if not any(files.values()):
         return None
@@ -199,6 +219,16 @@ def _with_files(noted: Any, kind: Any) -> Any:
         for field in kind if not files[field.name]
     }  # fmt: skip
     return None if None in rest.values() else {field.name: files[field.name] or rest[field.name] for field in kind}
+
+
+def _noted_file(noted: Mapping[str, Any]) -> Feature:
+    """Return the feature of the files that Hugging Face decodes as a note says."""
+    match noted:
+        case {"_type": "Image", "mode": str(mode)} if mode in _CHANNELS:
+            return Image((None, None, _CHANNELS[mode]))
+        case {"_type": "Audio", "sampling_rate": int(rate)}:
+            return Audio(rate)
+    return _HF_FILES_OF[noted["_type"]]
 
 
 def _noted_feature(noted: Mapping[str, Any], kind: Any) -> Feature | None:
@@ -510,7 +540,7 @@ def _as_json(cell: Any, kind: Any) -> Any:
 
 def typed_cell(value: Any, column: Column) -> Any:
     """Return a Python value in the type that its column declares."""
-    if value is None:
+    if value is None or (column.is_file and is_no_file(value)):
         return None
     if column.is_file:
         return column.content(value, "")

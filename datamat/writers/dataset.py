@@ -33,7 +33,7 @@ from datamat.writers.unpacking import SpoolOptions
 
 __all__ = ["ImportWriter"]
 
-OUTPUT_VERSION = 2
+OUTPUT_VERSION = 3
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
@@ -9,12 +10,13 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from datamat.errors import OptionError, SourceError
+from datamat.features.base import as_array
 from datamat.writers.arrow import ArrowSource, MemoryTable
 from datamat.writers.arrow_types import OF_ROWS
 from datamat.writers.base import DataSource
 from datamat.writers.huggingface import HfTable
 from datamat.writers.kinds import SOURCE_KINDS
-from datamat.writers.samples import _field_names, dicts_in, sample_of, unmasked
+from datamat.writers.samples import _field_names, dicts_in, sample_of
 from datamat.writers.spool import RowStream, SpooledSource
 from datamat.writers.tables import is_of_package, listed_column, table_of
 from datamat.writers.tar import TarRows, sample_of_tar
@@ -126,14 +128,21 @@ class MapSource(DataSource):
         self._dataset = dataset
         self.identity = dataset if identity is None else identity
         self._names = names
+        self._reading: Any = None  # what `__getitem__` of the object may change, such as a file that it opens at once
+        self._process = 0
         self._members = TarRows()
         self._is_shown = False  # whether the first item has shown the fields
 
     def __len__(self) -> int:
         return len(self._dataset)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reading": None, "_process": 0}
+
     def __getitem__(self, number: int) -> dict[str, Any]:
-        item = self._dataset[number]
+        if self._process != os.getpid():  # forked children share the places in files that their parent has opened
+            self._reading, self._process = _copied(self._dataset), os.getpid()
+        item = self._reading[number]
         is_of_tar = TarRows.are(item)
         if not self._is_shown:
             self._is_shown = True
@@ -147,6 +156,16 @@ class MapSource(DataSource):
         self._members.declare(features)
 
 
+def _copied(dataset: Any) -> Any:
+    """Return a shallow copy of an object of a user's class, or the object where it has none."""
+    if type(dataset).__module__ in {"builtins", "numpy"} or not hasattr(dataset, "__dict__"):
+        return dataset
+    try:
+        return copy.copy(dataset)
+    except Exception:  # noqa: BLE001 -- of the user's own code
+        return dataset
+
+
 @final
 class _ColumnSource(DataSource):
     """Rows of arrays (n, ...)."""
@@ -156,7 +175,7 @@ class _ColumnSource(DataSource):
         if len(set(lengths.values())) > 1:
             found = ", ".join(f"{name}: {length}" for name, length in lengths.items())
             raise SourceError(f"the arrays differ in length ({found}); give each one row per sample")
-        self.identity = self._columns = {name: unmasked(column) for name, column in columns.items()}
+        self.identity = self._columns = {name: as_array(column, name=name) for name, column in columns.items()}
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))

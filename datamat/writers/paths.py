@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import itertools
 import os
 import pathlib
 import re
@@ -216,12 +217,18 @@ _TABLE_LOGS = {
 
 
 def refuse_table_logs(folder: pathlib.Path) -> None:
-    """Raise `SourceError` where a log says which files of a folder are rows, and which were deleted or replaced."""
-    for pattern, (name, reader) in _TABLE_LOGS.items():
-        if any(folder.glob(pattern)):
+    """Raise `SourceError` where a log says which files of a folder are rows, and which were deleted or replaced.
+
+    Tables keep files in folders of their own, `data` or one for each partition, so the log may lie above.
+    """
+    own = folder.absolute()
+    above = [own, *own.parents]
+    for table, (pattern, (name, reader)) in itertools.product(above, _TABLE_LOGS.items()):
+        if any(table.glob(pattern)):
+            shown = folder if table == own else table
             raise SourceError(
-                f"{folder} is a table of {name}, whose log says which of its files count; pass what its package reads, "
-                f"as in Materializer({reader.format(str(folder))}, ...)"
+                f"{shown} is a table of {name}, whose log says which of its files count; pass what its package reads, "
+                f"as in Materializer({reader.format(str(shown))}, ...)"
             )
 
 
@@ -229,9 +236,10 @@ def listed_files(paths: Sequence[pathlib.Path], suffixes: Sequence[str]) -> list
     """Return the files that paths stand for: a folder for those in it with a suffix, a file for itself."""
     found = []
     folders = [path for path in paths if path.is_dir()]
+    for folder in {*folders, *(path.parent for path in paths if len(paths) > 1 and path not in folders)}:
+        refuse_table_logs(folder)
     for path in paths:
         if path.is_dir():
-            refuse_table_logs(path)
             prefix = f"{path.name}/" if len(folders) > 1 else ""
             names = [str(name) for name in files_below(path, suffixes=suffixes)]
             found += [SourceFile(prefix + name, os.path.join(path, name)) for name in names]

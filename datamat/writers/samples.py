@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import decimal
+import importlib
+import io
 import pathlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -10,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from datamat.errors import SchemaError, SourceError, count_of
+from datamat.codecs import encode_png, probe
+from datamat.errors import MissingDependencyError, SchemaError, SourceError, count_of
 from datamat.features import Audio, Bytes, ClassLabel, Depth, Image, ListOf, Mask, Nullable, Scalar, Timestamp, Video
 from datamat.features.base import as_array, dtype_of, holds_numbers
+from datamat.features.values import decoded_sound
 
 if TYPE_CHECKING:
     from datamat.features import Feature
@@ -47,7 +51,7 @@ def sample_of(item: Any, names: Sequence[str] | None) -> dict[str, Any]:
     if hasattr(item, "_asdict"):
         return dict(flattened(item._asdict()))
     values = item if isinstance(item, (tuple, list)) else (item,)
-    return {name: _plain(value) for name, value in zip(_field_names(names, len(values)), values, strict=True)}
+    return {name: _plain(value, name) for name, value in zip(_field_names(names, len(values)), values, strict=True)}
 
 
 def fit_key(key: str) -> str:
@@ -70,29 +74,14 @@ def flattened(item: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
         if isinstance(value, Mapping):
             yield from flattened(value, f"{prefix}{name}/")
         else:
-            yield f"{prefix}{name}", _plain(value)
+            yield f"{prefix}{name}", _plain(value, f"{prefix}{name}")
 
 
-def unmasked(value: Any) -> Any:
-    """Return a masked array of which nothing is masked as an array, and any other value as it is.
-
-    Raises:
-        SchemaError: some of it is masked.
-    """
-    if not (hasattr(value, "filled") and hasattr(value, "mask")):  # `numpy.ma` need not be imported
-        return value
-    if count := int(np.sum(value.mask)):
-        raise SchemaError(
-            f"{count} of {np.size(value)} values of an array are masked; fill them, as in array.filled(0)"
-        )
-    return np.asarray(value)
-
-
-def _plain(value: Any) -> Any:
+def _plain(value: Any, name: str = "") -> Any:
     """Return a value as features accept it: tensors and lists of numbers as arrays, pictures of Pillow as they are."""
     if hasattr(value, "getbands"):
         return value
-    value = _listed_numbers(value) if isinstance(value, (list, tuple)) else unmasked(as_array(value))
+    value = _listed_numbers(value) if isinstance(value, (list, tuple)) else as_array(value, name=name)
     return value[()] if isinstance(value, np.ndarray) and not value.ndim else value
 
 
@@ -153,11 +142,51 @@ def shows_type(value: Any) -> bool:
 
 def content_of_file(cell: Any, name: str, place: str) -> Any:
     """Return the content of a file that a cell of Hugging Face holds, or names; a picture that is decoded as it is."""
-    if cell is None or (isinstance(cell, Mapping) and cell["bytes"] is None and not cell["path"]):
-        raise SourceError(f"{place}column {name!r} of the table is empty; fill it in, or drop the row")
+    if is_no_file(cell):
+        raise SourceError(empty_cell(name, place))
     if not isinstance(cell, Mapping):  # a step of a stream that needs the picture, such as a filter, has decoded it
         return _plain(cell)
     return cell["bytes"] if cell["bytes"] is not None else pathlib.Path(cell["path"]).read_bytes()
+
+
+def is_no_file(cell: Any) -> bool:
+    """Return whether a cell of Hugging Face holds no file."""
+    return cell is None or (isinstance(cell, Mapping) and cell["bytes"] is None and not cell["path"])
+
+
+def empty_cell(name: str, place: str) -> str:
+    """Return what to write where a cell is empty that must not be."""
+    return (
+        f"{place}column {name!r} of the table is empty; fill it in, or drop the row; or declare it with "
+        f"features={{{name!r}: Nullable(...)}}"
+    )
+
+
+def in_mode(data: bytes, mode: str) -> bytes:
+    """Return the file of a picture in a mode of Pillow, as `datasets.Image(mode=)` decodes it."""
+    pillow = _needed("PIL.Image", "pillow", "Image(mode=...)")
+    probe(data)  # which bounds the number of pixels
+    with pillow.open(io.BytesIO(data)) as picture:
+        if picture.mode == mode:
+            return data
+        return encode_png(as_array(importlib.import_module("PIL.ImageOps").exif_transpose(picture).convert(mode)))
+
+
+def resampled(data: bytes, rate: int | None) -> Any:
+    """Return a file of sound, or its samples at another rate, as `datasets.Audio(sampling_rate=)` decodes it."""
+    if rate is None:
+        return data
+    samples, own = decoded_sound("", data)
+    return data if own == rate else _needed("soxr", "soxr", "Audio(sampling_rate=...)").resample(samples, own, rate)
+
+
+def _needed(module: str, package: str, what: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"{what} of Hugging Face needs the package {package}; install it with: pip install {package}"
+        ) from error
 
 
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
@@ -232,7 +261,10 @@ def converted(value: Any, feature: Feature) -> Any:  # noqa: PLR0911 -- one for 
 
 def _in_dtype(value: Any, dtype: np.dtype[Any]) -> Any:
     """Return numbers in the declared dtype; as they are, for the feature to refuse, where it cannot hold them."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        return value
     is_wider = array.dtype.kind in "biu" or dtype.kind in "fcV"
     if array.dtype.kind not in "biuf" or not is_wider:
         return value

@@ -172,6 +172,13 @@ def _of_pandas(frame: Any) -> pa.Table:
                 f"column {name!r} of the table cannot be converted: {error}; give it values of one type, or pass "
                 "frame.to_dict('records')"
             ) from error
+        kind = arrays[-1].type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if getattr(kind, "extension_name", "").startswith("pandas."):
+            raise SourceError(
+                f"column {name!r} of the table is {column.dtype}, whose numbers only pandas understands; pass "
+                f"frame.astype({{{name!r}: str}}), or frame.drop(columns={name!r})"
+            )
     return pa.table(arrays, names=[str(name) for name in frame.columns])
 
 

@@ -12,7 +12,9 @@ import numpy as np
 
 from datamat.directory.describe import ColumnProfiler, parse_payload
 from datamat.errors import CorruptDataError, SourceError
-from datamat.features import Bytes, Json, ListOf, Nullable, Text
+from datamat.features import Bytes, Json, ListOf, Nullable, Scalar, Tensor
+from datamat.features.base import dtype_of, holds_numbers
+from datamat.features.pictures import PictureFile
 from datamat.formats.tfrecord import FRAMING_BYTES, read_payload, record_size
 from datamat.writers.base import DataSource
 from datamat.writers.paths import SourceFile
@@ -42,14 +44,22 @@ class TFRecordForm(RecordForm):
         self._files = unpacked_by_content(paths, _is_tfrecord, spool)
         self._offsets = [record_offsets(path, self._files.path(number)) for number, path in enumerate(paths)]
         profilers: dict[str, ColumnProfiler] = {}
+        stepped: set[str] = set()  # feature lists of a `SequenceExample`
         count = 0
         for file, number in itertools.islice(self._all(), _MOST_PROFILED):
             count += 1
             for name, values in self._values(file, number).items():
-                profilers.setdefault(name, ColumnProfiler(name)).add(values)
+                profiler = profilers.setdefault(name, ColumnProfiler(name))
+                for step in values if isinstance(values, tuple) else [values]:
+                    profiler.add(step)
+                if isinstance(values, tuple):
+                    stepped.add(name)
         found = {name: profiler.found() for name, profiler in profilers.items()}
         self._names = {name or "payload": name for name in found}
-        self.tell({name: _profiled(found[field], count) for name, field in self._names.items()})
+        self.tell({
+            name: _of_steps(found[field]) if field in stepped else _profiled(found[field], count)
+            for name, field in self._names.items()
+        })  # fmt: skip
 
     def field_names(self) -> list[str]:
         return list(self._names)
@@ -59,47 +69,15 @@ class TFRecordForm(RecordForm):
 
     def read(self, file: int, number: int, names: Sequence[str]) -> dict[str, Any]:
         values = self._values(file, number)
-        found: dict[str, Any] = {}
-        for name in names:
-            value = values.get(self._names[name])
-            feature = self.features.get(name)
-            if isinstance(feature, Nullable):
-                if value is None or not len(value):
-                    found[name] = None
-                    continue
-                feature = feature.feature
-            if value is None:
-                raise CorruptDataError(
-                    f"{self._paths[file]}: record {number} has no field {name!r}; declare it with "
-                    f"features={{{name!r}: Nullable(...)}}, or leave it out with drop=[{name!r}]"
-                )
-            if isinstance(feature, ListOf):
-                is_text = isinstance(feature.feature, Text)
-                found[name] = [item.decode() if is_text else item for item in value]
-                continue
-            is_array, is_json = isinstance(value, np.ndarray), isinstance(feature, Json)
-            may_be_many = feature and (feature.value_type()[1] if is_array else is_json)
-            if not may_be_many and len(value) != 1:
-                raise CorruptDataError(
-                    f"{self._paths[file]}: record {number} has {len(value)} values of field {name!r}, the first "
-                    f"records have one; write one in each, or leave it out with drop=[{name!r}]"
-                )
-            if is_array:
-                found[name] = value if may_be_many else value[0]
-            elif is_json:
-                found[name] = [item.decode() for item in value]
-            else:
-                data = value[0]
-                is_text = feature is not None and feature.value_type() == ("string", ())
-                found[name] = data.decode() if is_text else data
-        return found
+        place = f"{self._paths[file]}: record {number} has"
+        return {name: _value(values.get(self._names[name]), self.features.get(name), name, place) for name in names}
 
     def _all(self) -> Iterator[tuple[int, int]]:
         for file, offsets in enumerate(self._offsets):
             for number in range(len(offsets)):
                 yield file, number
 
-    def _values(self, file: int, number: int) -> Mapping[str, Values]:
+    def _values(self, file: int, number: int) -> Mapping[str, Values | tuple[Values, ...]]:
         path = self._files.path(file)
         try:
             with open(path, "rb") as opened:
@@ -109,7 +87,50 @@ class TFRecordForm(RecordForm):
             raise CorruptDataError(
                 f"{self._paths[file]}: record {number} is damaged: {error}; copy or write the file again"
             ) from error
-        return parse_payload(payload or b"")[1]
+        return parse_payload(payload or b"", joins_steps=False)[1]
+
+
+def _value(values: Any, feature: Feature | None, name: str, place: str) -> Any:
+    """Return what a record has in a field as a feature takes it.
+
+    Args:
+        values: bytes, a 1-D array of numbers, or a tuple of such steps; None where the record has no such field.
+        feature: the feature; None for one value, of which the bytes say more.
+        name: name of the field, for messages.
+        place: what messages begin with.
+
+    Raises:
+        CorruptDataError: there is no value, or there are several, and the feature takes one.
+    """
+    match feature:
+        case Nullable(feature=inner):
+            return _value(values, inner, name, place) if values is not None and len(values) else None
+        case ListOf(feature=item) if isinstance(values, tuple):
+            return [_value(step, item, name, place) for step in values]
+    dtype, shape = ("", ()) if feature is None else feature.value_type()
+    if isinstance(values, np.ndarray) or not values:  # a list without values shows no type
+        is_array = shape and holds_numbers(dtype) and not isinstance(feature, PictureFile)
+        if is_array and (values is not None or None in shape):
+            numbers = values if isinstance(values, np.ndarray) else np.empty(0, dtype_of(dtype))
+            fits = shape.count(None) < 2
+            return numbers.reshape([-1 if size is None else size for size in shape]) if fits else numbers
+    match feature:
+        case ListOf(feature=item):
+            return [_value([value], item, name, place) for value in values or ()]
+        case Json() if isinstance(values, list):
+            return [value.decode() for value in values]
+    drop = f"leave it out with drop=[{name!r}]"
+    if values is None:
+        raise CorruptDataError(
+            f"{place} no field {name!r}; declare it with features={{{name!r}: Nullable(...)}}, or {drop}"
+        )
+    if len(values) != 1:
+        raise CorruptDataError(
+            f"{place} {len(values)} values of field {name!r}, the first records have one; write one in each, declare "
+            f"it with features={{{name!r}: ListOf(...)}}, or {drop}"
+        )
+    value = values[0]
+    return value.decode() if (dtype, shape) == ("string", ()) and isinstance(value, bytes) else value
 
 
 def _is_tfrecord(head: bytes) -> bool:
@@ -121,17 +142,27 @@ def _is_tfrecord(head: bytes) -> bool:
 def _profiled(profile: ColumnProfile, count: int) -> Feature | str:
     """Return the feature of a field, or why there is none."""
     drop = f"leave it out with drop=[{profile.name!r}]"
-    if profile.num_records < count:
-        return f"{count - profile.num_records} of the first {count} records have no field {profile.name!r}; {drop}"
-    if profile.feature is not None:
-        return profile.feature
-    if profile.kind == "bytes" and profile.lengths == (1, 1):
-        return Bytes()
-    if profile.kind == "text":
-        return Json()
-    return (
+    is_list = profile.lengths != (1, 1)
+    if profile.num_records < count and not is_list:
+        return (
+            f"{count - profile.num_records} of the first {count} records have no field {profile.name!r}; declare it "
+            f"with features={{{profile.name!r}: Nullable(...)}}, or {drop}"
+        )
+    if profile.kind == "bytes":
+        return ListOf(Bytes()) if is_list else Bytes()
+    if profile.num_records < count and isinstance(profile.feature, Tensor):
+        return Tensor((None,), profile.kind)
+    return profile.feature or (
         f"field {profile.name!r} holds {profile.kind}, {profile.lengths[0]} to {profile.lengths[1]} per record; {drop}"
     )
+
+
+def _of_steps(profile: ColumnProfile) -> Feature | str:
+    """Return the feature of a feature list, whose steps the profile describes, or why there is none."""
+    one = _profiled(profile, 0)
+    if isinstance(one, str):
+        return one
+    return ListOf(ListOf(Scalar(one.dtype)) if isinstance(one, Tensor) and None in one.shape else one)
 
 
 def record_offsets(path: str, unpacked: str) -> np.ndarray:

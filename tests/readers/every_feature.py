@@ -64,7 +64,8 @@ class Everything(DatasetWriter):
         return [IndexRow(f"row{number:02d}", fields={"number": number}) for number in range(7)]
 
     def read(self, row):
-        rng = np.random.default_rng(int(row.fields["number"]))
+        number = int(row.fields["number"])
+        rng = np.random.default_rng(number)
         pixels = rng.integers(0, 256, (8, 6, 4), np.uint8)
         corners = np.sort(rng.random((2, 2), np.float32), 0)
         numbers = {dtype: _numbers(rng, dtype) for dtype in DTYPES}
@@ -88,11 +89,11 @@ class Everything(DatasetWriter):
             "labels": rng.integers(0, 5, 2),
             "boxes": corners.reshape(1, 4),
             "caption": f"Nummer {row.key} – größer",
-            "open": rng.integers(-9, 9, (2, 2, 3), np.int32),
+            "open": rng.integers(-9, 9, (1 + number % 2, 2, 3), np.int32),
             "empty": np.zeros((4, 0), np.float32),
             **{f"scalar_{dtype}": values[0] for dtype, values in numbers.items()},
             **{f"list_{dtype}": values for dtype, values in numbers.items()},
-            **{f"raw_{dtype}": values[None] for dtype, values in numbers.items()},
+            **{f"raw_{dtype}": np.stack([values] * (1 + number % 2)) for dtype, values in numbers.items()},
         }
 
 

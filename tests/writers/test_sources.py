@@ -829,7 +829,7 @@ def test_empty_file_in_a_list_of_dicts_is_named(tmp_path):
     rows[2]["crops"][1]["image"] = None
     table = pa.Table.from_pylist(rows, schema=table.schema)
 
-    with pytest.raises(SampleError, match="row 2, item 1 of column 'crops/image'"):
+    with pytest.raises(SampleError, match=r"'00000002'.* 'crops/image' .* item 1 of the sample is None"):
         _ran(table, output=tmp_path / "out")
 
 
