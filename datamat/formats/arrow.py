@@ -19,7 +19,7 @@
                                   and their lengths
     Nullable                      a list of one or     the type; null for None
                                   none
-    of another package            as `arrow_types` says; by default binary, and lists of int64 or float
+    of another package            as its `columns` say
 
 A size that the features fix becomes a fixed_size_list. No value is null but that of a `Nullable`. A list in it is
 null where it is empty, too: `NAME/present` tells. float64, uint64 and
@@ -52,7 +52,6 @@ from datamat.features import (
 )
 from datamat.features.base import as_bfloat16, bytes_array, dtype_of, holds_numbers
 from datamat.features.pictures import PictureFile
-from datamat.features.schema import Listed, WithGaps
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -501,14 +500,8 @@ def _(feature: Feature) -> Storage:
 
 
 @storage_of.register(Nullable)
-@storage_of.register(Listed)
-def _(feature: Nullable | Listed) -> Storage:
-    return storage_of(feature.feature)
-
-
 @storage_of.register(ListOf)
-@storage_of.register(WithGaps)
-def _(feature: ListOf | WithGaps) -> Storage:
+def _(feature: Nullable | ListOf) -> Storage:
     return storage_of(feature.stored)
 
 
@@ -518,20 +511,17 @@ def arrow_columns(features: Features) -> list[ArrowColumn]:
 
 
 def _columns(name: str, feature: Feature) -> Iterator[ArrowColumn]:
-    kinds, storage = feature.columns(name), storage_of(feature)
-    for column, (dtype, sizes) in feature.arrow_types(name).items():
-        is_large = storage.is_large and (column == name or kinds[column] in {"bytes", "bytes_list"})
-        # pyarrow names a column in a list by its path, so only plain columns are marked.
-        is_category = feature.class_names() is not None and dtype == "int64" and not sizes
-        is_compressed = storage.is_compressed and dtype == "binary"
+    storage = storage_of(feature)
+    for column, stored in feature.columns(name).items():
         yield ArrowColumn(
             column,
-            dtype,
-            sizes,
-            kinds[column],
-            is_large=is_large,
-            is_category=is_category,
-            is_nullable=feature.has_nulls,
-            is_compressed=is_compressed,
+            stored.dtype,
+            stored.sizes,
+            stored.kind,
+            is_large=storage.is_large and (column == name or stored.kind in {"bytes", "bytes_list"}),
+            # pyarrow names a column in a list by its path, so only plain columns are marked.
+            is_category=feature.class_names() is not None and stored.dtype == "int64" and not stored.sizes,
+            is_nullable=stored.is_nullable,
+            is_compressed=storage.is_compressed and stored.dtype == "binary",
             is_smooth=storage.is_smooth,
         )

@@ -11,7 +11,7 @@ import numpy as np
 
 from datamat.errors import CorruptDataError, SchemaError
 from datamat.features import RaggedColumn
-from datamat.features.base import bytes_array
+from datamat.features.base import bytes_array, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,9 +37,7 @@ __all__ = [
     "pack_varints",
     "read_varint",
     "row_of",
-    "rows_of",
     "unpack_varints",
-    "values_of",
     "varint",
     "varint_matrix",
     "varint_sizes",
@@ -650,23 +648,6 @@ def _as_column(value: Any) -> Column:
     """Return a value of a row as records hold it: bytes as a list."""
     found: Column = value.tolist() if isinstance(value, np.ndarray) and value.dtype == object else value
     return found
-
-
-def rows_of(columns: Block) -> Iterator[dict[str, Column]]:
-    """Yield each row of a block as a record."""
-    names = list(columns)
-    listed = [values_of(values) for values in columns.values()]
-    for row in zip(*listed, strict=True):
-        yield dict(zip(names, row, strict=True))
-
-
-def values_of(values: NDArray[Any] | RaggedColumn | Sequence[bytes]) -> Sequence[Column]:
-    """Return the value of each row in a column of a block."""
-    if isinstance(values, RaggedColumn):
-        return [_as_column(row) for row in values.rows()] if values.values.dtype == object else values.rows()
-    if isinstance(values, np.ndarray):
-        return list(values[:, None] if values.ndim == 1 else values)
-    return values
 
 
 def as_ragged(values: NDArray[Any]) -> RaggedColumn:

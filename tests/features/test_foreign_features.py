@@ -15,7 +15,7 @@ from round_trip import materialize
 import datamat
 from datamat import DatasetWriter, Features, Image, IndexRow, Materializer, Nullable, Scalar, WorkerOptions
 from datamat.errors import MissingDependencyError, OptionError, SchemaError
-from datamat.features import Feature, Geometry, register_feature, schema
+from datamat.features import ArrowType, Feature, Geometry, register_feature, schema
 from datamat.readers.tf import TfOptions, in_python, tf_field
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "plugin_package"
@@ -28,7 +28,7 @@ class Celsius(Feature):
     """A feature with only the required methods, stored in hundredths of a degree."""
 
     def columns(self, name):
-        return {name: "int64"}
+        return {name: ArrowType("int64")}
 
     def value_type(self):
         return "float64", ()
@@ -138,7 +138,7 @@ def test_clients_know_a_foreign_feature_by_its_arrow_type(tmp_path, installed):
     }
 
     assert "text" in entries["sound"] and entries["degrees"]["tensor"]["dtype"] == "int64"
-    assert "text" in entries["maybe"]["sequence"]["feature"]
+    assert entries["maybe"]["sequence"]["feature"]["tensor"]["dtype"] == "int64"
     assert "- name: sound\n      dtype: binary\n" in (folder / "README.md").read_text()
     assert fields["sound"] == "sc:AudioObject" and fields["degrees"] == "sc:Integer"
 
@@ -183,12 +183,12 @@ class Incomparable(Celsius):
 
 class OfBytes(Celsius):
     def columns(self, name):
-        return {name: "float64"}
+        return {name: "int64"}
 
 
 class Elsewhere(Celsius):
     def columns(self, name):
-        return {"other": "int64"}
+        return {"other": ArrowType("int64")}
 
 
 class Oddly(Celsius):
@@ -221,7 +221,7 @@ class Unread(DatasetWriter):
     [
         (Unregistered(), MissingDependencyError, "'degrees' .*register_feature"),
         (Incomparable(), SchemaError, "frozen dataclass"),
-        (OfBytes(), SchemaError, "kinds of columns"),
+        (OfBytes(), SchemaError, "want an ArrowType"),
         (Elsewhere(), SchemaError, "columns"),
         (Oddly(), SchemaError, "value_type"),
         (Unwritable(), SchemaError, "write arguments"),
@@ -303,10 +303,7 @@ class Disparity(Feature, Geometry):
     """A disparity map of fixed shape, stored raw, moved like a mask and decoded in blocks."""
 
     def columns(self, name):
-        return {name: "bytes"}
-
-    def value_type(self):
-        return "uint8", (4, 4)
+        return {name: ArrowType("uint8", (4, 4), is_raw=True)}
 
     def encode(self, name, value):
         return {name: value.tobytes()}
@@ -341,7 +338,7 @@ def test_foreign_feature_of_fixed_shape_is_decoded_in_blocks(tmp_path):
 SCALED = """
 import dataclasses
 import numpy as np
-from datamat.features import Feature
+from datamat.features import ArrowType, Feature
 
 SCALE = 10
 
@@ -349,7 +346,7 @@ SCALE = 10
 @dataclasses.dataclass(frozen=True)
 class Scaled(Feature):
     def columns(self, name):
-        return {name: "int64"}
+        return {name: ArrowType("int64")}
 
     def value_type(self):
         return "float64", ()
