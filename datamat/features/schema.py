@@ -651,9 +651,23 @@ def _checked_part(feature: Any, where: str) -> Any:
 class _OfAnother(Feature):
     """A type that answers most questions as another feature does."""
 
-    __slots__ = ()
+    __slots__ = ("_layouts",)  # neither compared nor pickled
 
     feature: Any
+    _layouts: dict[str, Any]
+
+    def _layout(self, name: str) -> Any:
+        """Return what `_laid_out` does; kept, as it takes longer than to encode a value."""
+        try:
+            return self._layouts[name]
+        except (AttributeError, KeyError):
+            found = {**getattr(self, "_layouts", {}), name: self._laid_out(name)}
+            object.__setattr__(self, "_layouts", found)
+            return found[name]
+
+    @abc.abstractmethod
+    def _laid_out(self, name: str) -> Any:
+        """Return how the columns of a field are stored."""
 
     @property
     @abc.abstractmethod
@@ -725,20 +739,20 @@ class Nullable(_OfAnother):
         if isinstance(self.feature, Nullable):
             raise SchemaError("Nullable: the feature is a Nullable itself; declare it once")
         if not isinstance(self.feature, Mapping):
-            _nullable_columns(self.feature, "value")
+            self._layout("value")  # which refuses what marks None in itself
 
     @property
     def stored(self) -> Feature:
         return _alone(self.feature, "Nullable")
 
     def columns(self, name: str) -> dict[str, ArrowType]:
-        return {column: found.type for column, found in _nullable_columns(self.stored, name).items()}
+        return {column: found.type for column, found in self._layout(name).items()}
 
     def value_type(self) -> tuple[str, Shape]:
         return self.stored.value_type()
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
-        columns = _nullable_columns(self.feature, name)
+        columns = self._layout(name)
         if value is None:
             return {column: how.nothing() for column, how in columns.items()}
         try:
@@ -754,7 +768,7 @@ class Nullable(_OfAnother):
         mark = RaggedColumn(np.ones(len(there), np.int64), np.ones(len(there), np.int64))
         block = {f"{name}/present": mark, **encoded_block(self.feature, name, there)}
         columns = {}
-        for column, how in _nullable_columns(self.feature, name).items():
+        for column, how in self._layout(name).items():
             one = how.wrap_block(block[column])
             lengths = np.zeros(len(is_there), np.int64)
             lengths[is_there] = one.lengths
@@ -790,9 +804,12 @@ class Nullable(_OfAnother):
     def declared(self) -> str:
         return f"{self.feature.declared()}, or None"
 
+    def _laid_out(self, name: str) -> dict[str, _Maybe]:
+        return _nullable_columns(self.stored, name)
+
     def _there(self, name: str, columns: Mapping[str, Column]) -> dict[str, Column] | None:
         """Return the columns of the value; None where there is none."""
-        found = _nullable_columns(self.feature, name)
+        found = self._layout(name)
         if not len(columns[next(reversed(found))]):
             return None
         return {column: how.unwrap(columns[column]) for column, how in found.items()}
@@ -801,7 +818,7 @@ class Nullable(_OfAnother):
         self, name: str, columns: Mapping[str, ColumnBlock]
     ) -> tuple[dict[str, ColumnBlock], NDArray[np.bool_]]:
         """Return the block of the values that are there, and which records of n have one, bool (n,)."""
-        found = _nullable_columns(self.feature, name)
+        found = self._layout(name)
         is_there = columns[next(reversed(found))].lengths > 0  # type: ignore[union-attr]
         return {column: how.unwrap_block(columns[column], is_there) for column, how in found.items()}, is_there
 
@@ -861,7 +878,6 @@ class _Maybe(NamedTuple):
         return RaggedColumn(np.frombuffer(b"".join(values), self.raw).astype(self.of), lengths)
 
 
-@functools.lru_cache(maxsize=1024)
 def _nullable_columns(feature: Feature, name: str) -> dict[str, _Maybe]:
     """Return how a `Nullable` stores the columns of a feature."""
     found: dict[str, _Maybe] = {}
@@ -956,7 +972,8 @@ class ListOf(_OfAnother):
         object.__setattr__(self, "feature", _checked_part(self.feature, "ListOf"))
         if isinstance(self.feature, Mapping):
             return
-        if self.array is None and any(f"{column}/lengths" in self.packed("value") for column in self.packed("value")):
+        layout: _ListLayout = self._layout("value")
+        if any(f"{column}/lengths" in layout.columns for column in layout.columns):
             raise SchemaError(
                 f"ListOf: {self.item.declared()} is a list of lists itself; declare Json() for lists in lists in lists"
             )
@@ -985,7 +1002,8 @@ class ListOf(_OfAnother):
 
     def packed(self, name: str) -> Mapping[str, Packed]:
         """Return how each column of the items is stored; nothing where they are one array."""
-        return {} if self.array else _packed_columns(self.item, name)
+        found: _ListLayout = self._layout(name)
+        return found.columns
 
     def columns(self, name: str) -> dict[str, ArrowType]:
         found = self.array.columns(name) if self.array else {}
@@ -998,103 +1016,112 @@ class ListOf(_OfAnother):
         return dtype, (None, *shape)
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
-        items = self._list(name, value)
-        there = [item for item in items if item is not None] if self.has_gaps else items
+        items, layout = self._list(name, value), self._layout(name)
+        there = [item for item in items if item is not None] if layout.has_gaps else items
         columns: dict[str, Any] = {}
         try:
-            if self.array:
-                columns = self.array.encode(name, _as_one(self, there))
+            if layout.array:
+                columns = layout.array.encode(name, _as_one(layout, there))
             else:
-                block = encoded_block(self.item, name, [as_array(item) for item in there])
+                block = encoded_block(layout.item, name, [as_array(item) for item in there])
         except SchemaError as error:
             raise self._refusal(name, items, error) from error
-        for column, how in self.packed(name).items():
+        for column, how in layout.columns.items():
             leaves = how.leaves(block[column])
             columns[column] = leaves.tolist() if how.kind == "bytes_list" and not isinstance(leaves, list) else leaves
             if how.has_lengths:
                 columns[f"{column}/lengths"] = how.lengths(block[column])
-        if self.has_gaps:
+        if layout.has_gaps:
             columns[f"{name}/present"] = np.array([item is not None for item in items], np.int64)
         return columns
 
     def encode_block(self, name: str, values: Any) -> dict[str, Any]:
         if not isinstance(values, (np.ndarray, RaggedColumn)):
             values = [self._list(name, value) for value in values]
+        rows = values.rows() if isinstance(values, RaggedColumn) else values
         try:
-            return self._encoded_block(name, values)
+            return self._encoded_block(name, values, rows)
         except SchemaError:
-            for value in values.rows() if isinstance(values, RaggedColumn) else values:
+            for value in rows:
                 self.encode(name, value)  # which names the item
             raise
 
-    def _encoded_block(self, name: str, values: Any) -> dict[str, Any]:
-        if self.array and not self.has_gaps:
-            return self.array.encode_block(name, values if isinstance(values, (np.ndarray, RaggedColumn)) else
-                                           [_as_one(self, value) for value in values])  # fmt: skip
-        rows = values.rows() if isinstance(values, RaggedColumn) else values
+    def _encoded_block(self, name: str, values: Any, rows: Any) -> dict[str, Any]:
+        layout: _ListLayout = self._layout(name)
         columns: dict[str, Any] = {}
-        if self.has_gaps:
+        if layout.has_gaps:
             present = [np.array([item is not None for item in row], np.int64) for row in rows]
-            rows = [[item for item in row if item is not None] for row in rows]
-            columns = self.array.encode_block(name, [_as_one(self, row) for row in rows]) if self.array else {}
             columns[f"{name}/present"] = gathered(present, "int64")
-        if not self.array:
-            counts = np.fromiter(map(len, rows), np.int64, len(rows))
-            block = encoded_block(self.item, name, [item for row in rows for item in row])
-            for column, how in self.packed(name).items():
-                lengths = how.lengths(block[column]) if how.has_lengths else np.ones(counts.sum(), np.int64)
-                columns[column] = how.rows(how.leaves(block[column]), _sums(lengths, counts) * how.unit)
-                if how.has_lengths:
-                    columns[f"{column}/lengths"] = RaggedColumn(lengths, counts)
+            values = rows = [[item for item in row if item is not None] for row in rows]
+        if layout.array:
+            if not isinstance(values, (np.ndarray, RaggedColumn)):
+                values = [_as_one(layout, row) for row in rows]
+            return columns | layout.array.encode_block(name, values)
+        counts = np.fromiter(map(len, rows), np.int64, len(rows))
+        block = encoded_block(layout.item, name, [item for row in rows for item in row])
+        for column, how in layout.columns.items():
+            sizes = counts
+            if how.has_lengths:
+                lengths = how.lengths(block[column])
+                columns[f"{column}/lengths"], sizes = RaggedColumn(lengths, counts), _sums(lengths, counts)
+            columns[column] = how.rows(how.leaves(block[column]), sizes * how.unit)
         return columns
 
     def decode_into(
         self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
     ) -> Any:
-        if self.array:
-            found = self.array.decode_into(name, columns, None if self.has_gaps else out, are_intact=are_intact)
+        layout: _ListLayout = self._layout(name)
+        if layout.array:
+            found = layout.array.decode_into(name, columns, None if layout.has_gaps else out, are_intact=are_intact)
+        elif layout.decodes_blocks:
+            found = layout.together(layout.item.decode_block(name, layout.items(columns)))
         else:
-            block = self._items(name, columns)
-            if self.item.decodes_blocks():
-                found = self.together(self.item.decode_block(name, block))
-            else:
-                rows = rows_of(block)
-                found = self.together([self.item.decode_into(name, row, None, are_intact=are_intact) for row in rows])
-        return self._spread(found, columns[f"{name}/present"]) if self.has_gaps else found
+            rows = rows_of(layout.items(columns))
+            found = layout.together([layout.item.decode_into(name, row, None, are_intact=are_intact) for row in rows])
+        return _spread(found, columns[f"{name}/present"]) if layout.has_gaps else found
 
     def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
-        if self.array:
-            rows: Any = self.array.decode_block(name, columns)
+        layout: _ListLayout = self._layout(name)
+        if layout.array:
+            rows: Any = layout.array.decode_block(name, columns)
         else:
-            block, counts = self._block_of_items(name, columns)
-            items: Any = self.item.decode_block(name, block) if counts.any() else []
+            block, counts = layout.block_of_items(columns)
+            items: Any = layout.item.decode_block(name, block) if counts.any() else []
             bounds = np.concatenate([[0], np.cumsum(counts)]).tolist()
-            rows = [self.together(items[start:stop]) for start, stop in itertools.pairwise(bounds)]
-        return list(map(self._spread, rows, columns[f"{name}/present"].rows())) if self.has_gaps else rows  # type: ignore[union-attr]
+            rows = [items[start:stop] for start, stop in itertools.pairwise(bounds)]
+            if layout.nothing is not None and not counts.any():
+                rows = list(map(layout.together, rows))
+        return list(map(_spread, rows, columns[f"{name}/present"].rows())) if layout.has_gaps else rows  # type: ignore[union-attr]
 
     def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
-        if self.array:
-            found = self.array.encoded_value(name, columns)
+        layout: _ListLayout = self._layout(name)
+        if layout.array:
+            found = layout.array.encoded_value(name, columns)
         else:
-            found = [self.item.encoded_value(name, row) for row in rows_of(self._items(name, columns))]
-        return self._spread(found, columns[f"{name}/present"]) if self.has_gaps else found
+            found = [layout.item.encoded_value(name, row) for row in rows_of(layout.items(columns))]
+        return _spread(found, columns[f"{name}/present"]) if layout.has_gaps else found
 
     def prepare(self, name: str, value: Any) -> Any:
         if self.array and not self.has_gaps:
             return value
         return [None if item is None and self.has_gaps else self.item.prepare(name, item) for item in value]
 
+    def together(self, items: Any) -> Any:
+        """Return items as one array where they all have one shape by declaration."""
+        return self._layout("value").together(items)
+
     def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        lengths = [f"{column}/lengths" for column, how in self.packed(name).items() if how.has_lengths]
-        if self.array:
-            found = self.array.observe(name, columns)
+        layout: _ListLayout = self._layout(name)
+        lengths = [f"{column}/lengths" for column, how in layout.columns.items() if how.has_lengths]
+        if layout.array:
+            found = layout.array.observe(name, columns)
         elif lengths:  # items that are lists themselves
             found = {"items": Numbers.of(columns[lengths[0]].lengths, with_bins=True)}  # type: ignore[union-attr]
         else:
-            block, counts = self._block_of_items(name, columns)
-            items = self.item.observe(name, block) if counts.any() else {}
+            block, counts = layout.block_of_items(columns)
+            items = layout.item.observe(name, block) if counts.any() else {}
             found = {**items, "items": Numbers.of(counts, with_bins=True)}
-        if not self.has_gaps:
+        if not layout.has_gaps:
             return found
         present = columns[f"{name}/present"]
         assert isinstance(present, RaggedColumn)
@@ -1127,48 +1154,74 @@ class ListOf(_OfAnother):
                 return _of_item(name, self, number, item, found)
         return _declared_as(self, self.stored, error)
 
-    def _items(self, name: str, columns: Mapping[str, Column]) -> dict[str, ColumnBlock]:
+    def _laid_out(self, name: str) -> _ListLayout:
+        item, array = self.item, self.array
+        dtype, shape = item.value_type()
+        sizes = [0, *(size for size in shape if size is not None)]
+        is_one = array is None and holds_numbers(dtype) and None not in shape
+        nothing = np.empty(sizes, dtype_of(dtype)) if is_one else None
+        columns = {} if array else _packed_columns(item, name)
+        return _ListLayout(item, array, self.has_gaps, item.decodes_blocks(), nothing, columns)
+
+
+class _ListLayout(NamedTuple):
+    """How a `ListOf` is stored.
+
+    Attributes:
+        item: feature of the items that are there.
+        array: feature that stores them, where they are one array.
+        has_gaps: whether items may be missing.
+        decodes_blocks: whether the items decode many at once.
+        nothing: the array of no items, where what is decoded is one array; else None.
+        columns: how each column of the items is stored, where they are not one array.
+    """
+
+    item: Feature
+    array: Feature | None
+    has_gaps: bool
+    decodes_blocks: bool
+    nothing: np.ndarray | None
+    columns: Mapping[str, Packed]
+
+    def items(self, columns: Mapping[str, Any]) -> dict[str, ColumnBlock]:
         """Return the items of a record as a block."""
         found: dict[str, ColumnBlock] = {}
-        for column, how in self.packed(name).items():
+        for column, how in self.columns.items():
             lengths = np.asarray(columns[f"{column}/lengths"], np.int64) if how.has_lengths else None
             found[column] = how.items(one_bytes(column, columns) if how.kind == "bytes" else columns[column], lengths)
         return found
 
-    def _block_of_items(
-        self, name: str, columns: Mapping[str, ColumnBlock]
-    ) -> tuple[dict[str, ColumnBlock], NDArray[np.int64]]:
+    def block_of_items(self, columns: Mapping[str, Any]) -> tuple[dict[str, ColumnBlock], NDArray[np.int64]]:
         """Return the items of n records as a block, and how many each record has, int64 (n,)."""
         found: dict[str, ColumnBlock] = {}
         counts = np.zeros(0, np.int64)
-        for column, how in self.packed(name).items():
-            stored: Any = columns[column]
+        for column, how in self.columns.items():
+            stored, lengths = columns[column], columns.get(f"{column}/lengths")
             if how.kind == "bytes":
                 leaves, sizes = b"".join(stored), np.fromiter(map(len, stored), np.int64, len(stored))
             else:
                 leaves, sizes = stored.values, stored.lengths
-            lengths, counts = None, sizes // how.unit
-            if how.has_lengths:
-                lengths, counts = columns[f"{column}/lengths"].values, columns[f"{column}/lengths"].lengths  # type: ignore[union-attr]
-            if (sizes != (counts if lengths is None else _sums(lengths, counts)) * how.unit).any():
+            counts = sizes // how.unit if lengths is None else lengths.lengths
+            wanted = counts if lengths is None else _sums(lengths.values, counts)
+            if (sizes != wanted * how.unit).any():
                 raise SchemaError(f"column {column!r} holds another number of values than the lengths of its items say")
-            found[column] = how.items(leaves, lengths)
+            found[column] = how.items(leaves, None if lengths is None else lengths.values)
         return found, counts
 
     def together(self, items: Any) -> Any:
         """Return items as one array where they all have one shape by declaration."""
-        dtype, shape = self.item.value_type()
-        if isinstance(items, np.ndarray) or not holds_numbers(dtype) or None in shape:
+        if self.nothing is None or isinstance(items, np.ndarray):
             return items
-        return np.stack(items) if items else np.empty((0, *shape), dtype_of(dtype))
+        return np.stack(items) if items else self.nothing.copy()
 
-    def _spread(self, values: Any, present: Any) -> list[Any]:
-        """Return the values that are there, with None where one is missing."""
-        present = np.asarray(present, np.int64)
-        if present.sum() != len(values):
-            raise ValueError(f"{count_of(len(values), 'value')}, where {present.sum()} are marked as present")
-        there = iter(values)
-        return [next(there) if is_there else None for is_there in present.tolist()]
+
+def _spread(values: Any, present: Any) -> list[Any]:
+    """Return the values that are there, with None where one is missing."""
+    present = np.asarray(present, np.int64)
+    if present.sum() != len(values):
+        raise ValueError(f"{count_of(len(values), 'value')}, where {present.sum()} are marked as present")
+    there = iter(values)
+    return [next(there) if is_there else None for is_there in present.tolist()]
 
 
 _INTEGERS = ArrowType("int64", (None,))
@@ -1208,10 +1261,14 @@ class Packed(NamedTuple):
         if lengths is None and self.kind == "bytes_list":
             return leaves if isinstance(leaves, list) else _encoded_texts(leaves)
         if lengths is None:
-            lengths = np.ones(len(leaves) // self.unit, np.int64)
-        if (lengths < 0).any() or lengths.sum() * self.unit != len(leaves):
-            raise ValueError(f"{len(leaves)} numbers or bytes, where the lengths say {lengths.sum() * self.unit}")
-        return self.rows(leaves, lengths * self.unit)
+            sizes = np.full(len(leaves) // self.unit, self.unit)
+            total = self.unit * len(sizes)
+        else:
+            sizes = lengths * self.unit
+            total = -1 if len(sizes) and sizes.min() < 0 else int(sizes.sum())
+        if total != len(leaves):
+            raise ValueError(f"{len(leaves)} numbers or bytes, where the lengths of the items say {total}")
+        return self.rows(leaves, sizes)
 
     def rows(self, leaves: Any, lengths: NDArray[np.int64]) -> ColumnBlock:
         """Return leaves as a column of n rows, of which each has some number of them."""
@@ -1220,7 +1277,6 @@ class Packed(NamedTuple):
         return RaggedColumn(bytes_array(leaves) if isinstance(leaves, list) else leaves, lengths)
 
 
-@functools.lru_cache(maxsize=1024)
 def _packed_columns(item: Feature, name: str) -> Mapping[str, Packed]:
     """Return how a `ListOf` stores the columns of its items."""
     found: dict[str, Packed] = {}
@@ -1236,8 +1292,10 @@ def _packed_columns(item: Feature, name: str) -> Mapping[str, Packed]:
 
 def _sums(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the sums of lengths, of which so many at a time are added up, int64 (n,)."""
-    ends = np.concatenate([[0], np.cumsum(lengths)])[np.concatenate([[0], np.cumsum(counts)])]
-    found: NDArray[np.int64] = np.diff(ends)
+    ends = np.zeros(len(lengths) + 1, np.int64)
+    lengths.cumsum(out=ends[1:])
+    found: NDArray[np.int64] = ends[counts.cumsum()]
+    found[1:] -= found[:-1].copy()
     return found
 
 
@@ -1253,11 +1311,11 @@ def _array_of(item: Feature) -> Feature | None:
     return None
 
 
-def _as_one(feature: ListOf, items: Any) -> Any:
+def _as_one(layout: _ListLayout, items: Any) -> Any:
     """Return items as the feature that stores them as one array takes them: numbers as an array."""
-    if isinstance(items, np.ndarray) or not isinstance(feature.array, Tensor):
+    if isinstance(items, np.ndarray) or not isinstance(layout.array, Tensor):
         return items
-    dtype, item = dtype_of(feature.array.dtype), feature.item
+    dtype, item = dtype_of(layout.array.dtype), layout.item
     found = numbers_in(items, dtype) if isinstance(item, Scalar) and items else None
     if found is not None:
         return found
