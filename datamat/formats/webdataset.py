@@ -479,13 +479,13 @@ def _(feature: ListOf) -> TarForm:
     )
 
 
-_Fields: TypeAlias = Mapping[str, tuple[Feature, TarForm]]
+_Fields: TypeAlias = Mapping[str, "tuple[Feature, TarForm, Mapping[str, ArrowType]]"]
 
 
 @functools.lru_cache(maxsize=16)
 def _fields(features: Features) -> _Fields:
-    """Return feature and form of each field."""
-    return {name: (feature, tar_form(feature)) for name, feature in features.items()}
+    """Return feature, form and columns of each field."""
+    return {name: (feature, tar_form(feature), feature.columns(name)) for name, feature in features.items()}
 
 
 def _members(record: Mapping[str, Any], fields: _Fields) -> list[bytes]:
@@ -493,7 +493,7 @@ def _members(record: Mapping[str, Any], fields: _Fields) -> list[bytes]:
     key = _member_key(record["key"].decode())
     pieces: list[bytes] = []
     plain: dict[str, Any] = {}
-    for name, (feature, form) in fields.items():
+    for name, (feature, form, types) in fields.items():
         if form.kind == "json":
             plain[name] = form.to_json(feature.decode(name, record))
         elif form.kind == "npy":
@@ -501,7 +501,7 @@ def _members(record: Mapping[str, Any], fields: _Fields) -> list[bytes]:
             if value is not None:
                 pieces += member(f"{key}.{_member_field(name)}.npy", _npy(value))
         else:
-            for column, stored in feature.columns(name).items():
+            for column, stored in types.items():
                 for extension, data in _files(form, record[column], is_one=_is_one(stored)):
                     pieces += member(f"{key}.{_member_field(column)}.{extension}", data)
     return pieces + member(f"{key}.json", _to_json(plain).encode())
@@ -514,13 +514,13 @@ def _block_members(columns: Block, fields: _Fields) -> Iterator[list[bytes]]:
     """Yield the members of each sample of a block, in pieces."""
     files: list[tuple[str, Sequence[Sequence[tuple[str, bytes]]]]] = []
     plain: dict[str, Sequence[Any]] = {}
-    for name, (feature, form) in fields.items():
+    for name, (feature, form, types) in fields.items():
         if form.kind == "json":
             plain[name] = [form.to_json(value) for value in _decoded(name, feature, columns)]
         elif form.kind == "npy":
             files.append((_member_field(name), _npy_files(_decoded(name, feature, columns))))
         else:
-            for column, stored in feature.columns(name).items():
+            for column, stored in types.items():
                 values, is_one = values_of(columns[column]), _is_one(stored)
                 files.append((_member_field(column), [_files(form, value, is_one=is_one) for value in values]))
     for row, key in enumerate(_decoded("key", fields["key"][0], columns)):
@@ -573,9 +573,9 @@ def _record(members: Mapping[str, bytes], fields: _Fields) -> dict[str, Column]:
     try:
         plain = json.loads(members["json"])
         files = {name.partition(".")[0]: data for name, data in members.items() if "." in name}
-        for name, (feature, form) in fields.items():
+        for name, (feature, form, types) in fields.items():
             if form.kind == "file":
-                for column, stored in feature.columns(name).items():
+                for column, stored in types.items():
                     if stored.kind == "bytes_list":
                         record[column] = _list_of_files(members, _member_field(column))
                         continue

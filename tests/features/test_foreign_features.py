@@ -13,10 +13,12 @@ import pytest
 from round_trip import materialize
 
 import datamat
-from datamat import DatasetWriter, Features, Image, IndexRow, Materializer, Nullable, Scalar, WorkerOptions
+from datamat import DatasetWriter, Features, Image, IndexRow, ListOf, Materializer, Nullable, Scalar, WorkerOptions
+from datamat.directory.sidecars.tfds import tfds_entries
 from datamat.errors import MissingDependencyError, OptionError, SchemaError
 from datamat.features import ArrowType, Feature, Geometry, register_feature, schema
 from datamat.readers.tf import TfOptions, in_python, tf_field
+from datamat.testing import FeatureConformance
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "plugin_package"
 FORMATS = ["tfrecord", "webdataset", "parquet"]
@@ -38,6 +40,61 @@ class Celsius(Feature):
 
     def decode(self, name, columns):
         return np.float64(columns[name][0] / 100)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs(Feature):
+    """A feature of an Arrow type, `encode` and `decode` alone."""
+
+    def columns(self, name):
+        return {name: ArrowType("int16", (None, 2))}
+
+    def encode(self, name, value):
+        if not isinstance(value, np.ndarray) or value.dtype != np.int16 or value.shape[1:] != (2,):
+            raise SchemaError(f"field {name!r} is declared {self.declared()} but the sample holds {value!r}")
+        return {name: value.reshape(-1).astype(np.int64)}
+
+    def decode(self, name, columns):
+        return np.asarray(columns[name]).astype(np.int16).reshape(-1, 2)
+
+
+PAIRS = [np.arange(4, dtype=np.int16).reshape(2, 2), np.empty((0, 2), np.int16), np.full((1, 2), -9, np.int16)]
+
+
+class TestPairs(FeatureConformance):
+    """Every format, reader and client derives what it needs from the Arrow type."""
+
+    def make_feature(self):
+        return Pairs()
+
+    def make_values(self):
+        return PAIRS
+
+    def make_wrong_values(self):
+        return [np.zeros((1, 3), np.int16), "text"]
+
+
+class TestPairsThatMayBeMissing(FeatureConformance):
+    """A value without numbers is not missing."""
+
+    def make_feature(self):
+        return Nullable(register_feature(Pairs)())
+
+    def make_values(self):
+        return [*PAIRS, None]
+
+
+class TestListsOfCelsius(FeatureConformance):
+    """Items that are stored as integers, and read back as one array."""
+
+    def make_feature(self):
+        return ListOf(register_feature(Celsius)())
+
+    def make_values(self):
+        return [[36.5, -1.25], [], [0.0]]
+
+    def make_wrong_values(self):
+        return ["text", 5]
 
 
 @pytest.fixture(autouse=True)
@@ -132,6 +189,7 @@ def test_clients_know_a_foreign_feature_by_its_arrow_type(tmp_path, installed):
     folder = write(tmp_path / "out", installed, ["tfrecord", "parquet"])
 
     entries = json.loads((folder / "features.json").read_text())["content"]["features"]
+    pairs = tfds_entries(Pairs(), "pairs")["pairs"]["tensor"]
     fields = {
         field["source"]["extract"]["column"]: field["dataType"]
         for field in json.loads((folder / "croissant.json").read_text())["recordSet"][0]["field"]
@@ -139,6 +197,7 @@ def test_clients_know_a_foreign_feature_by_its_arrow_type(tmp_path, installed):
 
     assert "text" in entries["sound"] and entries["degrees"]["tensor"]["dtype"] == "int64"
     assert entries["maybe"]["sequence"]["feature"]["tensor"]["dtype"] == "int64"
+    assert pairs["dtype"] == "int16" and pairs["shape"]["dimensions"] == ["-1", "2"]
     assert "- name: sound\n      dtype: binary\n" in (folder / "README.md").read_text()
     assert fields["sound"] == "sc:AudioObject" and fields["degrees"] == "sc:Integer"
 
