@@ -47,8 +47,8 @@ from datamat.folders import ExistsError, LocalFolder, UnsupportedError, create_o
 from datamat.folders.base import each
 from datamat.folders.local import look_anew
 from datamat.plan.job import changed_digests
+from datamat.run.growing import inputs_of_shard
 from datamat.run.quarantine import QUARANTINE_FOLDER
-from datamat.run.shards import inputs_of_shard
 from datamat.run.upload import StoredShard
 from datamat.values import frozen
 
