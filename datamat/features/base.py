@@ -21,6 +21,7 @@ from datamat.features.statistics import FieldStatistics
 from datamat.values import frozen
 
 __all__ = [
+    "DTYPE_OF_KIND",
     "KIND_OF_DTYPE",
     "ArrowType",
     "Column",
@@ -34,7 +35,9 @@ __all__ = [
     "dtype_of",
     "encoded_block",
     "holds_numbers",
+    "is_block_of_kind",
     "is_number_dtype",
+    "is_of_kind",
     "join_blocks",
     "num_bytes_of",
     "ragged",
@@ -108,6 +111,7 @@ _REAL_KINDS: dict[str, Kind] = {
     **dict.fromkeys(["float64", "uint64", "bfloat16"], "bytes"),
 }
 KIND_OF_DTYPE: dict[str, Kind] = {**_REAL_KINDS, "complex64": "bytes", "complex128": "bytes"}
+DTYPE_OF_KIND: dict[Kind, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
 _TIMES: dict[str, Kind] = {"timestamp[us]": "int64", "timestamp[us, tz=UTC]": "int64"}
 _BYTES: dict[str, Kind] = {"binary": "bytes", "string": "bytes", "json": "bytes"}
 _ARROW_KINDS: dict[str, Kind] = {**_REAL_KINDS, **_TIMES, **_BYTES}
@@ -575,6 +579,25 @@ def encoded_block(feature: Feature, name: str, values: Any) -> dict[str, Any]:
     """Return what `encode_block` of a feature does, but never that of a class whose subclass has another `encode`."""
     encode = feature.encode_block if feature.encodes_blocks() else functools.partial(Feature.encode_block, feature)
     return encode(name, values)
+
+
+def is_of_kind(value: Any, kind: Kind) -> bool:
+    """Return whether a value is a column of one record of some kind."""
+    if kind == "bytes":
+        return isinstance(value, bytes)
+    if kind == "bytes_list":
+        return isinstance(value, list) and all(isinstance(item, bytes) for item in value)
+    return isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == DTYPE_OF_KIND[kind]
+
+
+def is_block_of_kind(values: Any, kind: Kind) -> bool:
+    """Return whether values are a column of n records of some kind: of numbers also an array (n,) or (n, k)."""
+    if kind == "bytes":
+        return isinstance(values, Sequence) and set(map(type, values)) <= {bytes}
+    if kind == "bytes_list":
+        return isinstance(values, RaggedColumn) and set(map(type, values.values.tolist())) <= {bytes}
+    numbers, most = (values.values, 1) if isinstance(values, RaggedColumn) else (values, 2)
+    return isinstance(numbers, np.ndarray) and numbers.dtype == DTYPE_OF_KIND[kind] and 0 < numbers.ndim <= most
 
 
 def rows_of(columns: Mapping[str, Any]) -> Iterator[dict[str, Column]]:

@@ -30,6 +30,8 @@ from datamat.features.base import (
     encoded_block,
     gathered,
     holds_numbers,
+    is_block_of_kind,
+    is_of_kind,
     join_names,
     mismatch,
     one_bytes,
@@ -405,7 +407,7 @@ class Features(Mapping[str, Feature]):
             columns.update(feature.encode(name, sample[name]))
         self._check_lists(columns)
         for name, feature in self._foreign.items():
-            _check_encoded(name, feature, columns)
+            _check_encoded(name, feature, columns, "encode")
         return columns
 
     def encode_block(self, columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -434,7 +436,7 @@ class Features(Mapping[str, Feature]):
             block.update(encoded_block(feature, name, values[name]))
         self._check_lists(block)
         for name, feature in self._foreign.items():
-            _check_encoded_block(name, feature, block)
+            _check_encoded(name, feature, block, "encode_block")
         return block
 
     def observe(self, columns: Mapping[str, Any], num_records: int) -> Statistics:
@@ -1480,47 +1482,28 @@ def _is_dtype(dtype: Any) -> bool:
         return False
 
 
-_DTYPES = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
+_WANTED = {
+    "encode": {"bytes": "bytes", "bytes_list": "a list of bytes", "": "a 1-D {} array"},
+    "encode_block": {
+        "bytes": "n bytes",
+        "bytes_list": "a RaggedColumn of bytes",
+        "": "{} (n,) or (n, k), or a RaggedColumn",
+    },
+}
+"""What the methods that encode are to give for a column of some kind, and of any other."""
 
 
-def _check_encoded(name: str, feature: Feature, columns: Mapping[str, Column]) -> None:
-    """Refuse columns that only some formats could store."""
+def _check_encoded(name: str, feature: Feature, columns: Mapping[str, Any], method: str) -> None:
+    """Refuse columns of a record, or of a block, that only some formats could store."""
     for column, stored in feature.columns(name).items():
         kind, value = stored.kind, columns.get(column)
-        if kind == "bytes":
-            fits = type(value) is bytes
-        elif kind == "bytes_list":
-            fits = isinstance(value, list) and set(map(type, value)) <= {bytes}
-        else:
-            fits = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == _DTYPES[kind]
-        if not fits:
-            wanted = {"bytes": "bytes", "bytes_list": "a list of bytes"}.get(kind, f"a 1-D {kind} array")
-            found = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+        if not (is_of_kind if method == "encode" else is_block_of_kind)(value, kind):
+            numbers = value.values if isinstance(value, RaggedColumn) else value
+            found = f"{numbers.dtype} {numbers.shape}" if isinstance(numbers, np.ndarray) else type(value).__name__
+            wanted = _WANTED[method].get(kind) or _WANTED[method][""].format(kind)
             raise SchemaError(
-                f"field {name!r}: encode of {_path_of(type(feature))} gives {found} for the column {column!r}; "
-                f"want {wanted}"
-            )
-
-
-def _check_encoded_block(name: str, feature: Feature, block: Mapping[str, Any]) -> None:
-    """Refuse columns of a block that a format could not store, as `_check_encoded` does those of a record."""
-    for column, stored in feature.columns(name).items():
-        kind, values = stored.kind, block.get(column)
-        numbers = values.values if isinstance(values, RaggedColumn) else values
-        if kind == "bytes":
-            fits = isinstance(values, list) and set(map(type, values)) <= {bytes}
-        elif kind == "bytes_list":
-            fits = isinstance(values, RaggedColumn) and set(map(type, values.values.tolist())) <= {bytes}
-        else:
-            fits = isinstance(numbers, np.ndarray) and numbers.ndim in {1, 2} and numbers.dtype == _DTYPES[kind]
-        if not fits:
-            found = f"{numbers.dtype} {numbers.shape}" if isinstance(numbers, np.ndarray) else type(values).__name__
-            wanted = {"bytes": "n bytes", "bytes_list": "a RaggedColumn of bytes"}.get(
-                kind, f"{kind} (n,) or (n, k), or a RaggedColumn"
-            )
-            raise SchemaError(
-                f"field {name!r}: encode_block of {_path_of(type(feature))} gives {found} for the column {column!r}; "
-                f"want {wanted}"
+                f"field {name!r}: {method} of {_path_of(type(feature))} gives {found} for the column {column!r}; want "
+                f"{wanted}"
             )
 
 
