@@ -23,7 +23,7 @@ from datamat import DatasetWriter, DataSource, Features, IndexRow, Scalar, Text,
 from datamat.directory.sidecars.tfds import tfds_entries
 from datamat.errors import CorruptDataError, OutputError, SchemaError
 from datamat.events import LimitReached, PartDone, RunEnded, RunStarted, ShardFinished
-from datamat.features import Feature
+from datamat.features import ArrowType, Feature
 from datamat.folders import AbsentError
 from datamat.formats import Offsets
 from datamat.readers.tf import TfField, tf_field
@@ -276,7 +276,7 @@ class Seconds(Feature):
         return hash(self.limit)
 
     def columns(self, name):
-        return {name: "int64"}
+        return {name: ArrowType("int64")}
 
     def value_type(self):
         return "float64", ()
@@ -295,7 +295,7 @@ class Seconds(Feature):
 
 class OtherColumns(Seconds):
     def columns(self, name):
-        return {name: "float32"}
+        return {name: ArrowType("float32")}
 
 
 class DecodesToOtherType(Seconds):

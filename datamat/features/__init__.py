@@ -1,16 +1,15 @@
 """What a sample holds: the schema of a dataset, declared once.
 
 `Features` maps each field to a feature type. A type checks a value, encodes it into columns of three kinds (`bytes`,
-`int64`, `float32`: what a `tf.train.Example` can hold) and decodes it again. It also says what a value is to each
-format, framework and reader, so that no other part of datamat asks for the type of a feature. Formats see columns only;
-users see arrays only.
+`int64`, `float32`: what a `tf.train.Example` can hold) and decodes it again. The Arrow type of each column says what it
+is to every format and client that knows no more of the feature. Formats see columns only; users see arrays only.
 
     sample value  --encode-->  columns  --format-->  record bytes  --format-->  columns  --decode-->  sample value
 
 Every mismatch between a sample and its declaration is a `SchemaError` that names the field, what is declared and what
 was found.
 
-    base        Feature: the interface of a type, and the checks that types share    <- start reading here
+    base        Feature, ArrowType: the interface of a type, and the checks that types share    <- start reading here
     protocols   Geometry, Preview: what a type may add, to move with an image and to be drawn
     statistics  Counts, Numbers: what is known of all values of a field
     pictures    Image, Mask, Depth, Video; Keypoints and Polygons in a picture
@@ -20,10 +19,7 @@ was found.
 
 from __future__ import annotations
 
-from datamat.features.base import (
-    Feature,
-    RaggedColumn,
-)
+from datamat.features.base import ArrowType, Feature, RaggedColumn
 from datamat.features.pictures import Depth, Image, Keypoints, Mask, Polygons, Video
 from datamat.features.protocols import Geometry, Preview
 from datamat.features.schema import (
@@ -47,6 +43,7 @@ from datamat.features.values import (
 )
 
 __all__ = [
+    "ArrowType",
     "Audio",
     "BBoxes",
     "Bytes",

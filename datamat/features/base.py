@@ -12,7 +12,7 @@ import json
 import math
 import operator
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias, final, overload
 
 import numpy as np
@@ -23,6 +23,9 @@ from datamat.features.statistics import FieldStatistics
 from datamat.values import frozen
 
 __all__ = [
+    "DTYPE_OF_KIND",
+    "KIND_OF_DTYPE",
+    "ArrowType",
     "Column",
     "ColumnBlock",
     "Feature",
@@ -32,11 +35,16 @@ __all__ = [
     "as_bfloat16",
     "bytes_array",
     "dtype_of",
+    "encoded_block",
     "holds_numbers",
+    "is_block_of_kind",
     "is_number_dtype",
+    "is_of_kind",
     "join_blocks",
     "num_bytes_of",
     "ragged",
+    "rows_of",
+    "values_of",
 ]
 
 Column: TypeAlias = bytes | Sequence[bytes] | np.ndarray
@@ -95,6 +103,86 @@ def _bfloat16() -> np.dtype[Any]:
         ) from error
     found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return found
+
+
+# How each dtype is stored, always exactly: int64 holds every smaller integer, float32 every float16; dtypes that
+# neither holds are stored as little-endian bytes, which `tf.io.decode_raw` reads.
+_REAL_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"], "int64"),
+    **dict.fromkeys(["float16", "float32"], "float32"),
+    **dict.fromkeys(["float64", "uint64", "bfloat16"], "bytes"),
+}
+KIND_OF_DTYPE: dict[str, Kind] = {**_REAL_KINDS, "complex64": "bytes", "complex128": "bytes"}
+DTYPE_OF_KIND: dict[Kind, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
+_TIMES: dict[str, Kind] = {"timestamp[us]": "int64", "timestamp[us, tz=UTC]": "int64"}
+_BYTES: dict[str, Kind] = {"binary": "bytes", "string": "bytes", "json": "bytes"}
+_ARROW_KINDS: dict[str, Kind] = {**_REAL_KINDS, **_TIMES, **_BYTES}
+_VALUE_DTYPES = {"binary": "bytes", "json": "object", **dict.fromkeys(_TIMES, "datetime64[us]")}
+
+
+@frozen()
+class ArrowType:
+    """The Arrow type of a stored column, from which every format and client derives what the column is to it.
+
+    pyarrow itself is not needed to know it: `datamat.formats.arrow` makes its types of these.
+
+    Args:
+        dtype: name of a numpy dtype, "bfloat16", "binary", "string", "json" (Arrow's extension type of that name),
+            "timestamp[us]" or "timestamp[us, tz=UTC]".
+        sizes: sizes of the lists around it, outermost first; only that one may be None, for lists of any length.
+        is_raw: whether a record holds the numbers as little-endian bytes, where it could hold them as numbers.
+        is_nullable: whether a record may hold no value: null in Arrow, an empty list in a record.
+
+    Raises:
+        SchemaError: there is no such type.
+
+    Example:
+        >>> ArrowType("float32", (None, 4)).kind
+        'float32'
+        >>> ArrowType("string").value_type
+        ('string', ())
+    """
+
+    dtype: str
+    sizes: Shape = ()
+    is_raw: bool = False
+    is_nullable: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _ARROW_KINDS:
+            known = join_names(_ARROW_KINDS, len(_ARROW_KINDS))
+            raise SchemaError(f"ArrowType: dtype is {self.dtype!r}; want one of {known}")
+        if None in self.sizes[1:]:
+            raise SchemaError(f"ArrowType: sizes is {self.sizes!r}; want None in the first place alone")
+
+    @property
+    def holds_numbers(self) -> bool:
+        """Whether it is one of numbers, truth values or times, however a record holds them."""
+        return self.dtype not in _BYTES
+
+    @property
+    def kind(self) -> Kind:
+        """What the column holds in each record."""
+        if not self.holds_numbers:
+            return "bytes_list" if self.sizes or self.is_nullable else "bytes"
+        kind = "bytes" if self.is_raw else _ARROW_KINDS[self.dtype]
+        # What may be missing, and may be empty as well, is a list of its bytes.
+        return "bytes_list" if self.is_nullable and (kind == "bytes" or None in self.sizes) else kind
+
+    @property
+    def raw_dtype(self) -> np.dtype[Any]:
+        """The dtype of its numbers where they are bytes."""
+        return dtype_of("int64" if self.dtype in _TIMES else self.dtype).newbyteorder("<")
+
+    @property
+    def width(self) -> int:
+        """How many numbers the lists of fixed size hold."""
+        return math.prod(size for size in self.sizes if size is not None)
+
+    @property
+    def value_type(self) -> tuple[str, Shape]:
+        """Dtype and shape of its values, as `Feature.value_type` has them."""
+        return _VALUE_DTYPES.get(self.dtype, self.dtype), self.sizes
 
 
 def as_bfloat16(numbers: np.ndarray) -> np.ndarray:
@@ -208,9 +296,9 @@ def _join_columns(pieces: Sequence[ColumnBlock], order: np.ndarray | None) -> Co
 class Feature(abc.ABC):
     """One field of a sample: what it is, how it is stored, and how each format and reader sees it.
 
-    A feature type has four methods: `columns`, `value_type`, `encode` and `decode`. Every other method answers a
-    question that one format or reader has, and its default follows from those four; override it if there is a better
-    answer. Methods are called from several threads and processes.
+    A feature type has three methods: `columns`, which gives its Arrow type, `encode` and `decode`. Every other method
+    has a default that follows from those three; override it if there is a better answer. Methods are called from
+    several threads and processes.
 
     A feature is an immutable value: it equals others with the same declaration, and can be hashed and pickled. A frozen
     dataclass does all that, and `manifest.json` keeps its fields. `load` finds the class by `type_name`, through the
@@ -221,14 +309,13 @@ class Feature(abc.ABC):
         takes_none: whether None is a value, rather than a sign that a file did not decode.
         unsaid: arguments that the manifest omits if they have their default: those that a later version of the class
             added, so that datasets written before count as unchanged.
-        has_nulls: whether the Arrow column is null if a record holds nothing in it.
 
     Example:
         >>> import dataclasses
         >>> @frozen(slots=False)
         ... class Celsius(Feature):
         ...     def columns(self, name):
-        ...         return {name: "int64"}
+        ...         return {name: ArrowType("int64")}
         ...
         ...     def value_type(self):
         ...         return "float64", ()
@@ -247,7 +334,6 @@ class Feature(abc.ABC):
     type_name: ClassVar[str] = ""
     takes_none: ClassVar[bool] = False
     unsaid: ClassVar[frozenset[str]] = frozenset()
-    has_nulls: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -257,21 +343,12 @@ class Feature(abc.ABC):
     # ---------------------------------------------------------------- required
 
     @abc.abstractmethod
-    def columns(self, name: str) -> dict[str, Kind]:
-        """Return the kind of each column of field `name`; columns are called `name`, or begin with `name/`."""
-
-    @abc.abstractmethod
-    def value_type(self) -> tuple[str, Shape]:
-        """Return dtype and shape of decoded values.
-
-        The dtype is the name of a numpy dtype, "bfloat16", "string" for str, "bytes" for bytes, or "object" for what
-        JSON can hold: dicts, lists, str, numbers, booleans and None. The shape is () for a single value, and holds None
-        for each size that varies.
-        """
+    def columns(self, name: str) -> dict[str, ArrowType]:
+        """Return the Arrow type of each column of field `name`; columns are called `name`, or begin with `name/`."""
 
     @abc.abstractmethod
     def encode(self, name: str, value: Any) -> dict[str, Column]:
-        """Return the columns of one value: `bytes`, a list of them, or a 1-D int64 or float32 array, by their kinds.
+        """Return the columns of one value: `bytes`, a list of them, or a 1-D int64 or float32 array: `ArrowType.kind`.
 
         Equal values must give equal columns, in any process and at any time.
 
@@ -292,6 +369,15 @@ class Feature(abc.ABC):
         """
 
     # ---------------------------------------------------------------- declaration
+
+    def value_type(self) -> tuple[str, Shape]:
+        """Return dtype and shape of decoded values; by default those of the first column.
+
+        The dtype is the name of a numpy dtype, "bfloat16", "string" for str, "bytes" for bytes, or "object" for what
+        JSON can hold: dicts, lists, str, numbers, booleans and None. The shape is () for a single value, and holds None
+        for each size that varies.
+        """
+        return next(iter(self.columns("").values())).value_type
 
     def declared(self) -> str:
         """Return the declaration as messages show it: `uint8 (360, 480, 3)`."""
@@ -371,7 +457,8 @@ class Feature(abc.ABC):
             SchemaError: a value does not match the declaration.
         """
         rows = [self.encode(name, value) for value in (values.rows() if isinstance(values, RaggedColumn) else values)]
-        return {column: gathered([row[column] for row in rows], kind) for column, kind in self.columns(name).items()}
+        kinds = {column: stored.kind for column, stored in self.columns(name).items()}
+        return {column: gathered([row[column] for row in rows], kind) for column, kind in kinds.items()}
 
     def encodes_blocks(self) -> bool:
         """Return whether `encode_block` was overridden, and not left behind by a subclass with another `encode`."""
@@ -456,18 +543,6 @@ class Feature(abc.ABC):
         del value
         return {}
 
-    # ---------------------------------------------------------------- formats
-
-    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        """Return the Arrow type of each column, as dtype and list sizes: ("float32", (None, 4)).
-
-        The dtype is the name of a numpy dtype, "binary", "string", "json" (Arrow's extension type of that name),
-        "timestamp[us]" or "timestamp[us, tz=UTC]". A bytes column that holds little-endian numbers may be a column of
-        numbers in Arrow. Only the outermost list may vary in size.
-        """
-        binary: dict[str, tuple[str, Shape]] = {"bytes": ("binary", ()), "bytes_list": ("binary", (None,))}
-        return {column: binary.get(kind, (kind, (None,))) for column, kind in self.columns(name).items()}
-
 
 to_json_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode
 """Returns the one text that stands for a JSON value: keys in order, no spaces, no NaN."""
@@ -500,6 +575,46 @@ def ragged(column: Any) -> ColumnBlock:
         found: ColumnBlock = column
         return found
     return RaggedColumn(column.reshape(-1), np.full(len(column), math.prod(column.shape[1:]), np.int64))
+
+
+def encoded_block(feature: Feature, name: str, values: Any) -> dict[str, Any]:
+    """Return what `encode_block` of a feature does, but never that of a class whose subclass has another `encode`."""
+    encode = feature.encode_block if feature.encodes_blocks() else functools.partial(Feature.encode_block, feature)
+    return encode(name, values)
+
+
+def is_of_kind(value: Any, kind: Kind) -> bool:
+    """Return whether a value is a column of one record of some kind."""
+    if kind == "bytes":
+        return isinstance(value, bytes)
+    if kind == "bytes_list":
+        return isinstance(value, list) and all(isinstance(item, bytes) for item in value)
+    return isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == DTYPE_OF_KIND[kind]
+
+
+def is_block_of_kind(values: Any, kind: Kind) -> bool:
+    """Return whether values are a column of n records of some kind: of numbers also an array (n,) or (n, k)."""
+    if kind == "bytes":
+        return isinstance(values, Sequence) and set(map(type, values)) <= {bytes}
+    if kind == "bytes_list":
+        return isinstance(values, RaggedColumn) and set(map(type, values.values.tolist())) <= {bytes}
+    numbers, most = (values.values, 1) if isinstance(values, RaggedColumn) else (values, 2)
+    return isinstance(numbers, np.ndarray) and numbers.dtype == DTYPE_OF_KIND[kind] and 0 < numbers.ndim <= most
+
+
+def rows_of(columns: Mapping[str, Any]) -> Iterator[dict[str, Column]]:
+    """Yield each row of a block as a record."""
+    for row in zip(*map(values_of, columns.values()), strict=True):
+        yield dict(zip(columns, row, strict=True))
+
+
+def values_of(values: np.ndarray | ColumnBlock) -> Sequence[Any]:
+    """Return the value of each row in a column of a block, as records hold it."""
+    if isinstance(values, RaggedColumn):
+        return [row.tolist() for row in values.rows()] if values.values.dtype == object else values.rows()
+    if isinstance(values, np.ndarray):
+        return list(values[:, None] if values.ndim == 1 else values)
+    return values
 
 
 def num_bytes_of(column: Column) -> int:

@@ -15,10 +15,10 @@ import numpy as np
 from datamat import codecs
 from datamat.errors import InputError, MissingDependencyError, OptionError, SchemaError, count_of
 from datamat.features.base import (
+    ArrowType,
     Column,
     ColumnBlock,
     Feature,
-    Kind,
     RaggedColumn,
     Shape,
     array_of,
@@ -68,8 +68,8 @@ class PictureFile(Feature, Geometry, Preview):
         """Whether Pillow keeps all bits of the file: of 16-bit colours it keeps the higher eight, and no floats."""
         return self.dtype == "uint8" or (self.dtype == "uint16" and self.shape[2:] in {(), (1,)})
 
-    def columns(self, name: str) -> dict[str, Kind]:
-        return {name: "bytes"}
+    def columns(self, name: str) -> dict[str, ArrowType]:
+        return {name: ArrowType("binary")}
 
     def value_type(self) -> tuple[str, Shape]:
         return self.dtype, self.shape
@@ -470,8 +470,8 @@ class Keypoints(Feature, Geometry, Preview):
         if self.names and len(self.names) != self.shape[-2]:
             raise SchemaError(f"Keypoints: {len(self.names)} names for the shape {self.shape}; want one for each point")
 
-    def columns(self, name: str) -> dict[str, Kind]:
-        return {name: "float32"}
+    def columns(self, name: str) -> dict[str, ArrowType]:
+        return self._tensor.columns(name)
 
     def value_type(self) -> tuple[str, Shape]:
         return "float32", self.shape
@@ -540,9 +540,6 @@ class Keypoints(Feature, Geometry, Preview):
     def outline_names(self) -> tuple[str, ...]:
         return self.names
 
-    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        return self._tensor.arrow_types(name)
-
     @property
     def _tensor(self) -> Tensor:
         return _floats(self.shape)
@@ -576,8 +573,8 @@ class Polygons(Feature, Geometry, Preview):
 
     preview = "outlines"
 
-    def columns(self, name: str) -> dict[str, Kind]:
-        return {name: "float32", f"{name}/sizes": "int64"}
+    def columns(self, name: str) -> dict[str, ArrowType]:
+        return {name: ArrowType("float32", (None, 2)), f"{name}/sizes": ArrowType("int64", (None,))}
 
     def value_type(self) -> tuple[str, Shape]:
         return "float32", (None, None, 2)
@@ -641,9 +638,6 @@ class Polygons(Feature, Geometry, Preview):
     def outlines(self, value: Any, height: int, width: int) -> list[np.ndarray]:
         del height, width
         return [row[~np.isnan(row[:, 0])] for row in value]
-
-    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        return {name: ("float32", (None, 2)), f"{name}/sizes": ("int64", (None,))}
 
 
 @functools.cache
@@ -806,8 +800,8 @@ class Video(Feature, Preview):
         if not self.decoded and (self.num_frames or self.stride):
             raise SchemaError("Video: num_frames and stride choose frames, and decoded=False gives files; drop one")
 
-    def columns(self, name: str) -> dict[str, Kind]:
-        return {name: "bytes"}
+    def columns(self, name: str) -> dict[str, ArrowType]:
+        return {name: ArrowType("binary")}
 
     def value_type(self) -> tuple[str, Shape]:
         return ("uint8", (self.num_frames, *self.shape, 3)) if self.decoded else ("bytes", ())

@@ -10,7 +10,6 @@ import datetime
 import functools
 import itertools
 import json
-import math
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, get_args
 
@@ -19,6 +18,7 @@ import numpy as np
 from datamat import codecs
 from datamat.errors import InputError, MissingDependencyError, SchemaError, count_of, kind_of
 from datamat.features.base import (
+    ArrowType,
     Column,
     ColumnBlock,
     Feature,
@@ -28,11 +28,16 @@ from datamat.features.base import (
     as_array,
     bytes_array,
     dtype_of,
+    encoded_block,
+    gathered,
     holds_numbers,
+    is_block_of_kind,
+    is_of_kind,
     join_names,
     mismatch,
     one_bytes,
     ragged,
+    rows_of,
     shape_text,
 )
 from datamat.features.pictures import Depth, Image, Keypoints, Mask, Polygons, Video, video_extension
@@ -57,19 +62,17 @@ from datamat.values import frozen
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
 
 __all__ = [
     "FLAT",
     "NO_MEMORY",
     "Features",
-    "Gathered",
     "ListOf",
-    "Listed",
     "Nesting",
     "Nullable",
-    "WithGaps",
-    "gathered_columns",
-    "holds_lists",
+    "innermost",
     "register_feature",
     "value_at",
     "with_value",
@@ -325,12 +328,16 @@ class Features(Mapping[str, Feature]):
         self._columns: dict[str, Kind] = {}
         for name, feature in self._fields.items():
             _check_name(name, feature)
-            for column, kind in feature.columns(name).items():
+            for column, stored in feature.columns(name).items():
+                if not isinstance(stored, ArrowType):
+                    raise SchemaError(
+                        f"field {name!r}: the type of its column {column!r} is {stored!r}; want an ArrowType"
+                    )
                 if column in self._columns:
                     raise SchemaError(
                         f"field {name!r} needs the column {column!r}, which another field has; rename one"
                     )
-                self._columns[column] = kind
+                self._columns[column] = stored.kind
         if not isinstance(self._fields["key"], Text):
             raise SchemaError(f"field 'key' is declared {self._fields['key'].declared()}; it must be Text()")
         self._foreign = {name: feature for name, feature in self._fields.items() if [*_foreign_parts(feature)]}
@@ -412,7 +419,7 @@ class Features(Mapping[str, Feature]):
             columns.update(feature.encode(name, sample[name]))
         self._check_lists(columns)
         for name, feature in self._foreign.items():
-            _check_encoded(name, feature, columns)
+            _check_encoded(name, feature, columns, "encode")
         return columns
 
     def encode_block(self, columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -438,13 +445,10 @@ class Features(Mapping[str, Feature]):
             raise SchemaError(f"the columns of a block differ in length ({found}); give one value per row in each")
         block: dict[str, Any] = {}
         for name, feature in self._fields.items():
-            if feature.encodes_blocks():
-                block.update(feature.encode_block(name, values[name]))
-            else:
-                block.update(Feature.encode_block(feature, name, values[name]))
+            block.update(encoded_block(feature, name, values[name]))
         self._check_lists(block)
         for name, feature in self._foreign.items():
-            _check_encoded_block(name, feature, block)
+            _check_encoded(name, feature, block, "encode_block")
         return block
 
     def observe(self, columns: Mapping[str, Any], num_records: int) -> Statistics:
@@ -646,8 +650,8 @@ class Features(Mapping[str, Feature]):
 
 # ---------------------------------------------------------------- types made of others
 #
-# Nullable and ListOf hold none, one or many values of another type. A column of that type becomes one column of all
-# its values:
+# Nullable and ListOf hold none, one or many values of another type: null and list of Arrow, laid out in columns of
+# numbers and bytes. A column of the other type becomes one column of all its values:
 #
 #     of the other type                Nullable        ListOf          a record holds
 #     bytes                            bytes_list      bytes_list      each value
@@ -662,108 +666,6 @@ class Features(Mapping[str, Feature]):
 # There, and in a ListOf of Nullable, NAME/present holds 1 for each value, and 0 for each None in a list.
 
 
-class Gathered(NamedTuple):
-    """How the values of a column are one column.
-
-    Attributes:
-        kind: kind of the one column.
-        inner: kind of the column of each value.
-        dtype: dtype of the numbers in it, where they are stored as bytes.
-        width: how many numbers a value has, where they are stored as numbers.
-    """
-
-    kind: Kind
-    inner: Kind
-    dtype: np.dtype[Any]
-    width: int
-
-    def join(self, values: collections.abc.Sequence[Column]) -> Column:
-        """Return the column of values, each in its own column."""
-        if self.kind != "bytes_list":
-            return np.concatenate([np.empty(0, self.kind), *values]).astype(self.kind, copy=False)
-        if self.inner == "bytes":
-            return [one_bytes("", {"": value}) for value in values]
-        return [np.asarray(value).astype(self.dtype).tobytes() for value in values]
-
-    def split(self, column: Column) -> list[Column]:
-        """Return the values in a column, each as a column of its own."""
-        if self.kind != "bytes_list":
-            if len(column) % self.width:
-                raise ValueError(f"{len(column)} numbers, where {self.width} make one value")
-            return [column[at : at + self.width] for at in range(0, len(column), self.width)]
-        values = [column] if isinstance(column, bytes) else column
-        if self.inner == "bytes":
-            return [value if isinstance(value, bytes) else bytes(value) for value in values]
-        return [np.frombuffer(value, self.dtype).astype(self.inner) for value in values]
-
-    def join_block(self, values: Any) -> RaggedColumn:
-        """Return the column of a block of values as a column of single values: `lengths` counts numbers of each."""
-        if self.kind != "bytes_list":
-            if isinstance(values, RaggedColumn):
-                return values
-            return RaggedColumn(values.reshape(-1), np.full(len(values), math.prod(values.shape[1:])))
-        if self.inner == "bytes":
-            return RaggedColumn(bytes_array(values), np.ones(len(values), np.int64))
-        rows = values.rows() if isinstance(values, RaggedColumn) else list(values)
-        packed = [np.ravel(row).astype(self.dtype).tobytes() for row in rows]
-        return RaggedColumn(bytes_array(packed), np.ones(len(packed), np.int64))
-
-    def split_block(self, column: RaggedColumn) -> tuple[ColumnBlock, np.ndarray]:
-        """Return all values in the column of a block, as a block of them, and how many each record has, int64 (n,)."""
-        if self.kind != "bytes_list":
-            if (column.lengths % self.width).any():
-                raise SchemaError(f"a record holds a number of values that is no multiple of {self.width}")
-            counts = column.lengths // self.width
-            return RaggedColumn(column.values, np.full(counts.sum(), self.width)), counts
-        values = [value.encode() if isinstance(value, str) else value for value in column.values.tolist()]
-        if self.inner == "bytes":
-            return values, column.lengths
-        numbers = np.frombuffer(b"".join(values), self.dtype).astype(self.inner)
-        lengths = np.fromiter(map(len, values), np.int64, len(values)) // self.dtype.itemsize
-        return RaggedColumn(numbers, lengths), column.lengths
-
-
-@functools.lru_cache(maxsize=1024)
-def gathered_columns(feature: Feature, name: str) -> Mapping[str, Gathered]:
-    """Return how a `Nullable` stores columns of a feature that are no lists, and a `ListOf` those of one size."""
-    types = feature.arrow_types(name)
-    found: dict[str, Gathered] = {}
-    for column, kind in feature.columns(name).items():
-        if kind == "bytes_list":
-            continue
-        dtype, sizes = types[column]
-        is_open = kind != "bytes" and None in sizes
-        raw = _raw_dtype(dtype) if is_open else np.dtype(np.uint8)
-        found[column] = Gathered("bytes_list" if is_open or kind == "bytes" else kind, kind, raw, _width(sizes))
-    return found
-
-
-def _split_block(
-    gathered: Mapping[str, Gathered], columns: Mapping[str, ColumnBlock]
-) -> tuple[dict[str, ColumnBlock], np.ndarray]:
-    """Return all values in the columns of a block, as a block of them, and how many each record has, int64 (n,)."""
-    block: dict[str, ColumnBlock] = {}
-    counts = np.zeros(0, np.int64)
-    for column, found in gathered.items():
-        block[column], counts = found.split_block(columns[column])  # type: ignore[arg-type]
-    return block, counts
-
-
-def _raw_dtype(dtype: str) -> np.dtype[Any]:
-    """Return the dtype of the numbers in a column of an Arrow type, where they are bytes."""
-    return dtype_of("int64" if dtype.startswith("timestamp") else dtype).newbyteorder("<")
-
-
-def _width(sizes: Shape) -> int:
-    """Return how many numbers the lists of fixed size in an Arrow type hold."""
-    return math.prod(size for size in sizes if size is not None)
-
-
-def holds_lists(feature: Feature) -> bool:
-    """Return whether a column of a feature holds any number of bytes, so that an empty list is a value."""
-    return "bytes_list" in feature.columns("value").values()
-
-
 def _alone(feature: Any, where: str) -> Feature:
     if isinstance(feature, Mapping):
         raise SchemaError(f"{where}: its fields are encoded by the Features that it is part of; call encode of those")
@@ -776,20 +678,38 @@ def _checked_part(feature: Any, where: str) -> Any:
         return Features(feature)
     if not isinstance(feature, Feature):
         raise SchemaError(f"{where}: {feature!r} is no feature; want one such as Text() or Scalar('int64')")
+    if isinstance(feature, _OfAnother) and isinstance(feature.feature, Mapping):
+        raise SchemaError(
+            f"{where}: a list of dicts, or a dict that may be missing, cannot be in another; declare Json()"
+        )
     return feature
 
 
 class _OfAnother(Feature):
     """A type that answers most questions as another feature does."""
 
-    __slots__ = ()
+    __slots__ = ("_layouts",)  # neither compared nor pickled
 
     feature: Any
+    _layouts: dict[str, Any]
+
+    def _layout(self, name: str) -> Any:
+        """Return what `_laid_out` does; kept, as it takes longer than to encode a value."""
+        try:
+            return self._layouts[name]
+        except (AttributeError, KeyError):
+            found = {**getattr(self, "_layouts", {}), name: self._laid_out(name)}
+            object.__setattr__(self, "_layouts", found)
+            return found[name]
+
+    @abc.abstractmethod
+    def _laid_out(self, name: str) -> Any:
+        """Return how the columns of a field are stored."""
 
     @property
     @abc.abstractmethod
     def stored(self) -> Feature:
-        """The feature that answers."""
+        """The feature of what is stored: of the values that are there, or of the one array that they form."""
 
     def parts(self) -> tuple[Feature, ...]:
         return (self.feature,)
@@ -807,29 +727,24 @@ class _OfAnother(Feature):
     def is_ragged(self) -> bool:
         return True
 
-    def value_type(self) -> tuple[str, Shape]:
-        return self.stored.value_type()
-
     def packages(self, *, drawn: bool) -> frozenset[str]:
         return self.stored.packages(drawn=drawn)
 
     def class_names(self) -> tuple[str, ...] | None:
         return self.stored.class_names()
 
-    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        return self.stored.arrow_types(name)
-
-    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        return self.stored.observe(name, columns)
-
-    def observe_value(self, value: Any) -> FieldStatistics:
-        return self.stored.observe_value(value)
-
     def encodes_blocks(self) -> bool:
         return self.stored.encodes_blocks()
 
     def decodes_blocks(self) -> bool:
         return self.stored.decodes_blocks()
+
+
+def innermost(feature: Feature) -> Feature:
+    """Return the feature of the values in lists, and of those that may be missing."""
+    while isinstance(feature, _OfAnother):
+        feature = feature.stored
+    return feature
 
 
 @frozen()
@@ -852,67 +767,46 @@ class Nullable(_OfAnother):
     """
 
     takes_none = True
-    has_nulls = True
 
     type_name: ClassVar[str] = "Optional"  # on disk
     feature: Feature
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "feature", _checked_part(self.feature, "Nullable"))
-        if isinstance(self.feature, Mapping):
-            return
         if isinstance(self.feature, Nullable):
             raise SchemaError("Nullable: the feature is a Nullable itself; declare it once")
-        _refuse_dicts_in(self.feature, "Nullable")
-        if holds_lists(self.feature) and "value/present" in self.feature.columns("value"):
-            raise SchemaError(
-                f"Nullable: {self.feature.declared()} marks what is missing in itself; give an empty list for a list "
-                "that is missing, or declare Json()"
-            )
+        if not isinstance(self.feature, Mapping):
+            self._layout("value")  # which refuses what marks None in itself
 
     @property
     def stored(self) -> Feature:
         return _alone(self.feature, "Nullable")
 
-    def columns(self, name: str) -> dict[str, Kind]:
-        found = {column: how.kind for column, how in gathered_columns(self.feature, name).items()}
-        if not holds_lists(self.feature):
-            return found
-        kinds: dict[str, Kind] = {
-            column: found.get(column, kind) for column, kind in self.feature.columns(name).items()
-        }
-        return {**kinds, f"{name}/present": "int64"}
+    def columns(self, name: str) -> dict[str, ArrowType]:
+        return {column: found.type for column, found in self._layout(name).items()}
+
+    def value_type(self) -> tuple[str, Shape]:
+        return self.stored.value_type()
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
-        values = [] if value is None else [self._encoded(name, value)]
-        found: dict[str, Column] = {
-            column: how.join([one[column] for one in values])
-            for column, how in gathered_columns(self.feature, name).items()
-        }
-        if holds_lists(self.feature):
-            lists = self.feature.columns(name).keys() - found.keys()
-            found.update({column: values[0][column] if values else [] for column in lists})
-            found[f"{name}/present"] = np.ones(len(values), np.int64)
-        return found
-
-    def encodes_blocks(self) -> bool:
-        return not holds_lists(self.feature) and self.stored.encodes_blocks()
-
-    def decodes_blocks(self) -> bool:
-        return not holds_lists(self.feature) and self.stored.decodes_blocks()
-
-    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        found = self.stored.arrow_types(name)
-        return {**found, f"{name}/present": ("int64", ())} if holds_lists(self.feature) else found
+        columns = self._layout(name)
+        if value is None:
+            return {column: how.nothing() for column, how in columns.items()}
+        try:
+            found: dict[str, Any] = {f"{name}/present": np.ones(1, np.int64), **self.feature.encode(name, value)}
+        except SchemaError as error:
+            raise _declared_as(self, self.feature, error) from error
+        return {column: how.wrap(found[column]) for column, how in columns.items()}
 
     def encode_block(self, name: str, values: Any) -> dict[str, Any]:
         rows = values.rows() if isinstance(values, RaggedColumn) else values
         is_there = np.array([value is not None for value in rows], bool)
         there = values if is_there.all() else [value for value in rows if value is not None]
-        block = self._encoded_block(name, there)
+        mark = RaggedColumn(np.ones(len(there), np.int64), np.ones(len(there), np.int64))
+        block = {f"{name}/present": mark, **encoded_block(self.feature, name, there)}
         columns = {}
-        for column, found in gathered_columns(self.feature, name).items():
-            one = found.join_block(block[column])
+        for column, how in self._layout(name).items():
+            one = how.wrap_block(block[column])
             lengths = np.zeros(len(is_there), np.int64)
             lengths[is_there] = one.lengths
             columns[column] = RaggedColumn(one.values, lengths)
@@ -925,23 +819,14 @@ class Nullable(_OfAnother):
         return None if there is None else self.feature.decode_into(name, there, out, are_intact=are_intact)
 
     def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
-        block, counts = _split_block(gathered_columns(self.feature, name), columns)
-        if (counts > 1).any():
-            raise SchemaError("a record holds several values, where one may be missing")
-        values = iter(self.feature.decode_block(name, block) if counts.any() else ())  # type: ignore[arg-type]
-        return [next(values) if count else None for count in counts.tolist()]
+        block, is_there = self._block_there(name, columns)
+        values = iter(self.feature.decode_block(name, block) if is_there.any() else ())  # type: ignore[arg-type]
+        return [next(values) if one else None for one in is_there.tolist()]
 
     def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        block, counts = _split_block(gathered_columns(self.feature, name), columns)
-        if holds_lists(self.feature):
-            mark = columns[f"{name}/present"]
-            assert isinstance(mark, RaggedColumn)
-            counts = mark.lengths
-            there = np.flatnonzero(counts)
-            lists = self.feature.columns(name).keys() - block.keys()
-            block.update({column: columns[column].take(there) for column in lists})  # type: ignore[union-attr]
-        found_in = self.feature.observe(name, block) if counts.any() else {}
-        return {**found_in, "missing": int(np.count_nonzero(counts == 0))}
+        block, is_there = self._block_there(name, columns)
+        found = self.feature.observe(name, block) if is_there.any() else {}
+        return {**found, "missing": int(np.count_nonzero(~is_there))}
 
     def observe_value(self, value: Any) -> FieldStatistics:
         return {} if value is None else self.feature.observe_value(value)
@@ -956,44 +841,109 @@ class Nullable(_OfAnother):
     def declared(self) -> str:
         return f"{self.feature.declared()}, or None"
 
-    def _encoded(self, name: str, value: Any) -> dict[str, Column]:
-        try:
-            return self.feature.encode(name, value)
-        except SchemaError as error:
-            raise _declared_as(self, self.feature, error) from error
-
-    def _encoded_block(self, name: str, values: Any) -> dict[str, Any]:
-        if self.feature.encodes_blocks():
-            return self.feature.encode_block(name, values)
-        return Feature.encode_block(self.feature, name, values)
+    def _laid_out(self, name: str) -> dict[str, _Maybe]:
+        return _nullable_columns(self.stored, name)
 
     def _there(self, name: str, columns: Mapping[str, Column]) -> dict[str, Column] | None:
         """Return the columns of the value; None where there is none."""
-        found = {column: how.split(columns[column]) for column, how in gathered_columns(self.feature, name).items()}
-        counts = set(map(len, found.values()))
-        if holds_lists(self.feature):
-            lists = self.feature.columns(name).keys() - found.keys()
-            found.update({column: [columns[column]] for column in lists})
-            counts.add(len(columns[f"{name}/present"]))
-        if counts == {0}:
+        found = self._layout(name)
+        if not len(columns[next(reversed(found))]):
             return None
-        if counts != {1}:
-            raise ValueError(f"{count_of(max(counts), 'value')}, not one or none")
-        return {column: values[0] for column, values in found.items()}
+        return {column: how.unwrap(columns[column]) for column, how in found.items()}
+
+    def _block_there(
+        self, name: str, columns: Mapping[str, ColumnBlock]
+    ) -> tuple[dict[str, ColumnBlock], NDArray[np.bool_]]:
+        """Return the block of the values that are there, and which records of n have one, bool (n,)."""
+        found = self._layout(name)
+        is_there = columns[next(reversed(found))].lengths > 0  # type: ignore[union-attr]
+        return {column: how.unwrap_block(columns[column], is_there) for column, how in found.items()}, is_there
 
 
-def _refuse_dicts_in(feature: Feature, where: str) -> None:
-    if isinstance(feature, (Nullable, ListOf)) and isinstance(feature.feature, Mapping):
-        raise SchemaError(
-            f"{where}: a list of dicts, or a dict that may be missing, cannot be in another; declare Json()"
-        )
+class _Maybe(NamedTuple):
+    """How a `Nullable` stores a column of its feature, or the mark of what is there, which comes last.
+
+    Attributes:
+        type: type of its column.
+        kind: kind of its column.
+        of: kind of the column of the feature.
+        raw: dtype of numbers, of which there may be none: they are stored as bytes; None for others.
+    """
+
+    type: ArrowType
+    kind: Kind
+    of: Kind
+    raw: np.dtype[Any] | None
+
+    def nothing(self) -> Column:
+        """Return the column of None."""
+        return [] if self.kind == "bytes_list" else np.empty(0, self.kind)
+
+    def wrap(self, value: Any) -> Column:
+        """Return the column of a value, given its column for the feature."""
+        if self.raw is not None:
+            return [value.astype(self.raw).tobytes()]
+        found: Column = [value] if self.of == "bytes" else value
+        return found
+
+    def unwrap(self, column: Any) -> Column:
+        """Return what `wrap` was given, of a record that holds a value."""
+        if self.raw is None and self.of != "bytes":
+            return column  # type: ignore[no-any-return]
+        if not isinstance(column, bytes) and len(column) != 1:
+            raise ValueError(f"{count_of(len(column), 'value')}, not one or none")
+        value = column if isinstance(column, bytes) else column[0]
+        return value if self.raw is None else np.frombuffer(value, self.raw).astype(self.of)
+
+    def wrap_block(self, column: Any) -> RaggedColumn:
+        """Return the column of n values, given that for the feature."""
+        if self.raw is not None:
+            rows = column.rows() if isinstance(column, RaggedColumn) else list(column)
+            column = [np.ravel(row).astype(self.raw).tobytes() for row in rows]
+        return _as_ragged(column)
+
+    def unwrap_block(self, column: Any, is_there: NDArray[np.bool_]) -> ColumnBlock:
+        """Return what `wrap_block` was given, of records of which some hold a value."""
+        if self.raw is None and self.of != "bytes":
+            return RaggedColumn(column.values, column.lengths[is_there])
+        if (column.lengths > 1).any():
+            raise SchemaError("a record holds several values, where one may be missing")
+        values = _encoded_texts(column.values)
+        if self.raw is None:
+            return values
+        lengths = np.fromiter(map(len, values), np.int64, len(values)) // self.raw.itemsize
+        return RaggedColumn(np.frombuffer(b"".join(values), self.raw).astype(self.of), lengths)
 
 
-def innermost(feature: Feature) -> Feature:
-    """Return the feature of the values in lists, and of those that may be missing."""
-    while isinstance(feature, _OfAnother):
-        feature = feature.stored
-    return feature
+def _nullable_columns(feature: Feature, name: str) -> dict[str, _Maybe]:
+    """Return how a `Nullable` stores the columns of a feature."""
+    found: dict[str, _Maybe] = {}
+    for column, one in feature.columns(name).items():
+        kind = dataclasses.replace(one, is_nullable=True)
+        raw = one.raw_dtype if one.kind in {"int64", "float32"} and None in one.sizes else None
+        found[column] = _Maybe(kind, kind.kind, one.kind, raw)
+    if any(one.of == "bytes_list" for one in found.values()):
+        if f"{name}/present" in found:
+            raise SchemaError(
+                f"Nullable: {feature.declared()} marks what is missing in itself; give an empty list for a list "
+                "that is missing, or declare Json()"
+            )
+        found[f"{name}/present"] = _Maybe(ArrowType("int64", is_nullable=True), "int64", "int64", None)
+    return found
+
+
+def _as_ragged(column: Any) -> RaggedColumn:
+    """Return a column of n values as one of lists: of one for each bytes value, of its numbers for each array."""
+    if isinstance(column, list):
+        return RaggedColumn(bytes_array(column), np.ones(len(column), np.int64))
+    found = ragged(column)
+    assert isinstance(found, RaggedColumn), "all else is numbers"
+    return found
+
+
+def _encoded_texts(values: np.ndarray) -> list[bytes]:
+    """Return the bytes of an object array, which may hold text in their place."""
+    return [value.encode() if isinstance(value, str) else value for value in values.tolist()]
 
 
 def _is_observed(feature: Feature) -> bool:
@@ -1023,15 +973,15 @@ def _declared_as(outer: Feature, inner: Feature, error: SchemaError) -> SchemaEr
 
 def _num_items(feature: Feature, name: str, columns: Mapping[str, Any]) -> Any:
     """Return how many items the lists of a field have: of one record, or of each in a block."""
-    kinds, types = feature.columns(name), feature.arrow_types(name)
-    mark = next((mark for mark in (f"{name}/present", f"{name}/lengths") if mark in kinds), name)
-    (dtype, sizes), column = types[mark], columns[mark]
-    width = 1 if kinds[mark] == "bytes_list" else _width(sizes)
+    types = feature.columns(name)
+    mark = next((mark for mark in (f"{name}/present", f"{name}/lengths") if mark in types), name)
+    stored, column = types[mark], columns[mark]
+    size = 1 if stored.kind == "bytes_list" else stored.width
     if isinstance(column, RaggedColumn):
-        return (column.lengths // width).tolist()
-    if kinds[mark] != "bytes":
-        return len(column) // width
-    size = width * dtype_of(dtype).itemsize
+        return (column.lengths // size).tolist()
+    if stored.kind != "bytes":
+        return len(column) // size
+    size *= stored.raw_dtype.itemsize
     return len(column) // size if isinstance(column, bytes) else [len(value) // size for value in column]
 
 
@@ -1041,297 +991,6 @@ def _json_of(feature: Any) -> dict[str, Any]:
         found: dict[str, Any] = feature.to_json()
         return found
     return {"type": _DICT, "fields": {name: _json_of(part) for name, part in _parts_of(feature).items()}}
-
-
-class _Flattened(NamedTuple):
-    """How the values of a column, which differ in size, are one column, beside another of their lengths.
-
-    Attributes:
-        kind: kind of the column, of one value and of all.
-        unit: how many bytes or numbers an item of a value takes; its length counts items.
-    """
-
-    kind: Kind
-    unit: int
-
-    def join(self, values: collections.abc.Sequence[Any]) -> Column:
-        """Return the column of values, each in its own column."""
-        if self.kind == "bytes":
-            return b"".join(one_bytes("", {"": value}) for value in values)
-        if self.kind == "bytes_list":
-            return [item for value in values for item in value]
-        return np.concatenate([np.empty(0, self.kind), *values]).astype(self.kind, copy=False)
-
-    def lengths(self, values: collections.abc.Sequence[Any]) -> np.ndarray:
-        """Return the length of each value, int64 (n,)."""
-        rows = [one_bytes("", {"": value}) for value in values] if self.kind == "bytes" else values
-        return np.array([len(row) // self.unit for row in rows], np.int64)
-
-    def split(self, column: Any, lengths: Any) -> list[Column]:
-        """Return the values in a column, each as a column of its own."""
-        data = one_bytes("", {"": column}) if self.kind == "bytes" else column
-        ends = np.cumsum(np.concatenate([[0], np.asarray(lengths, np.int64)])) * self.unit
-        if ends[-1] != len(data) or (np.diff(ends) < 0).any():
-            raise ValueError(f"{len(data)} numbers or bytes, where the lengths say {ends[-1]}")
-        return [data[start:stop] for start, stop in itertools.pairwise(ends.tolist())]
-
-
-@functools.lru_cache(maxsize=1024)
-def _flattened_columns(feature: Feature, name: str) -> Mapping[str, _Flattened]:
-    """Return how a `ListOf` stores the columns of a feature whose values differ in size."""
-    types = feature.arrow_types(name)
-    found: dict[str, _Flattened] = {}
-    for column, kind in feature.columns(name).items():
-        dtype, sizes = types[column]
-        holds_items = dtype not in _AS_THEY_ARE
-        if kind == "bytes_list":
-            found[column] = _Flattened(kind, 1)
-        elif kind == "bytes" and holds_items:
-            found[column] = _Flattened(kind, _raw_dtype(dtype).itemsize * _width(sizes))
-        elif kind != "bytes" and None in sizes:
-            found[column] = _Flattened(kind, _width(sizes))
-    return found
-
-
-_AS_THEY_ARE = {"binary", "string", "json"}
-"""Arrow types of values that are no lists of items."""
-
-
-class _ListOf(_OfAnother):
-    """A list of values of a feature, which is stored by more than one array."""
-
-    __slots__ = ()
-
-    feature: Feature
-
-    def value_type(self) -> tuple[str, Shape]:
-        dtype, shape = self.feature.value_type()
-        return dtype, (None, *shape)
-
-    def observe_value(self, value: Any) -> FieldStatistics:
-        found: FieldStatistics = {}
-        for item in value:
-            merged(found, {} if item is None else self.feature.observe_value(item))
-        return found
-
-
-@frozen()
-class Listed(_ListOf):
-    """Any number of values that no array holds: strings, bytes, JSON, times, pictures, lists, arrays of any size."""
-
-    feature: Feature
-
-    def __post_init__(self) -> None:
-        kinds = self.feature.columns("value")
-        if any(f"{column}/lengths" in kinds for column in _flattened_columns(self.feature, "value")):
-            raise SchemaError(
-                f"ListOf: {self.feature.declared()} is a list of lists itself; declare Json() for lists in lists in "
-                "lists"
-            )
-        if any(kind == "bytes_list" and self.feature.arrow_types("value")[column][0] not in _AS_THEY_ARE
-               for column, kind in kinds.items()):  # fmt: skip
-            raise SchemaError(
-                f"ListOf: {self.feature.declared()} is stored as numbers in a list of bytes, and cannot be an item; "
-                "declare Json()"
-            )
-
-    @property
-    def stored(self) -> Feature:
-        return self.feature
-
-    def columns(self, name: str) -> dict[str, Kind]:
-        flattened, gathered = self.flattened(name), self.gathered(name)
-        found: dict[str, Kind] = {}
-        for column in self.feature.columns(name):
-            found[column] = (flattened.get(column) or gathered[column]).kind
-        return {**found, **dict.fromkeys(map("{}/lengths".format, flattened), "int64")}
-
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
-        items = []
-        for number, item in enumerate(value):
-            try:
-                items.append(self.feature.encode(name, as_array(item)))
-            except SchemaError as error:
-                raise _of_item(name, self.feature, number, item, error) from error
-        columns: dict[str, Column] = {}
-        for column, found in self.gathered(name).items():
-            columns[column] = found.join([one[column] for one in items])
-        for column, flattened in self.flattened(name).items():
-            values = [one[column] for one in items]
-            columns[column], columns[f"{column}/lengths"] = flattened.join(values), flattened.lengths(values)
-        return columns
-
-    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
-        rows = values.rows() if isinstance(values, RaggedColumn) else [list(value) for value in values]
-        counts = np.fromiter(map(len, rows), np.int64, len(rows))
-        block = self.feature.encode_block(name, [item for row in rows for item in row])
-        columns = {}
-        for column, found in self.gathered(name).items():
-            one = found.join_block(block[column])
-            columns[column] = RaggedColumn(one.values, counts * (1 if found.kind == "bytes_list" else found.width))
-        return columns
-
-    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        gathered, flattened = self.gathered(name), self.flattened(name)
-        if flattened:  # items that are lists themselves
-            lengths = columns[f"{next(iter(flattened))}/lengths"]
-            assert isinstance(lengths, RaggedColumn)
-            return {"items": Numbers.of(lengths.lengths, with_bins=True)}
-        block: dict[str, ColumnBlock] = {}
-        counts = np.zeros(0, np.int64)
-        for column, found in gathered.items():
-            block[column], counts = found.split_block(columns[column])  # type: ignore[arg-type]
-        items = self.feature.observe(name, block) if counts.any() else {}
-        return {**items, "items": Numbers.of(counts, with_bins=True)}
-
-    def encodes_blocks(self) -> bool:
-        return not self.flattened("value") and self.feature.encodes_blocks()
-
-    def decode_into(
-        self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
-    ) -> Any:
-        del out
-        items = self._items(name, columns)
-        return self.together([self.feature.decode_into(name, one, None, are_intact=are_intact) for one in items])
-
-    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
-        block, counts = _split_block(self.gathered(name), columns)
-        items: Any = self.feature.decode_block(name, block) if counts.any() else []
-        bounds = np.concatenate([[0], np.cumsum(counts)]).tolist()
-        rows = [items[start:stop] for start, stop in itertools.pairwise(bounds)]
-        return [row if len(row) and isinstance(row, np.ndarray) else self.together(list(row)) for row in rows]
-
-    def decodes_blocks(self) -> bool:
-        return not self.flattened("value") and self.feature.decodes_blocks()
-
-    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return [self.feature.encoded_value(name, one) for one in self._items(name, columns)]
-
-    def prepare(self, name: str, value: Any) -> Any:
-        return [self.feature.prepare(name, item) for item in value]
-
-    def declared(self) -> str:
-        return f"list of {self.feature.declared()}"
-
-    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        flattened, found = self.flattened(name), {}
-        for column, (dtype, sizes) in self.feature.arrow_types(name).items():
-            is_list = column in flattened and sizes[:1] == (None,)
-            found[column] = dtype, sizes if is_list else (None, *sizes)
-        return {**found, **{f"{column}/lengths": ("int64", (None,)) for column in flattened}}
-
-    def gathered(self, name: str) -> Mapping[str, Gathered]:
-        """Return how the columns are stored whose values are all of one size."""
-        flattened = self.flattened(name)
-        found = gathered_columns(self.feature, name)
-        return {column: how for column, how in found.items() if column not in flattened}
-
-    def flattened(self, name: str) -> Mapping[str, _Flattened]:
-        """Return how the others are stored."""
-        return _flattened_columns(self.feature, name)
-
-    def _items(self, name: str, columns: Mapping[str, Column]) -> Iterator[dict[str, Column]]:
-        """Yield the columns of each item."""
-        found = {column: how.split(columns[column]) for column, how in self.gathered(name).items()}
-        for column, how in self.flattened(name).items():
-            found[column] = how.split(columns[column], columns[f"{column}/lengths"])
-        for values in zip(*found.values(), strict=True):
-            yield dict(zip(found, values, strict=True))
-
-    def together(self, items: list[Any]) -> Any:
-        """Return items as one array where they all have one shape by declaration."""
-        dtype, shape = self.feature.value_type()
-        if not holds_numbers(dtype) or None in shape:
-            return items
-        return np.stack(items) if items else np.empty((0, *shape), dtype_of(dtype))
-
-
-_COUNTS_OF_ITEMS = {"items", "length"}
-"""Statistics of a list without gaps that count its items."""
-
-
-@frozen()
-class WithGaps(_ListOf):
-    """A list in which each item is None or a value of a feature: a list of the values, and where they are."""
-
-    feature: Feature
-
-    def __post_init__(self) -> None:
-        if "value/present" in self.stored.columns("value"):
-            raise SchemaError(f"ListOf: {self.feature.declared()} marks what is missing in itself; declare Json()")
-
-    @property
-    def stored(self) -> ListOf:
-        return ListOf(self.feature)
-
-    def columns(self, name: str) -> dict[str, Kind]:
-        return {**self.stored.columns(name), f"{name}/present": "int64"}
-
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
-        rows = list(value)
-        present = np.array([row is not None for row in rows], np.int64)
-        try:
-            columns = self.stored.encode(name, [row for row in rows if row is not None])
-        except SchemaError:
-            for number in np.flatnonzero(present).tolist():
-                try:
-                    self.feature.encode(name, as_array(rows[number]))
-                except SchemaError as error:
-                    found = _of_item(name, self.feature, number, rows[number], error)
-                    raise _declared_as(self, self.stored, found) from error
-            raise
-        return {**columns, f"{name}/present": present}
-
-    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        present = columns[f"{name}/present"]
-        assert isinstance(present, RaggedColumn)
-        found = {key: one for key, one in self.stored.observe(name, columns).items() if key not in _COUNTS_OF_ITEMS}
-        items = Numbers.of(present.lengths, with_bins=True)
-        return {**found, "items": items, "missing": int(np.count_nonzero(present.values == 0))}
-
-    def encodes_blocks(self) -> bool:
-        return False
-
-    def decode_into(
-        self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
-    ) -> Any:
-        del out
-        return self._spread(name, columns, self.stored.decode_into(name, columns, None, are_intact=are_intact))
-
-    def decodes_blocks(self) -> bool:
-        return False
-
-    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return self._spread(name, columns, self.stored.encoded_value(name, columns))
-
-    def prepare(self, name: str, value: Any) -> Any:
-        return [None if item is None else self.feature.prepare(name, item) for item in value]
-
-    def declared(self) -> str:
-        return f"list of {self.feature.declared()}, or None"
-
-    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        return {**self.stored.arrow_types(name), f"{name}/present": ("int64", (None,))}
-
-    def _spread(self, name: str, columns: Mapping[str, Column], values: Any) -> list[Any]:
-        """Return values with None where one is missing."""
-        present = np.asarray(columns[f"{name}/present"], np.int64)
-        if present.sum() != len(values):
-            raise ValueError(f"{count_of(len(values), 'value')}, where {present.sum()} are marked as present")
-        there = iter(values)
-        return [next(there) if is_there else None for is_there in present.tolist()]
-
-
-@functools.lru_cache(maxsize=1024)
-def _stored_list(feature: Feature) -> Feature:
-    """Return the feature that stores lists of values of a feature: where they can be one array, one of arrays."""
-    if type(feature) is Scalar:
-        return Tensor((None,), feature.dtype)
-    if type(feature) is Tensor and None not in feature.shape:
-        return Tensor((None, *feature.shape), feature.dtype, feature.encoding)
-    if type(feature) is ClassLabel and not feature.shape:
-        return dataclasses.replace(feature, shape=(None,))
-    return WithGaps(feature.feature) if isinstance(feature, Nullable) else Listed(feature)
 
 
 @frozen()
@@ -1358,85 +1017,370 @@ class ListOf(_OfAnother):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "feature", _checked_part(self.feature, "ListOf"))
-        if not isinstance(self.feature, Mapping):
-            _refuse_dicts_in(self.feature, "ListOf")
-            _stored_list(self.feature)
+        if isinstance(self.feature, Mapping):
+            return
+        layout: _ListLayout = self._layout("value")
+        if any(f"{column}/lengths" in layout.columns for column in layout.columns):
+            raise SchemaError(
+                f"ListOf: {self.item.declared()} is a list of lists itself; declare Json() for lists in lists in lists"
+            )
+        if self.has_gaps and "value/present" in self.stored.columns("value"):
+            raise SchemaError(f"ListOf: {self.item.declared()} marks what is missing in itself; declare Json()")
+
+    @property
+    def item(self) -> Feature:
+        """The feature of the items that are there."""
+        found = _alone(self.feature, "ListOf")
+        return found.stored if isinstance(found, Nullable) else found
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether items may be missing: the column `NAME/present` says which are there."""
+        return isinstance(self.feature, Nullable)
+
+    @property
+    def array(self) -> Feature | None:
+        """The feature that stores the items that are there, where they are one array; else None."""
+        return _array_of(self.item)
 
     @property
     def stored(self) -> Feature:
-        return _stored_list(_alone(self.feature, "ListOf"))
+        return self.array or self.item
 
-    def columns(self, name: str) -> dict[str, Kind]:
-        return self.stored.columns(name)
+    def packed(self, name: str) -> Mapping[str, Packed]:
+        """Return how each column of the items is stored; nothing where they are one array."""
+        found: _ListLayout = self._layout(name)
+        return found.columns
+
+    def columns(self, name: str) -> dict[str, ArrowType]:
+        found = self.array.columns(name) if self.array else {}
+        found |= {column: how.type for column, how in self.packed(name).items()}
+        found |= {f"{column}/lengths": _INTEGERS for column, how in self.packed(name).items() if how.has_lengths}
+        return found | {f"{name}/present": _INTEGERS} if self.has_gaps else found
+
+    def value_type(self) -> tuple[str, Shape]:
+        dtype, shape = self.item.value_type()
+        return dtype, (None, *shape)
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
-        found = self._list(name, value)
+        items, layout = self._list(name, value), self._layout(name)
+        there = [item for item in items if item is not None] if layout.has_gaps else items
+        columns: dict[str, Any] = {}
         try:
-            return self.stored.encode(name, found)
+            if layout.array:
+                columns = layout.array.encode(name, _as_one(layout, there))
+            else:
+                block = encoded_block(layout.item, name, [as_array(item) for item in there])
         except SchemaError as error:
-            raise _declared_as(self, self.stored, error) from error
+            raise self._refusal(name, items, error) from error
+        for column, how in layout.columns.items():
+            leaves = how.leaves(block[column])
+            columns[column] = leaves.tolist() if how.kind == "bytes_list" and not isinstance(leaves, list) else leaves
+            if how.has_lengths:
+                columns[f"{column}/lengths"] = how.lengths(block[column])
+        if layout.has_gaps:
+            columns[f"{name}/present"] = np.array([item is not None for item in items], np.int64)
+        return columns
 
     def encode_block(self, name: str, values: Any) -> dict[str, Any]:
         if not isinstance(values, (np.ndarray, RaggedColumn)):
             values = [self._list(name, value) for value in values]
+        rows = values.rows() if isinstance(values, RaggedColumn) else values
         try:
-            return self.stored.encode_block(name, values)
-        except SchemaError as error:
-            raise _declared_as(self, self.stored, error) from error
+            return self._encoded_block(name, values, rows)
+        except SchemaError:
+            for value in rows:
+                self.encode(name, value)  # which names the item
+            raise
+
+    def _encoded_block(self, name: str, values: Any, rows: Any) -> dict[str, Any]:
+        layout: _ListLayout = self._layout(name)
+        columns: dict[str, Any] = {}
+        if layout.has_gaps:
+            present = [np.array([item is not None for item in row], np.int64) for row in rows]
+            columns[f"{name}/present"] = gathered(present, "int64")
+            values = rows = [[item for item in row if item is not None] for row in rows]
+        if layout.array:
+            if not isinstance(values, (np.ndarray, RaggedColumn)):
+                values = [_as_one(layout, row) for row in rows]
+            return columns | layout.array.encode_block(name, values)
+        counts = np.fromiter(map(len, rows), np.int64, len(rows))
+        block = encoded_block(layout.item, name, [item for row in rows for item in row])
+        for column, how in layout.columns.items():
+            sizes = counts
+            if how.has_lengths:
+                lengths = how.lengths(block[column])
+                columns[f"{column}/lengths"], sizes = RaggedColumn(lengths, counts), _sums(lengths, counts)
+            columns[column] = how.rows(how.leaves(block[column]), sizes * how.unit)
+        return columns
 
     def decode_into(
         self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
     ) -> Any:
-        return self.stored.decode_into(name, columns, out, are_intact=are_intact)
+        layout: _ListLayout = self._layout(name)
+        if layout.array:
+            found = layout.array.decode_into(name, columns, None if layout.has_gaps else out, are_intact=are_intact)
+        elif layout.decodes_blocks:
+            found = layout.together(layout.item.decode_block(name, layout.items(columns)))
+        else:
+            rows = rows_of(layout.items(columns))
+            found = layout.together([layout.item.decode_into(name, row, None, are_intact=are_intact) for row in rows])
+        return _spread(found, columns[f"{name}/present"]) if layout.has_gaps else found
 
     def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
-        return self.stored.decode_block(name, columns)
+        layout: _ListLayout = self._layout(name)
+        if layout.array:
+            rows: Any = layout.array.decode_block(name, columns)
+        else:
+            block, counts = layout.block_of_items(columns)
+            items: Any = layout.item.decode_block(name, block) if counts.any() else []
+            bounds = np.concatenate([[0], np.cumsum(counts)]).tolist()
+            rows = [items[start:stop] for start, stop in itertools.pairwise(bounds)]
+            if layout.nothing is not None and not counts.any():
+                rows = list(map(layout.together, rows))
+        return list(map(_spread, rows, columns[f"{name}/present"].rows())) if layout.has_gaps else rows  # type: ignore[union-attr]
 
     def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return self.stored.encoded_value(name, columns)
+        layout: _ListLayout = self._layout(name)
+        if layout.array:
+            found = layout.array.encoded_value(name, columns)
+        else:
+            found = [layout.item.encoded_value(name, row) for row in rows_of(layout.items(columns))]
+        return _spread(found, columns[f"{name}/present"]) if layout.has_gaps else found
 
     def prepare(self, name: str, value: Any) -> Any:
-        return self.stored.prepare(name, value)
+        if self.array and not self.has_gaps:
+            return value
+        return [None if item is None and self.has_gaps else self.item.prepare(name, item) for item in value]
+
+    def together(self, items: Any) -> Any:
+        """Return items as one array where they all have one shape by declaration."""
+        return self._layout("value").together(items)
+
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        layout: _ListLayout = self._layout(name)
+        lengths = [f"{column}/lengths" for column, how in layout.columns.items() if how.has_lengths]
+        if layout.array:
+            found = layout.array.observe(name, columns)
+        elif lengths:  # items that are lists themselves
+            found = {"items": Numbers.of(columns[lengths[0]].lengths, with_bins=True)}  # type: ignore[union-attr]
+        else:
+            block, counts = layout.block_of_items(columns)
+            items = layout.item.observe(name, block) if counts.any() else {}
+            found = {**items, "items": Numbers.of(counts, with_bins=True)}
+        if not layout.has_gaps:
+            return found
+        present = columns[f"{name}/present"]
+        assert isinstance(present, RaggedColumn)
+        found = {key: one for key, one in found.items() if key not in _COUNTS_OF_ITEMS}
+        missing = int(np.count_nonzero(present.values == 0))
+        return {**found, "items": Numbers.of(present.lengths, with_bins=True), "missing": missing}
+
+    def observe_value(self, value: Any) -> FieldStatistics:
+        found: FieldStatistics = {}
+        for item in value:
+            merged(found, {} if item is None else self.item.observe_value(item))
+        return found
 
     def declared(self) -> str:
         return f"list of {_alone(self.feature, 'ListOf').declared()}"
 
     def _list(self, name: str, value: Any) -> Any:
-        """Return a value as the feature that stores it takes it: numbers as an array."""
         value = as_array(value)
-        if isinstance(value, np.ndarray) and value.ndim:
-            return value
-        if not isinstance(value, (list, tuple)):
+        if not (isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim)):
             raise mismatch(name, self, f"{kind_of(value)}", "give a list")
-        stored = self.stored
-        return _array_of_items(name, self, stored, value) if isinstance(stored, Tensor) else value
+        return value
+
+    def _refusal(self, name: str, items: Any, error: SchemaError) -> SchemaError:
+        """Return the error of items that are refused: of the first of them, if one is to blame."""
+        for number, item in enumerate(() if self.array and isinstance(items, np.ndarray) else items):
+            try:
+                if item is not None or not self.has_gaps:
+                    self.item.encode(name, as_array(item))
+            except SchemaError as found:
+                return _of_item(name, self, number, item, found)
+        return _declared_as(self, self.stored, error)
+
+    def _laid_out(self, name: str) -> _ListLayout:
+        item, array = self.item, self.array
+        dtype, shape = item.value_type()
+        sizes = [0, *(size for size in shape if size is not None)]
+        is_one = array is None and holds_numbers(dtype) and None not in shape
+        nothing = np.empty(sizes, dtype_of(dtype)) if is_one else None
+        columns = {} if array else _packed_columns(item, name)
+        return _ListLayout(item, array, self.has_gaps, item.decodes_blocks(), nothing, columns)
 
 
-def _array_of_items(name: str, feature: ListOf, stored: Tensor, items: Any) -> np.ndarray:
-    """Return numbers, or arrays of one shape, as one array."""
-    dtype = dtype_of(stored.dtype)
-    if isinstance(feature.feature, Scalar) and items:
-        found = numbers_in(items, dtype)
-        if found is not None:
-            return found
+class _ListLayout(NamedTuple):
+    """How a `ListOf` is stored.
+
+    Attributes:
+        item: feature of the items that are there.
+        array: feature that stores them, where they are one array.
+        has_gaps: whether items may be missing.
+        decodes_blocks: whether the items decode many at once.
+        nothing: the array of no items, where what is decoded is one array; else None.
+        columns: how each column of the items is stored, where they are not one array.
+    """
+
+    item: Feature
+    array: Feature | None
+    has_gaps: bool
+    decodes_blocks: bool
+    nothing: np.ndarray | None
+    columns: Mapping[str, Packed]
+
+    def items(self, columns: Mapping[str, Any]) -> dict[str, ColumnBlock]:
+        """Return the items of a record as a block."""
+        found: dict[str, ColumnBlock] = {}
+        for column, how in self.columns.items():
+            lengths = np.asarray(columns[f"{column}/lengths"], np.int64) if how.has_lengths else None
+            found[column] = how.items(one_bytes(column, columns) if how.kind == "bytes" else columns[column], lengths)
+        return found
+
+    def block_of_items(self, columns: Mapping[str, Any]) -> tuple[dict[str, ColumnBlock], NDArray[np.int64]]:
+        """Return the items of n records as a block, and how many each record has, int64 (n,)."""
+        found: dict[str, ColumnBlock] = {}
+        counts = np.zeros(0, np.int64)
+        for column, how in self.columns.items():
+            stored, lengths = columns[column], columns.get(f"{column}/lengths")
+            if how.kind == "bytes":
+                leaves, sizes = b"".join(stored), np.fromiter(map(len, stored), np.int64, len(stored))
+            else:
+                leaves, sizes = stored.values, stored.lengths
+            counts = sizes // how.unit if lengths is None else lengths.lengths
+            wanted = counts if lengths is None else _sums(lengths.values, counts)
+            if (sizes != wanted * how.unit).any():
+                raise SchemaError(f"column {column!r} holds another number of values than the lengths of its items say")
+            found[column] = how.items(leaves, None if lengths is None else lengths.values)
+        return found, counts
+
+    def together(self, items: Any) -> Any:
+        """Return items as one array where they all have one shape by declaration."""
+        if self.nothing is None or isinstance(items, np.ndarray):
+            return items
+        return np.stack(items) if items else self.nothing.copy()
+
+
+def _spread(values: Any, present: Any) -> list[Any]:
+    """Return the values that are there, with None where one is missing."""
+    present = np.asarray(present, np.int64)
+    if present.sum() != len(values):
+        raise ValueError(f"{count_of(len(values), 'value')}, where {present.sum()} are marked as present")
+    there = iter(values)
+    return [next(there) if is_there else None for is_there in present.tolist()]
+
+
+_INTEGERS = ArrowType("int64", (None,))
+_COUNTS_OF_ITEMS = {"items", "length"}
+"""Statistics of a list without gaps that count its items."""
+
+
+class Packed(NamedTuple):
+    """How a `ListOf` stores a column of its items: the leaves of all items, and how many each has, where they differ.
+
+    Attributes:
+        type: type of its column.
+        kind: kind of its column.
+        unit: how many leaves, which are numbers, bytes objects, or single bytes, make one value in an item.
+        has_lengths: whether items differ in size; the column COLUMN/lengths says of how many values each is.
+    """
+
+    type: ArrowType
+    kind: Kind
+    unit: int
+    has_lengths: bool
+
+    def leaves(self, items: Any) -> Any:
+        """Return the leaves of a block of items: an array (total,), a list of bytes objects, or bytes."""
+        if isinstance(items, list):
+            return b"".join(items) if self.kind == "bytes" else items
+        return items.values if isinstance(items, RaggedColumn) else items.reshape(-1)
+
+    def lengths(self, items: Any) -> NDArray[np.int64]:
+        """Return of how many values each item of a block is, int64 (n,)."""
+        if isinstance(items, list):
+            return np.fromiter(map(len, items), np.int64, len(items)) // self.unit
+        return _as_ragged(items).lengths // self.unit
+
+    def items(self, leaves: Any, lengths: NDArray[np.int64] | None) -> ColumnBlock:
+        """Return the block of items with some leaves, of which each is of some length."""
+        if lengths is None and self.kind == "bytes_list":
+            return leaves if isinstance(leaves, list) else _encoded_texts(leaves)
+        if lengths is None:
+            sizes = np.full(len(leaves) // self.unit, self.unit)
+            total = self.unit * len(sizes)
+        else:
+            sizes = lengths * self.unit
+            total = -1 if len(sizes) and sizes.min() < 0 else int(sizes.sum())
+        if total != len(leaves):
+            raise ValueError(f"{len(leaves)} numbers or bytes, where the lengths of the items say {total}")
+        return self.rows(leaves, sizes)
+
+    def rows(self, leaves: Any, lengths: NDArray[np.int64]) -> ColumnBlock:
+        """Return leaves as a column of n rows, of which each has some number of them."""
+        if self.kind == "bytes":
+            return [leaves[start:stop] for start, stop in itertools.pairwise([0, *np.cumsum(lengths).tolist()])]
+        return RaggedColumn(bytes_array(leaves) if isinstance(leaves, list) else leaves, lengths)
+
+
+def _packed_columns(item: Feature, name: str) -> Mapping[str, Packed]:
+    """Return how a `ListOf` stores the columns of its items."""
+    found: dict[str, Packed] = {}
+    for column, one in item.columns(name).items():
+        is_open = None in one.sizes
+        kind = one if is_open else dataclasses.replace(one, sizes=(None, *one.sizes))
+        unit = one.width if one.holds_numbers else 1
+        if kind.kind == "bytes":
+            unit *= one.raw_dtype.itemsize
+        found[column] = Packed(kind, kind.kind, unit, is_open or kind.kind == "bytes")
+    return found
+
+
+def _sums(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the sums of lengths, of which so many at a time are added up, int64 (n,)."""
+    ends = np.zeros(len(lengths) + 1, np.int64)
+    lengths.cumsum(out=ends[1:])
+    found: NDArray[np.int64] = ends[counts.cumsum()]
+    found[1:] -= found[:-1].copy()
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _array_of(item: Feature) -> Feature | None:
+    """Return the feature whose values are arrays of all items of a list, where they can be one."""
+    if type(item) is Scalar:
+        return Tensor((None,), item.dtype)
+    if type(item) is Tensor and None not in item.shape:
+        return Tensor((None, *item.shape), item.dtype, item.encoding)
+    if type(item) is ClassLabel and not item.shape:
+        return dataclasses.replace(item, shape=(None,))
+    return None
+
+
+def _as_one(layout: _ListLayout, items: Any) -> Any:
+    """Return items as the feature that stores them as one array takes them: numbers as an array."""
+    if isinstance(items, np.ndarray) or not isinstance(layout.array, Tensor):
+        return items
+    dtype, item = dtype_of(layout.array.dtype), layout.item
+    found = numbers_in(items, dtype) if isinstance(item, Scalar) and items else None
+    if found is not None:
+        return found
     arrays = []
-    for number, item in enumerate(items):
-        try:
-            feature.feature.encode(name, as_array(item))
-        except SchemaError as error:
-            raise _of_item(name, feature.feature, number, item, error) from error
-        arrays.append(np.asarray(as_array(item), dtype))
-    return np.stack(arrays) if arrays else np.empty((0, *stored.shape[1:]), dtype)  # type: ignore[arg-type]
+    for one in map(as_array, items):
+        item.encode("", one)  # which refuses others
+        arrays.append(np.asarray(one, dtype))
+    return np.stack(arrays) if arrays else np.empty((0, *item.value_type()[1]), dtype)
 
 
-def _of_item(name: str, feature: Feature, number: int, item: Any, error: SchemaError) -> SchemaError:
+def _of_item(name: str, feature: ListOf, number: int, item: Any, error: SchemaError) -> SchemaError:
     """Return an error of an item with its number in it."""
     if item is None:
         return SchemaError(
-            f"field {name!r} is declared list of {feature.declared()} but item {number} of the sample is None; give a "
+            f"field {name!r} is declared {feature.declared()} but item {number} of the sample is None; give a "
             "value, or declare ListOf(Nullable(...))"
         )
-    declared, outer = f"is declared {feature.declared()} but ", f"is declared list of {feature.declared()} but "
+    declared, outer = f"is declared {feature.item.declared()} but ", f"is declared {feature.declared()} but "
     text = str(error).replace(f"{declared}the sample holds", f"{outer}item {number} of the sample is", 1)
     return SchemaError(text.replace(f"{declared}item ", f"{outer}item {number}, item ", 1))
 
@@ -1547,12 +1491,10 @@ def _foreign_parts(feature: Feature) -> Iterator[Feature]:
 def _check_foreign(name: str, feature: Feature) -> None:
     where = f"field {name!r}, a {_path_of(type(feature))}"
     dtype, shape = feature.value_type()
-    kinds = feature.columns(name)
+    types = feature.columns(name)
     wrong = {
         "value_type": not (_is_dtype(dtype) and (holds_numbers(dtype) or shape == () or feature.parts())),
-        "columns": not kinds or any(column != name and not column.startswith(f"{name}/") for column in kinds),
-        "the kinds of columns": not set(kinds.values()) <= {*get_args(Kind)},
-        "arrow_types": feature.arrow_types(name).keys() != kinds.keys(),
+        "columns": not types or any(column != name and not column.startswith(f"{name}/") for column in types),
         "target": isinstance(feature, Geometry) and feature.target() not in {None, *get_args(Target)},
         "preview": isinstance(feature, Preview) and feature.preview not in {None, "image", "mask", "depth", "outlines"},
     }
@@ -1585,47 +1527,28 @@ def _is_dtype(dtype: Any) -> bool:
         return False
 
 
-_DTYPES = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
+_WANTED = {
+    "encode": {"bytes": "bytes", "bytes_list": "a list of bytes", "": "a 1-D {} array"},
+    "encode_block": {
+        "bytes": "n bytes",
+        "bytes_list": "a RaggedColumn of bytes",
+        "": "{} (n,) or (n, k), or a RaggedColumn",
+    },
+}
+"""What the methods that encode are to give for a column of some kind, and of any other."""
 
 
-def _check_encoded(name: str, feature: Feature, columns: Mapping[str, Column]) -> None:
-    """Refuse columns that only some formats could store."""
-    for column, kind in feature.columns(name).items():
-        value = columns.get(column)
-        if kind == "bytes":
-            fits = type(value) is bytes
-        elif kind == "bytes_list":
-            fits = isinstance(value, list) and set(map(type, value)) <= {bytes}
-        else:
-            fits = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == _DTYPES[kind]
-        if not fits:
-            wanted = {"bytes": "bytes", "bytes_list": "a list of bytes"}.get(kind, f"a 1-D {kind} array")
-            found = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+def _check_encoded(name: str, feature: Feature, columns: Mapping[str, Any], method: str) -> None:
+    """Refuse columns of a record, or of a block, that only some formats could store."""
+    for column, stored in feature.columns(name).items():
+        kind, value = stored.kind, columns.get(column)
+        if not (is_of_kind if method == "encode" else is_block_of_kind)(value, kind):
+            numbers = value.values if isinstance(value, RaggedColumn) else value
+            found = f"{numbers.dtype} {numbers.shape}" if isinstance(numbers, np.ndarray) else type(value).__name__
+            wanted = _WANTED[method].get(kind) or _WANTED[method][""].format(kind)
             raise SchemaError(
-                f"field {name!r}: encode of {_path_of(type(feature))} gives {found} for the column {column!r}; "
-                f"want {wanted}"
-            )
-
-
-def _check_encoded_block(name: str, feature: Feature, block: Mapping[str, Any]) -> None:
-    """Refuse columns of a block that a format could not store, as `_check_encoded` does those of a record."""
-    for column, kind in feature.columns(name).items():
-        values = block.get(column)
-        numbers = values.values if isinstance(values, RaggedColumn) else values
-        if kind == "bytes":
-            fits = isinstance(values, list) and set(map(type, values)) <= {bytes}
-        elif kind == "bytes_list":
-            fits = isinstance(values, RaggedColumn) and set(map(type, values.values.tolist())) <= {bytes}
-        else:
-            fits = isinstance(numbers, np.ndarray) and numbers.ndim in {1, 2} and numbers.dtype == _DTYPES[kind]
-        if not fits:
-            found = f"{numbers.dtype} {numbers.shape}" if isinstance(numbers, np.ndarray) else type(values).__name__
-            wanted = {"bytes": "n bytes", "bytes_list": "a RaggedColumn of bytes"}.get(
-                kind, f"{kind} (n,) or (n, k), or a RaggedColumn"
-            )
-            raise SchemaError(
-                f"field {name!r}: encode_block of {_path_of(type(feature))} gives {found} for the column {column!r}; "
-                f"want {wanted}"
+                f"field {name!r}: {method} of {_path_of(type(feature))} gives {found} for the column {column!r}; want "
+                f"{wanted}"
             )
 
 

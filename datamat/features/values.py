@@ -16,6 +16,8 @@ import numpy as np
 
 from datamat.errors import InputError, MissingDependencyError, SchemaError, count_of
 from datamat.features.base import (
+    KIND_OF_DTYPE,
+    ArrowType,
     Column,
     ColumnBlock,
     Feature,
@@ -54,13 +56,6 @@ __all__ = [
     "sound_extension",
 ]
 
-# How each dtype is stored, always exactly: int64 holds every smaller integer, float32 every float16; dtypes that
-# neither holds are stored as little-endian bytes, which `tf.io.decode_raw` reads.
-_KIND_OF_DTYPE: dict[str, Kind] = {
-    **dict.fromkeys(["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"], "int64"),
-    **dict.fromkeys(["float16", "float32"], "float32"),
-    **dict.fromkeys(["float64", "uint64", "bfloat16", "complex64", "complex128"], "bytes"),
-}
 _TIME = "datetime64[us]"
 _EPOCHS = {
     None: datetime.datetime(1970, 1, 1),
@@ -117,11 +112,8 @@ class ClassLabel(Feature):
         if not self.num_classes or self.num_classes < 1:
             raise SchemaError("ClassLabel: no classes; give names=(...) or num_classes=")
 
-    def columns(self, name: str) -> dict[str, Kind]:
-        return {name: "int64"}
-
-    def value_type(self) -> tuple[str, Shape]:
-        return "int64", self.shape
+    def columns(self, name: str) -> dict[str, ArrowType]:
+        return {name: ArrowType("int64", self.shape)}
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         if not self.shape:
@@ -161,9 +153,6 @@ class ClassLabel(Feature):
 
     def class_names(self) -> tuple[str, ...]:
         return self.names
-
-    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        return {name: ("int64", self.shape)}
 
     def _are_ids(self, values: np.ndarray) -> bool:
         return not values.size or bool(values.min() >= 0 and values.max() < (self.num_classes or 0))
@@ -209,11 +198,8 @@ class BBoxes(Feature, Geometry, Preview):
     def _width(self) -> int:
         return 5 if self.rotated else 4
 
-    def columns(self, name: str) -> dict[str, Kind]:
-        return {name: "float32"}
-
-    def value_type(self) -> tuple[str, Shape]:
-        return "float32", (None, self._width)
+    def columns(self, name: str) -> dict[str, ArrowType]:
+        return {name: ArrowType("float32", (None, self._width))}
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         boxes = array_of(name, self, self._listed(value) if isinstance(value, (list, tuple)) else value)
@@ -294,19 +280,13 @@ class BBoxes(Feature, Geometry, Preview):
         boxes = value * np.array([height, width, height, width], np.float32)
         return list(boxes[:, [[1, 0], [3, 0], [3, 2], [1, 2]]])
 
-    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        return {name: ("float32", (None, self._width))}
-
 
 @frozen()
 class Text(Feature):
     """A string, stored as UTF-8."""
 
-    def columns(self, name: str) -> dict[str, Kind]:
-        return {name: "bytes"}
-
-    def value_type(self) -> tuple[str, Shape]:
-        return "string", ()
+    def columns(self, name: str) -> dict[str, ArrowType]:
+        return {name: ArrowType("string")}
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         if not isinstance(value, str):
@@ -335,9 +315,6 @@ class Text(Feature):
     def declared(self) -> str:
         return "str"
 
-    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        return {name: ("string", ())}
-
 
 @frozen()
 class Bytes(Feature):
@@ -350,11 +327,8 @@ class Bytes(Feature):
         {'mesh': b'ply'}
     """
 
-    def columns(self, name: str) -> dict[str, Kind]:
-        return {name: "bytes"}
-
-    def value_type(self) -> tuple[str, Shape]:
-        return "bytes", ()
+    def columns(self, name: str) -> dict[str, ArrowType]:
+        return {name: ArrowType("binary")}
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         if not isinstance(value, (bytes, bytearray, memoryview)):
@@ -397,11 +371,8 @@ class Json(Feature):
 
     takes_none = True
 
-    def columns(self, name: str) -> dict[str, Kind]:
-        return {name: "bytes"}
-
-    def value_type(self) -> tuple[str, Shape]:
-        return "object", ()
+    def columns(self, name: str) -> dict[str, ArrowType]:
+        return {name: ArrowType("json")}
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         try:
@@ -428,9 +399,6 @@ class Json(Feature):
 
     def declared(self) -> str:
         return "JSON"
-
-    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        return {name: ("json", ())}
 
     def _plain(self, name: str, value: Any, place: str) -> Any:
         """Return a part of a value in the types that JSON has; `place` says which, as in `["boxes"][2]`."""
@@ -486,11 +454,8 @@ class Timestamp(Feature):
         if self.tz not in _EPOCHS:
             raise SchemaError(f"Timestamp: tz is {self.tz!r}; want 'UTC', to which all others are converted, or None")
 
-    def columns(self, name: str) -> dict[str, Kind]:
-        return {name: "int64"}
-
-    def value_type(self) -> tuple[str, Shape]:
-        return _TIME, ()
+    def columns(self, name: str) -> dict[str, ArrowType]:
+        return {name: ArrowType(self.declared())}
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         return {name: np.array([self._microseconds(name, value)], np.int64)}
@@ -514,9 +479,6 @@ class Timestamp(Feature):
 
     def declared(self) -> str:
         return "timestamp[us]" if self.tz is None else f"timestamp[us, tz={self.tz}]"
-
-    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        return {name: (self.declared(), ())}
 
     def _microseconds(self, name: str, value: Any) -> int:
         if isinstance(value, np.ndarray) and value.ndim == 0:
@@ -565,18 +527,18 @@ class Scalar(Feature):
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", _checked_dtype(self.dtype, "Scalar"))
 
-    def columns(self, name: str) -> dict[str, Kind]:
-        return {name: _KIND_OF_DTYPE[self.dtype]}
+    def columns(self, name: str) -> dict[str, ArrowType]:
+        return {name: ArrowType("binary" if self.dtype in _NOT_IN_ARROW else self.dtype)}
 
     def value_type(self) -> tuple[str, Shape]:
         return self.dtype, ()
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         found = _scalar_of(name, self, value, dtype_of(self.dtype))
-        return {name: _to_column(found.reshape(1), _KIND_OF_DTYPE[self.dtype])}
+        return {name: _to_column(found.reshape(1), KIND_OF_DTYPE[self.dtype])}
 
     def encode_block(self, name: str, values: Any) -> dict[str, Any]:
-        kind = _KIND_OF_DTYPE[self.dtype]
+        kind = KIND_OF_DTYPE[self.dtype]
         if not isinstance(values, np.ndarray):
             numbers = numbers_in(values, dtype_of(self.dtype))
             if numbers is None:
@@ -597,9 +559,6 @@ class Scalar(Feature):
     def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
         numbers = _numbers_of(columns[name], self.dtype).values
         return {} if numbers.dtype.kind == "c" else {"value": Numbers.of(numbers)}
-
-    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        return {name: ("binary" if self.dtype in _NOT_IN_ARROW else self.dtype, ())}
 
 
 @frozen()
@@ -637,13 +596,13 @@ class Tensor(Feature, Preview):
         object.__setattr__(self, "dtype", _checked_dtype(self.dtype, "Tensor"))
         if self.encoding not in {None, "list", "raw"}:
             raise SchemaError(f"Tensor: encoding is {self.encoding!r}; want 'list', 'raw' or None")
-        if self.encoding == "list" and _KIND_OF_DTYPE[self.dtype] == "bytes":
+        if self.encoding == "list" and KIND_OF_DTYPE[self.dtype] == "bytes":
             raise SchemaError(f"Tensor: {self.dtype} cannot be stored exactly as a list; leave encoding out")
 
     @property
     def _kind(self) -> Kind:
         is_raw = self.encoding == "raw" or (self.encoding is None and _is_raw_by_default(self.shape, self.dtype))
-        return "bytes" if is_raw else _KIND_OF_DTYPE[self.dtype]
+        return "bytes" if is_raw else KIND_OF_DTYPE[self.dtype]
 
     @property
     def keeps_shape(self) -> bool:
@@ -679,8 +638,14 @@ class Tensor(Feature, Preview):
         # Those in the middle of four equal parts: the outermost slices of a volume tend to be empty.
         return side_by_side([pixels[(2 * part + 1) * len(pixels) // (2 * _SLICES)] for part in range(_SLICES)])
 
-    def columns(self, name: str) -> dict[str, Kind]:
-        return {name: self._kind, **({f"{name}/shape": "int64"} if self.keeps_shape else {})}
+    def columns(self, name: str) -> dict[str, ArrowType]:
+        if self.encoding == "raw" or self.dtype in _NOT_IN_ARROW:
+            found = ArrowType("binary")
+        else:
+            # A size of 0 crashes pyarrow (26.0.1: a division by zero); such tensors hold no numbers anyway.
+            is_nested = None not in self.shape[1:] and 0 not in self.shape
+            found = ArrowType(self.dtype, self.shape if is_nested else (None,), is_raw=self._kind == "bytes")
+        return {name: found, **({f"{name}/shape": ArrowType("int64", (None,))} if self.keeps_shape else {})}
 
     def value_type(self) -> tuple[str, Shape]:
         return self.dtype, self.shape
@@ -731,15 +696,6 @@ class Tensor(Feature, Preview):
     def declared(self) -> str:
         return f"{self.dtype} {shape_text(self.shape)}"
 
-    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        if self.encoding == "raw" or self.dtype in _NOT_IN_ARROW:
-            found: tuple[str, Shape] = "binary", ()
-        else:
-            # A size of 0 crashes pyarrow (26.0.1: a division by zero); such tensors hold no numbers anyway.
-            is_nested = None not in self.shape[1:] and 0 not in self.shape
-            found = self.dtype, self.shape if is_nested else (None,)
-        return {name: found, **({f"{name}/shape": ("int64", (None,))} if self.keeps_shape else {})}
-
 
 @frozen()
 class Tokens(Feature):
@@ -778,11 +734,8 @@ class Tokens(Feature):
         if self.vocab_size is not None and self.vocab_size - 1 > np.iinfo(dtype).max:
             raise SchemaError(f"Tokens: {dtype} does not hold the ids of vocab_size={self.vocab_size}; leave dtype out")
 
-    def columns(self, name: str) -> dict[str, Kind]:
-        return {name: "bytes"}
-
-    def value_type(self) -> tuple[str, Shape]:
-        return str(self.dtype), (None,)
+    def columns(self, name: str) -> dict[str, ArrowType]:
+        return {name: ArrowType(str(self.dtype), (None,), is_raw=True)}
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         ids = self._array(name, value)
@@ -811,9 +764,6 @@ class Tokens(Feature):
 
     def declared(self) -> str:
         return f"{self.dtype} tokens (?,)" + ("" if self.vocab_size is None else f" of {self.vocab_size}")
-
-    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
-        return {name: (str(self.dtype), (None,))}
 
     @property
     def _bounds(self) -> tuple[int, int]:
@@ -916,8 +866,8 @@ def _checked_dtype(dtype: Any, where: str) -> str:
         name = (dtype_of(dtype) if isinstance(dtype, str) else np.dtype(dtype)).name
     except TypeError:
         name = ""
-    if name not in _KIND_OF_DTYPE:
-        raise SchemaError(f"{where}: dtype is {dtype!r}; want one of {join_names(_KIND_OF_DTYPE)}")
+    if name not in KIND_OF_DTYPE:
+        raise SchemaError(f"{where}: dtype is {dtype!r}; want one of {join_names(KIND_OF_DTYPE)}")
     return str(name)
 
 
@@ -1166,8 +1116,8 @@ class Audio(Feature, Preview):
         if self.encoding not in {"exact", "flac"}:
             raise SchemaError(f"Audio: encoding is {self.encoding!r}; want 'exact' or 'flac'")
 
-    def columns(self, name: str) -> dict[str, Kind]:
-        return {name: "bytes"}
+    def columns(self, name: str) -> dict[str, ArrowType]:
+        return {name: ArrowType("binary")}
 
     def value_type(self) -> tuple[str, Shape]:
         return "float32", (None, self.num_channels)

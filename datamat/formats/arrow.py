@@ -19,7 +19,7 @@
                                   and their lengths
     Nullable                      a list of one or     the type; null for None
                                   none
-    of another package            as `arrow_types` says; by default binary, and lists of int64 or float
+    of another package            as its `columns` say
 
 A size that the features fix becomes a fixed_size_list. No value is null but that of a `Nullable`. A list in it is
 null where it is empty, too: `NAME/present` tells. float64, uint64 and
@@ -52,7 +52,6 @@ from datamat.features import (
 )
 from datamat.features.base import as_bfloat16, bytes_array, dtype_of, holds_numbers
 from datamat.features.pictures import PictureFile
-from datamat.features.schema import Listed, WithGaps
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from datamat.features import Features
-    from datamat.features.base import Column, ColumnBlock
+    from datamat.features.base import ArrowType, Column, ColumnBlock
 
 
 __all__ = ["ArrowColumn", "Storage", "arrow_columns", "storage_of"]
@@ -75,7 +74,6 @@ _STORED = {
 _FEW_BYTES = 1 << 16
 _SMALL_VALUES = 1024
 """Most numbers in a value that counts as small: larger ones fill a row group sooner than images do."""
-_NO_NUMBERS = {"binary", "string", "json"}
 
 
 @final
@@ -85,38 +83,25 @@ class ArrowColumn:
 
     Attributes:
         name: name of the column.
-        dtype: dtype of the numbers, a timestamp for numbers that are times, or "binary", "string" or "json" for bytes.
-        sizes: sizes of the lists around a number, outermost first; None for one that varies, which only the first may.
-        kind: kind of the column in records: "bytes", "bytes_list", "int64" or "float32".
-        is_large: whether one value may take many kilobytes.
+        stored: its type, without pyarrow.
+        storage: what else decides how Parquet stores it.
         is_category: whether the column holds few distinct values.
-        is_nullable: whether a record without a value, which holds an empty list or array, is null.
-        is_compressed: whether the bytes are compressed by themselves, as a PNG is.
     """
 
     name: str
-    dtype: str
-    sizes: tuple[int | None, ...]
-    kind: str
-    is_large: bool = False
+    stored: ArrowType
+    storage: Storage
     is_category: bool = False
-    is_nullable: bool = False
-    is_compressed: bool = False
-
-    @property
-    def is_numeric(self) -> bool:
-        """Whether it holds numbers."""
-        return self.dtype not in _NO_NUMBERS
 
     @property
     def item_bytes(self) -> int:
         """Bytes of each number of a column of numbers."""
-        return dtype_of(_STORED.get(self.dtype, self.dtype)).itemsize
+        return dtype_of(_STORED.get(self.stored.dtype, self.stored.dtype)).itemsize
 
     @property
     def _is_list(self) -> bool:
         """Whether a value is a list of bytes."""
-        return not self.is_numeric and bool(self.sizes)
+        return not self.stored.holds_numbers and bool(self.stored.sizes)
 
     @property
     def type(self) -> Any:
@@ -138,10 +123,10 @@ class ArrowColumn:
         try:
             if self._is_list:
                 return self._lists(values)
-            if self.is_nullable:
+            if self.stored.is_nullable:
                 return self._with_nulls(values)
-            if not self.is_numeric:
-                return _typed(pa.array(values, _plain_type(self.dtype)), self.type)
+            if not self.stored.holds_numbers:
+                return _typed(pa.array(values, _plain_type(self.stored.dtype)), self.type)
             numbers, lengths = self._flattened(values)
             return self._listed(numbers, lengths)
         except (pa.ArrowException, ValueError) as exc:
@@ -153,14 +138,14 @@ class ArrowColumn:
         """Return the bytes that each row of an array of this type takes, int64 (n,), or one number for all rows."""
         import pyarrow.compute as pc
 
-        width = self._width * self.item_bytes if self.is_numeric else 1
-        if self.is_numeric and None not in self.sizes:
+        width = self.stored.width * self.item_bytes if self.stored.holds_numbers else 1
+        if self.stored.holds_numbers and None not in self.stored.sizes:
             return width
         if self._is_list:
             ends = np.concatenate([[0], np.cumsum(pc.binary_length(_plain(_items(array))).to_numpy())])
             sizes: NDArray[np.int64] = np.diff(ends[array.offsets.to_numpy() - array.offsets[0].as_py()])
             return sizes
-        lengths = pc.list_value_length(array) if self.is_numeric else pc.binary_length(_plain(array))
+        lengths = pc.list_value_length(array) if self.stored.holds_numbers else pc.binary_length(_plain(array))
         return np.asarray(lengths.fill_null(0), np.int64) * width
 
     def getter(self, chunks: Any) -> Callable[[int], Column]:
@@ -174,16 +159,16 @@ class ArrowColumn:
         if self._is_list:
             values, ends = self._flat_values(chunks)
             return lambda row: [_as_bytes(value) for value in values[ends[row] : ends[row + 1]]]
-        if self.is_nullable:
+        if self.stored.is_nullable:
             return self._getter_of_nullable(chunks)
-        if not self.is_numeric:
-            raw = chunks if self.dtype == "binary" else _plain(_combined(chunks)).cast(pa.binary())
+        if not self.stored.holds_numbers:
+            raw = chunks if self.stored.dtype == "binary" else _plain(_combined(chunks)).cast(pa.binary())
             return lambda row: [raw[row].as_py()]
         flat, bounds = self._numbers(chunks)
-        if self.kind == "bytes":
-            data = flat.astype(self._raw_dtype, copy=False)
+        if self.stored.kind == "bytes":
+            data = flat.astype(self.stored.raw_dtype, copy=False)
             return lambda row: [data[bounds[row] : bounds[row + 1]].tobytes()]
-        numbers = flat.astype(self.kind, copy=False)
+        numbers = flat.astype(self.stored.kind, copy=False)
         return lambda row: numbers[bounds[row] : bounds[row + 1]].copy()
 
     def taker(self, chunks: Any) -> Callable[[NDArray[np.int64]], ColumnBlock]:
@@ -197,9 +182,9 @@ class ArrowColumn:
         if self._is_list:
             values, ends = self._flat_values(chunks)
             return RaggedColumn(values, np.diff(ends)).take
-        if self.is_nullable:
+        if self.stored.is_nullable:
             return self._taker_of_nullable(chunks)
-        if not self.is_numeric:
+        if not self.stored.holds_numbers:
             array = _plain(_combined(chunks))
             if array.nbytes < _FEW_BYTES:  # a selection by Arrow takes 20 µs and more, however few rows it has
                 objects = array.to_numpy(zero_copy_only=False)
@@ -215,7 +200,7 @@ class ArrowColumn:
         flat = flat.view()
         flat.flags.writeable = False
         column = RaggedColumn(flat, np.diff(bounds))
-        has_fixed_size, width = None not in self.sizes, self._width
+        has_fixed_size, width = None not in self.stored.sizes, self.stored.width
 
         def numbers_of(rows: NDArray[np.int64]) -> RaggedColumn:
             if not _are_neighbours(rows):
@@ -242,7 +227,7 @@ class ArrowColumn:
             there = RaggedColumn(values.values, lengths[is_there])
         else:
             there = [value for value in values if len(value)]
-        if self.kind == "bytes_list":
+        if self.stored.kind == "bytes_list":
             there = there.values.tolist() if isinstance(there, RaggedColumn) else [value[0] for value in there]
         found = self._of_present.to_arrow(there)
         places = pa.array(np.cumsum(is_there) - 1, pa.int64(), mask=~is_there)
@@ -251,13 +236,13 @@ class ArrowColumn:
     @property
     def _of_present(self) -> ArrowColumn:
         """The column of the records that hold a value."""
-        kind = "bytes" if self.kind == "bytes_list" else self.kind
-        return dataclasses.replace(self, is_nullable=False, kind=kind)
+        stored = dataclasses.replace(self.stored, is_nullable=False, is_raw=self.stored.kind == "bytes_list")
+        return dataclasses.replace(self, stored=stored)
 
     def _getter_of_nullable(self, chunks: Any) -> Callable[[int], Column]:
         is_there, there = self._present(chunks)
         places = np.cumsum(is_there) - 1
-        get, kind = self._of_present.getter(there), self.kind
+        get, kind = self._of_present.getter(there), self.stored.kind
 
         def value(row: int) -> Column:
             if is_there[row]:
@@ -272,7 +257,9 @@ class ArrowColumn:
         get, take_plain = self._of_present.getter(there), self._of_present.taker(there)
 
         def take(rows: NDArray[np.int64]) -> Any:
-            if self.kind == "bytes_list" and self.is_numeric:  # bytes, which tell a value without numbers from none
+            if (
+                self.stored.kind == "bytes_list" and self.stored.holds_numbers
+            ):  # bytes, which tell a value without numbers from none
                 return [get(row)[0] for row in rows.tolist()]
             return take_plain(rows)
 
@@ -283,9 +270,9 @@ class ArrowColumn:
             if isinstance(values, RaggedColumn):
                 lengths[found] = values.lengths
                 return RaggedColumn(values.values, lengths)
-            if self.kind == "bytes_list":
+            if self.stored.kind == "bytes_list":
                 return RaggedColumn(bytes_array(values), lengths)
-            return RaggedColumn(np.empty(0, self.kind), lengths)
+            return RaggedColumn(np.empty(0, self.stored.kind), lengths)
 
         return values_of
 
@@ -307,8 +294,8 @@ class ArrowColumn:
             flat = [item for value in values for item in value]
             lengths = np.array([len(value) for value in values], int)
         ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-        array = _typed(pa.array(flat, _plain_type(self.dtype)), self._type_from(1))
-        nulls = pa.array(np.asarray(lengths) == 0) if self.is_nullable else None
+        array = _typed(pa.array(flat, _plain_type(self.stored.dtype)), self._type_from(1))
+        nulls = pa.array(np.asarray(lengths) == 0) if self.stored.is_nullable else None
         return pa.ListArray.from_arrays(ends, array, type=self.type, mask=nulls)
 
     def _flat_values(self, chunks: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -321,27 +308,17 @@ class ArrowColumn:
     def _numbers(self, chunks: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return all numbers of a column, and where those of each row begin, with the end behind them."""
         array, ends = _combined(chunks), None
-        for size in self.sizes:
+        for size in self.stored.sizes:
             if size is None:
                 ends = array.offsets.to_numpy() - array.offsets[0].as_py()
             array = _items(array)
-        bounds = (np.arange(len(chunks) + 1) if ends is None else ends.astype(np.int64)) * self._width
+        bounds = (np.arange(len(chunks) + 1) if ends is None else ends.astype(np.int64)) * self.stored.width
         numbers = array.to_numpy(zero_copy_only=False)
-        if self.dtype in _TIMES:
+        if self.stored.dtype in _TIMES:
             numbers = numbers.view(np.int64)
-        elif self.dtype == "bfloat16":
+        elif self.stored.dtype == "bfloat16":
             numbers = as_bfloat16(numbers)
         return numbers, bounds
-
-    @property
-    def _raw_dtype(self) -> np.dtype[Any]:
-        """The dtype of the numbers in a column of bytes."""
-        return dtype_of("int64" if self.dtype in _TIMES else self.dtype).newbyteorder("<")
-
-    @property
-    def _width(self) -> int:
-        """Number of numbers in the lists of fixed size."""
-        return math.prod(size for size in self.sizes if size is not None)
 
     def _flattened(self, values: Sequence[Any] | RaggedColumn | NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return all numbers of the column, and how many each row has."""
@@ -349,28 +326,28 @@ class ArrowColumn:
             numbers, lengths = values.values, values.lengths
         elif isinstance(values, np.ndarray):
             numbers, lengths = values.reshape(-1), np.full(len(values), math.prod(values.shape[1:]))
-        elif self.kind == "bytes":
-            numbers = np.frombuffer(b"".join(values), self._raw_dtype)
-            lengths = np.fromiter(map(len, values), np.int64, len(values)) // self._raw_dtype.itemsize
+        elif self.stored.kind == "bytes":
+            numbers = np.frombuffer(b"".join(values), self.stored.raw_dtype)
+            lengths = np.fromiter(map(len, values), np.int64, len(values)) // self.stored.raw_dtype.itemsize
         else:
-            numbers = np.concatenate([np.empty(0, self.kind), *values])
+            numbers = np.concatenate([np.empty(0, self.stored.kind), *values])
             lengths = np.fromiter(map(len, values), np.int64, len(values))
-        return numbers.astype(_STORED.get(self.dtype, self.dtype), copy=False), lengths
+        return numbers.astype(_STORED.get(self.stored.dtype, self.stored.dtype), copy=False), lengths
 
     def _listed(self, numbers: NDArray[Any], lengths: NDArray[np.int64]) -> Any:
         """Return the numbers, nested in lists."""
         import pyarrow as pa
 
-        width = self._width
-        is_open = None in self.sizes
+        width = self.stored.width
+        is_open = None in self.stored.sizes
         wrong = np.flatnonzero(lengths % width if is_open else lengths != width)
         if len(wrong):
             raise ValueError(f"a record holds {lengths[wrong[0]]} numbers, where {width} make one value")
         array = pa.array(numbers)
-        if self.dtype in _TIMES:
-            array = array.view(self._type_from(len(self.sizes)))
-        for depth in reversed(range(len(self.sizes))):
-            if self.sizes[depth] is None:
+        if self.stored.dtype in _TIMES:
+            array = array.view(self._type_from(len(self.stored.sizes)))
+        for depth in reversed(range(len(self.stored.sizes))):
+            if self.stored.sizes[depth] is None:
                 ends = pa.array(np.concatenate([[0], np.cumsum(lengths // width)]), pa.int32())
                 array = pa.ListArray.from_arrays(ends, array, type=self._type_from(depth))
             else:
@@ -381,13 +358,13 @@ class ArrowColumn:
         """Return the Arrow type below the outermost `depth` lists."""
         import pyarrow as pa
 
-        if not self.is_numeric:
-            found = pa.json_() if self.dtype == "json" else _plain_type(self.dtype)
-        elif self.dtype in _TIMES:
-            found = pa.timestamp("us", _TIMES[self.dtype])
+        if not self.stored.holds_numbers:
+            found = pa.json_() if self.stored.dtype == "json" else _plain_type(self.stored.dtype)
+        elif self.stored.dtype in _TIMES:
+            found = pa.timestamp("us", _TIMES[self.stored.dtype])
         else:
-            found = pa.from_numpy_dtype(_STORED.get(self.dtype, self.dtype))
-        for size in reversed(self.sizes[depth:]):
+            found = pa.from_numpy_dtype(_STORED.get(self.stored.dtype, self.stored.dtype))
+        for size in reversed(self.stored.sizes[depth:]):
             item = pa.field("element", found, nullable=False)
             found = pa.list_(item) if size is None else pa.list_(item, size)
         return found
@@ -492,14 +469,8 @@ def _(feature: Feature) -> Storage:
 
 
 @storage_of.register(Nullable)
-@storage_of.register(Listed)
-def _(feature: Nullable | Listed) -> Storage:
-    return storage_of(feature.feature)
-
-
 @storage_of.register(ListOf)
-@storage_of.register(WithGaps)
-def _(feature: ListOf | WithGaps) -> Storage:
+def _(feature: Nullable | ListOf) -> Storage:
     return storage_of(feature.stored)
 
 
@@ -509,19 +480,10 @@ def arrow_columns(features: Features) -> list[ArrowColumn]:
 
 
 def _columns(name: str, feature: Feature) -> Iterator[ArrowColumn]:
-    kinds, storage = feature.columns(name), storage_of(feature)
-    for column, (dtype, sizes) in feature.arrow_types(name).items():
-        is_large = storage.is_large and (column == name or kinds[column] in {"bytes", "bytes_list"})
+    storage = storage_of(feature)
+    for column, stored in feature.columns(name).items():
+        is_large = storage.is_large and (column == name or stored.kind in {"bytes", "bytes_list"})
+        is_compressed = storage.is_compressed and stored.dtype == "binary"
         # pyarrow names a column in a list by its path, so only plain columns are marked.
-        is_category = feature.class_names() is not None and dtype == "int64" and not sizes
-        is_compressed = storage.is_compressed and dtype == "binary"
-        yield ArrowColumn(
-            column,
-            dtype,
-            sizes,
-            kinds[column],
-            is_large=is_large,
-            is_category=is_category,
-            is_nullable=feature.has_nulls,
-            is_compressed=is_compressed,
-        )
+        is_category = feature.class_names() is not None and stored.dtype == "int64" and not stored.sizes
+        yield ArrowColumn(column, stored, Storage(is_large, is_compressed), is_category)

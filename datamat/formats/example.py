@@ -11,7 +11,7 @@ import numpy as np
 
 from datamat.errors import CorruptDataError, SchemaError
 from datamat.features import RaggedColumn
-from datamat.features.base import bytes_array
+from datamat.features.base import DTYPE_OF_KIND, bytes_array, is_block_of_kind, is_of_kind, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,9 +37,7 @@ __all__ = [
     "pack_varints",
     "read_varint",
     "row_of",
-    "rows_of",
     "unpack_varints",
-    "values_of",
     "varint",
     "varint_matrix",
     "varint_sizes",
@@ -246,7 +244,6 @@ _LARGE_ROW_BYTES = 64 << 10
 _BLOCK_BYTES = 128 << 10
 _LEAST_BLOCK_ROWS = 1000
 _LARGE_BYTES = 1024
-DTYPE: dict[Kind, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
 
 
 def encode_example(record: Record, columns: Mapping[str, Kind]) -> bytes:
@@ -333,7 +330,7 @@ def _list_body(column: ColumnPrefix, value: Column) -> list[bytes]:
     """Return the BytesList, FloatList or Int64List of a value: for each field its tag and length, then its bytes."""
     if column.kind in _OF_BYTES:
         return _bytes_body(column, value)
-    if not isinstance(value, np.ndarray) or value.dtype != DTYPE[column.kind] or value.ndim != 1:
+    if not isinstance(value, np.ndarray) or value.dtype != DTYPE_OF_KIND[column.kind] or value.ndim != 1:
         raise SchemaError(wrong_value(column.name, column.kind, value))
     if not len(value):
         return []
@@ -597,17 +594,8 @@ def check_block(columns: Block, kinds: Mapping[str, Kind]) -> int:
     if len(set(num_rows.values())) > 1:
         raise SchemaError(f"the columns of a block differ in length: {num_rows}; give one value per row in each")
     for name, values in columns.items():
-        kind = kinds[name]
-        if kind == "bytes":
-            fits = not isinstance(values, np.ndarray | RaggedColumn) and set(map(type, values)) <= {bytes}
-        elif kind == "bytes_list":
-            fits = isinstance(values, RaggedColumn) and set(map(type, values.values.tolist())) <= {bytes}
-        else:
-            numbers = values.values if isinstance(values, RaggedColumn) else values
-            most = 1 if isinstance(values, RaggedColumn) else 2
-            fits = isinstance(numbers, np.ndarray) and numbers.dtype == DTYPE[kind] and 0 < numbers.ndim <= most
-        if not fits:
-            raise SchemaError(wrong_value(name, kind, values, per_row=True))
+        if not is_block_of_kind(values, kinds[name]):
+            raise SchemaError(wrong_value(name, kinds[name], values, per_row=True))
     return next(iter(num_rows.values()), 0)
 
 
@@ -622,17 +610,8 @@ def checked_record(record: Record, kinds: Mapping[str, Kind]) -> dict[str, Any]:
     found = {}
     for name, value in record.items():
         kind = kinds[name]
-        only: Any
-        if kind == "bytes_list":
-            only = value
-            fits = isinstance(value, list) and all(isinstance(item, bytes) for item in value)
-        elif kind == "bytes":
-            only = value[0] if isinstance(value, list) and len(value) == 1 else value
-            fits = isinstance(only, bytes)
-        else:
-            only = value
-            fits = isinstance(value, np.ndarray) and value.dtype == DTYPE[kind] and value.ndim == 1
-        if not fits:
+        only: Any = value[0] if kind == "bytes" and isinstance(value, list) and len(value) == 1 else value
+        if not is_of_kind(only, kind):
             raise SchemaError(wrong_value(name, kind, value))
         found[name] = only
     return found
@@ -650,23 +629,6 @@ def _as_column(value: Any) -> Column:
     """Return a value of a row as records hold it: bytes as a list."""
     found: Column = value.tolist() if isinstance(value, np.ndarray) and value.dtype == object else value
     return found
-
-
-def rows_of(columns: Block) -> Iterator[dict[str, Column]]:
-    """Yield each row of a block as a record."""
-    names = list(columns)
-    listed = [values_of(values) for values in columns.values()]
-    for row in zip(*listed, strict=True):
-        yield dict(zip(names, row, strict=True))
-
-
-def values_of(values: NDArray[Any] | RaggedColumn | Sequence[bytes]) -> Sequence[Column]:
-    """Return the value of each row in a column of a block."""
-    if isinstance(values, RaggedColumn):
-        return [_as_column(row) for row in values.rows()] if values.values.dtype == object else values.rows()
-    if isinstance(values, np.ndarray):
-        return list(values[:, None] if values.ndim == 1 else values)
-    return values
 
 
 def as_ragged(values: NDArray[Any]) -> RaggedColumn:
@@ -762,7 +724,7 @@ def _list_fields(column: ColumnPrefix, values: NDArray[Any] | RaggedColumn | Seq
     if column.kind == "bytes":
         body, size = _bytes_field(cast("Sequence[bytes]", values))
     else:
-        rows = np.ascontiguousarray(values, DTYPE[column.kind]).reshape(len(values), -1)
+        rows = np.ascontiguousarray(values, DTYPE_OF_KIND[column.kind]).reshape(len(values), -1)
         if not rows.shape[1]:
             return [], 0
         body, size = _float_field(rows) if column.kind == "float32" else _int64_field(rows)
@@ -780,9 +742,9 @@ def _lists_of_bytes(column: RaggedColumn) -> tuple[_Layout, _Size]:
 def _ragged_fields(kind: Kind, column: RaggedColumn) -> tuple[_Layout, _Size]:
     """Return the body of a list of numbers of any length; one without numbers has none."""
     if kind == "float32":
-        data, lengths = np.ascontiguousarray(column.values, DTYPE[kind]).tobytes(), 4 * column.lengths
+        data, lengths = np.ascontiguousarray(column.values, DTYPE_OF_KIND[kind]).tobytes(), 4 * column.lengths
     elif len(column.values):
-        matrix, sizes = varint_matrix(np.ascontiguousarray(column.values, DTYPE[kind]).view(np.uint64))
+        matrix, sizes = varint_matrix(np.ascontiguousarray(column.values, DTYPE_OF_KIND[kind]).view(np.uint64))
         data = matrix[np.arange(matrix.shape[1]) < sizes[:, None]].tobytes()
         ends = np.concatenate([[0], np.cumsum(sizes)])[np.cumsum(column.lengths)]
         lengths = np.diff(ends, prepend=0)

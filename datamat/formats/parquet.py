@@ -112,7 +112,7 @@ class ParquetFormat(ShardFormat):
 
     def with_features(self, features: Features) -> ParquetFormat:
         """Return the format for these features, which decide the types and the rows of a group."""
-        is_large = any(column.is_large for column in arrow_columns(features))
+        is_large = any(column.storage.is_large for column in arrow_columns(features))
         return ParquetFormat(self.row_group_rows or (_LARGE_ROWS if is_large else _SMALL_ROWS), features)
 
     def writer(self, file: BinaryIO, columns: Mapping[str, Kind]) -> ShardWriter:
@@ -249,9 +249,11 @@ class _ParquetWriter(ShardWriter):
             _schema(self._encoded),
             # A column in a list is named by its path.
             compression={_path_of(column): _codec(column) for column in self._encoded},
-            compression_level={_path_of(column): _LEVEL for column in self._encoded if not column.is_compressed},
+            compression_level={
+                _path_of(column): _LEVEL for column in self._encoded if not column.storage.is_compressed
+            },
             use_dictionary=[_path_of(column) for column in self._encoded if _has_dictionary(column)] or False,
-            write_statistics=[column.name for column in self._encoded if not column.is_large],
+            write_statistics=[column.name for column in self._encoded if not column.storage.is_large],
             write_page_checksum=True,
         )
 
@@ -331,7 +333,9 @@ class _ParquetWriter(ShardWriter):
         for column in self._encoded:
             taken = column.row_bytes(batch.column(column.name))
             sizes += taken
-            weights += taken * max(1, _ENCODING_BYTES // column.item_bytes if column.is_numeric and column.sizes else 1)
+            weights += taken * max(
+                1, _ENCODING_BYTES // column.item_bytes if column.stored.holds_numbers and column.stored.sizes else 1
+            )
         for column in self._paged:
             lengths = _lengths(column, values[column.name])
             sizes += lengths
@@ -402,11 +406,16 @@ class _PartFile(io.RawIOBase):
 
 def _is_paged(column: ArrowColumn) -> bool:
     """Return whether values of a column get pages of their own; those that are null or in lists begin with levels."""
-    return column.is_large and column.dtype == "binary" and not column.sizes and not column.is_nullable
+    return (
+        column.storage.is_large
+        and column.stored.dtype == "binary"
+        and not column.stored.sizes
+        and not column.stored.is_nullable
+    )
 
 
 def _codec(column: ArrowColumn) -> str:
-    return "none" if column.is_compressed else _COMPRESSION
+    return "none" if column.storage.is_compressed else _COMPRESSION
 
 
 def _has_dictionary(column: ArrowColumn) -> bool:
@@ -415,12 +424,12 @@ def _has_dictionary(column: ArrowColumn) -> bool:
     All readers know these two; Daft and fastparquet do not know pyarrow's others. Parquet's narrowest integers have 32
     bits: Zstandard leaves 1.4 bytes per number of 8-bit noise, and with a dictionary of 256 numbers 1.0.
     """
-    return column.is_category or bool(column.sizes and column.dtype in {"int8", "uint8"})
+    return column.is_category or bool(column.stored.sizes and column.stored.dtype in {"int8", "uint8"})
 
 
 def _path_of(column: ArrowColumn) -> str:
     """Return the path of the only leaf of a column, as pyarrow names it."""
-    return column.name + ".list.element" * len(column.sizes)
+    return column.name + ".list.element" * len(column.stored.sizes)
 
 
 def _lengths(column: ArrowColumn, values: Sequence[bytes]) -> NDArray[np.int64]:
@@ -499,7 +508,7 @@ def _write_chunk(out: BufferedFile, column: ArrowColumn, values: Sequence[bytes]
     """Write values as a column chunk, and return what the footer says of it."""
     codec, offset = _codec(column), out.num_bytes
     unpacked, pages = 0, []
-    for page in _cut(values, _PAGE_BYTES if column.is_compressed else _PACKED_PAGE_BYTES):
+    for page in _cut(values, _PAGE_BYTES if column.storage.is_compressed else _PACKED_PAGE_BYTES):
         before = out.num_bytes
         header, page_bytes, pieces = _page(page, codec)
         out.add((header, *pieces))
@@ -923,7 +932,7 @@ def _of_its_own(column: ColumnBlock) -> ColumnBlock:
 def _schema(columns: Sequence[ArrowColumn]) -> Any:
     import pyarrow as pa
 
-    return pa.schema([pa.field(column.name, column.type, nullable=column.is_nullable) for column in columns])
+    return pa.schema([pa.field(column.name, column.type, nullable=column.stored.is_nullable) for column in columns])
 
 
 def _opened(file: Any, columns: Sequence[ArrowColumn], metadata: Any = None) -> Any:

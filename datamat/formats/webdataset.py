@@ -47,12 +47,11 @@ from datamat.features import (
     Tokens,
     Video,
 )
-from datamat.features.base import as_bfloat16, dtype_of, holds_numbers
+from datamat.features.base import as_bfloat16, dtype_of, holds_numbers, rows_of, values_of
 from datamat.features.pictures import PictureFile, picture_extension, video_extension
-from datamat.features.schema import Listed, WithGaps
 from datamat.features.values import sound_extension
 from datamat.formats import Block, Buffer, Offsets, Record, ShardFormat, ShardReader, ShardWriter
-from datamat.formats.example import as_ragged, check_block, checked_record, rows_of, values_of
+from datamat.formats.example import as_ragged, check_block, checked_record
 from datamat.formats.io import BufferedFile, RangeReader, bound, located, read_up_to, refuse_finished
 from datamat.values import frozen
 
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from datamat.features import Features
-    from datamat.features.base import Column, Kind
+    from datamat.features.base import ArrowType, Column, Kind
     from datamat.formats import RecordSpans
 
 
@@ -469,29 +468,24 @@ def _(feature: Nullable) -> TarForm:
 
 @tar_form.register(ListOf)
 def _(feature: ListOf) -> TarForm:
-    return tar_form(feature.stored)
-
-
-@tar_form.register(Listed)
-@tar_form.register(WithGaps)
-def _(feature: Listed | WithGaps) -> TarForm:
-    one = tar_form(Nullable(feature.feature) if isinstance(feature, WithGaps) else feature.feature)
-    together = feature.together if isinstance(feature, Listed) else list
+    if feature.array and not feature.has_gaps:
+        return tar_form(feature.array)
+    one = tar_form(feature.feature)
     return TarForm(
         "json" if one.kind == "json" else "file",
         one.extension,
         lambda value: [one.to_json(item) for item in value],
-        lambda plain: together([one.of_json(item) for item in plain]),
+        lambda plain: [one.of_json(item) for item in plain],
     )
 
 
-_Fields: TypeAlias = Mapping[str, tuple[Feature, TarForm]]
+_Fields: TypeAlias = Mapping[str, "tuple[Feature, TarForm, Mapping[str, ArrowType]]"]
 
 
 @functools.lru_cache(maxsize=16)
 def _fields(features: Features) -> _Fields:
-    """Return feature and form of each field."""
-    return {name: (feature, tar_form(feature)) for name, feature in features.items()}
+    """Return feature, form and columns of each field."""
+    return {name: (feature, tar_form(feature), feature.columns(name)) for name, feature in features.items()}
 
 
 def _members(record: Mapping[str, Any], fields: _Fields) -> list[bytes]:
@@ -499,7 +493,7 @@ def _members(record: Mapping[str, Any], fields: _Fields) -> list[bytes]:
     key = _member_key(record["key"].decode())
     pieces: list[bytes] = []
     plain: dict[str, Any] = {}
-    for name, (feature, form) in fields.items():
+    for name, (feature, form, types) in fields.items():
         if form.kind == "json":
             plain[name] = form.to_json(feature.decode(name, record))
         elif form.kind == "npy":
@@ -507,8 +501,8 @@ def _members(record: Mapping[str, Any], fields: _Fields) -> list[bytes]:
             if value is not None:
                 pieces += member(f"{key}.{_member_field(name)}.npy", _npy(value))
         else:
-            for column in feature.columns(name):
-                for extension, data in _files(form, record[column], is_one=_is_one(feature, name, column)):
+            for column, stored in types.items():
+                for extension, data in _files(form, record[column], is_one=_is_one(stored)):
                     pieces += member(f"{key}.{_member_field(column)}.{extension}", data)
     return pieces + member(f"{key}.json", _to_json(plain).encode())
 
@@ -520,14 +514,14 @@ def _block_members(columns: Block, fields: _Fields) -> Iterator[list[bytes]]:
     """Yield the members of each sample of a block, in pieces."""
     files: list[tuple[str, Sequence[Sequence[tuple[str, bytes]]]]] = []
     plain: dict[str, Sequence[Any]] = {}
-    for name, (feature, form) in fields.items():
+    for name, (feature, form, types) in fields.items():
         if form.kind == "json":
             plain[name] = [form.to_json(value) for value in _decoded(name, feature, columns)]
         elif form.kind == "npy":
             files.append((_member_field(name), _npy_files(_decoded(name, feature, columns))))
         else:
-            for column in feature.columns(name):
-                values, is_one = values_of(columns[column]), _is_one(feature, name, column)
+            for column, stored in types.items():
+                values, is_one = values_of(columns[column]), _is_one(stored)
                 files.append((_member_field(column), [_files(form, value, is_one=is_one) for value in values]))
     for row, key in enumerate(_decoded("key", fields["key"][0], columns)):
         stem = _member_key(key)
@@ -579,18 +573,18 @@ def _record(members: Mapping[str, bytes], fields: _Fields) -> dict[str, Column]:
     try:
         plain = json.loads(members["json"])
         files = {name.partition(".")[0]: data for name, data in members.items() if "." in name}
-        for name, (feature, form) in fields.items():
+        for name, (feature, form, types) in fields.items():
             if form.kind == "file":
-                for column, kind in feature.columns(name).items():
-                    if kind == "bytes_list":
+                for column, stored in types.items():
+                    if stored.kind == "bytes_list":
                         record[column] = _list_of_files(members, _member_field(column))
                         continue
                     data = files[_member_field(column)]
-                    record[column] = [data] if kind == "bytes" else _array(data)
+                    record[column] = [data] if stored.kind == "bytes" else _array(data)
                 continue
             if form.kind == "json":
                 value = form.of_json(plain[name])
-            elif feature.has_nulls and _member_field(name) not in files:
+            elif isinstance(feature, Nullable) and _member_field(name) not in files:
                 value = None
             else:
                 value = _array(files[_member_field(name)])
@@ -605,10 +599,9 @@ def _record(members: Mapping[str, bytes], fields: _Fields) -> dict[str, Column]:
     return record
 
 
-def _is_one(feature: Feature, name: str, column: str) -> bool:
+def _is_one(stored: ArrowType) -> bool:
     """Return whether a column holds one value or none, and not a list."""
-    dtype, sizes = feature.arrow_types(name)[column]
-    return feature.has_nulls and not (sizes and dtype in {"binary", "string", "json"})
+    return stored.is_nullable and (stored.holds_numbers or not stored.sizes)
 
 
 def _files(form: TarForm, column: Column, *, is_one: bool) -> list[tuple[str, bytes]]:

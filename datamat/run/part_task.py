@@ -153,8 +153,8 @@ class _Observer:
 
     def __init__(self, features: Features) -> None:
         self._features = features
-        columns = [(feature, column, kind) for name, feature in features.observed.items()
-                   for column, kind in feature.columns(name).items()]  # fmt: skip
+        columns = [(feature, column, stored.kind) for name, feature in features.observed.items()
+                   for column, stored in feature.columns(name).items()]  # fmt: skip
         self._kinds = {column: kind for _, column, kind in columns}
         self._parts = {column: feature.observed_bytes for feature, column, kind in columns
                        if kind == "bytes" and isinstance(feature, PictureFile)}  # fmt: skip

@@ -6,7 +6,6 @@ import functools
 
 from datamat.features import Audio, Feature, Geometry, ListOf, Nullable, Tokens
 from datamat.features.protocols import Target
-from datamat.features.schema import Listed, WithGaps
 
 __all__ = ["geometry_of", "target_of"]
 
@@ -32,13 +31,9 @@ def _(feature: Nullable) -> Target | None:
 
 @target_of.register(ListOf)
 def _(feature: ListOf) -> Target | None:
-    return target_of(feature.stored)
-
-
-@target_of.register(Listed)
-@target_of.register(WithGaps)
-def _(feature: Listed | WithGaps) -> Target | None:
-    return None if target_of(feature.feature) is None else "array"
+    if feature.array and not feature.has_gaps:
+        return target_of(feature.array)
+    return None if target_of(feature.item) is None else "array"
 
 
 def geometry_of(feature: Feature) -> Geometry:

@@ -14,7 +14,7 @@ from small_rows import job
 import datamat
 from datamat import Features, ListOf, Nullable, SampleError, Scalar, Tensor
 from datamat.errors import CorruptDataError, InputError, MissingDependencyError, SchemaError
-from datamat.features import Feature, RaggedColumn, register_feature
+from datamat.features import ArrowType, Feature, RaggedColumn, register_feature
 from datamat.features.statistics import Statistics
 
 
@@ -24,7 +24,7 @@ class Odd(Feature):
     type_name = "feature_errors_odd"
 
     def columns(self, name):
-        return {name: "int64"}
+        return {name: ArrowType("int64")}
 
     def encode(self, name, value):
         return {name: np.zeros(1, np.float32)}
@@ -34,9 +34,6 @@ class Odd(Feature):
 
     def decode(self, name, columns):
         return columns[name][0]
-
-    def value_type(self):
-        return "int64", ()
 
 
 @register_feature

@@ -13,10 +13,12 @@ import pytest
 from round_trip import materialize
 
 import datamat
-from datamat import DatasetWriter, Features, Image, IndexRow, Materializer, Nullable, Scalar, WorkerOptions
+from datamat import DatasetWriter, Features, Image, IndexRow, ListOf, Materializer, Nullable, Scalar, WorkerOptions
+from datamat.directory.sidecars.tfds import tfds_entries
 from datamat.errors import MissingDependencyError, OptionError, SchemaError
-from datamat.features import Feature, Geometry, register_feature, schema
+from datamat.features import ArrowType, Feature, Geometry, register_feature, schema
 from datamat.readers.tf import TfOptions, in_python, tf_field
+from datamat.testing import FeatureConformance
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "plugin_package"
 FORMATS = ["tfrecord", "webdataset", "parquet"]
@@ -28,7 +30,7 @@ class Celsius(Feature):
     """A feature with only the required methods, stored in hundredths of a degree."""
 
     def columns(self, name):
-        return {name: "int64"}
+        return {name: ArrowType("int64")}
 
     def value_type(self):
         return "float64", ()
@@ -38,6 +40,61 @@ class Celsius(Feature):
 
     def decode(self, name, columns):
         return np.float64(columns[name][0] / 100)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs(Feature):
+    """A feature of an Arrow type, `encode` and `decode` alone."""
+
+    def columns(self, name):
+        return {name: ArrowType("int16", (None, 2))}
+
+    def encode(self, name, value):
+        if not isinstance(value, np.ndarray) or value.dtype != np.int16 or value.shape[1:] != (2,):
+            raise SchemaError(f"field {name!r} is declared {self.declared()} but the sample holds {value!r}")
+        return {name: value.reshape(-1).astype(np.int64)}
+
+    def decode(self, name, columns):
+        return np.asarray(columns[name]).astype(np.int16).reshape(-1, 2)
+
+
+PAIRS = [np.arange(4, dtype=np.int16).reshape(2, 2), np.empty((0, 2), np.int16), np.full((1, 2), -9, np.int16)]
+
+
+class TestPairs(FeatureConformance):
+    """Every format, reader and client derives what it needs from the Arrow type."""
+
+    def make_feature(self):
+        return Pairs()
+
+    def make_values(self):
+        return PAIRS
+
+    def make_wrong_values(self):
+        return [np.zeros((1, 3), np.int16), "text"]
+
+
+class TestPairsThatMayBeMissing(FeatureConformance):
+    """A value without numbers is not missing."""
+
+    def make_feature(self):
+        return Nullable(register_feature(Pairs)())
+
+    def make_values(self):
+        return [*PAIRS, None]
+
+
+class TestListsOfCelsius(FeatureConformance):
+    """Items that are stored as integers, and read back as one array."""
+
+    def make_feature(self):
+        return ListOf(register_feature(Celsius)())
+
+    def make_values(self):
+        return [[36.5, -1.25], [], [0.0]]
+
+    def make_wrong_values(self):
+        return ["text", 5]
 
 
 @pytest.fixture(autouse=True)
@@ -132,13 +189,15 @@ def test_clients_know_a_foreign_feature_by_its_arrow_type(tmp_path, installed):
     folder = write(tmp_path / "out", installed, ["tfrecord", "parquet"])
 
     entries = json.loads((folder / "features.json").read_text())["content"]["features"]
+    pairs = tfds_entries(Pairs(), "pairs")["pairs"]["tensor"]
     fields = {
         field["source"]["extract"]["column"]: field["dataType"]
         for field in json.loads((folder / "croissant.json").read_text())["recordSet"][0]["field"]
     }
 
     assert "text" in entries["sound"] and entries["degrees"]["tensor"]["dtype"] == "int64"
-    assert "text" in entries["maybe"]["sequence"]["feature"]
+    assert entries["maybe"]["sequence"]["feature"]["tensor"]["dtype"] == "int64"
+    assert pairs["dtype"] == "int16" and pairs["shape"]["dimensions"] == ["-1", "2"]
     assert "- name: sound\n      dtype: binary\n" in (folder / "README.md").read_text()
     assert fields["sound"] == "sc:AudioObject" and fields["degrees"] == "sc:Integer"
 
@@ -183,12 +242,12 @@ class Incomparable(Celsius):
 
 class OfBytes(Celsius):
     def columns(self, name):
-        return {name: "float64"}
+        return {name: "int64"}
 
 
 class Elsewhere(Celsius):
     def columns(self, name):
-        return {"other": "int64"}
+        return {"other": ArrowType("int64")}
 
 
 class Oddly(Celsius):
@@ -221,7 +280,7 @@ class Unread(DatasetWriter):
     [
         (Unregistered(), MissingDependencyError, "'degrees' .*register_feature"),
         (Incomparable(), SchemaError, "frozen dataclass"),
-        (OfBytes(), SchemaError, "kinds of columns"),
+        (OfBytes(), SchemaError, "want an ArrowType"),
         (Elsewhere(), SchemaError, "columns"),
         (Oddly(), SchemaError, "value_type"),
         (Unwritable(), SchemaError, "write arguments"),
@@ -303,10 +362,7 @@ class Disparity(Feature, Geometry):
     """A disparity map of fixed shape, stored raw, moved like a mask and decoded in blocks."""
 
     def columns(self, name):
-        return {name: "bytes"}
-
-    def value_type(self):
-        return "uint8", (4, 4)
+        return {name: ArrowType("uint8", (4, 4), is_raw=True)}
 
     def encode(self, name, value):
         return {name: value.tobytes()}
@@ -341,7 +397,7 @@ def test_foreign_feature_of_fixed_shape_is_decoded_in_blocks(tmp_path):
 SCALED = """
 import dataclasses
 import numpy as np
-from datamat.features import Feature
+from datamat.features import ArrowType, Feature
 
 SCALE = 10
 
@@ -349,7 +405,7 @@ SCALE = 10
 @dataclasses.dataclass(frozen=True)
 class Scaled(Feature):
     def columns(self, name):
-        return {name: "int64"}
+        return {name: ArrowType("int64")}
 
     def value_type(self):
         return "float64", ()

@@ -34,10 +34,10 @@ VOLUMES = np.random.default_rng(0).integers(-3000, 3000, (9, *SHAPE), np.int16)
     ],
 )
 def test_which_tensors_are_stored_as_bytes(shape, dtype, kind):
-    assert Tensor(shape, dtype).columns("x")["x"] == kind
-    assert Tensor(shape, dtype, "raw").columns("x")["x"] == "bytes"
+    assert Tensor(shape, dtype).columns("x")["x"].kind == kind
+    assert Tensor(shape, dtype, "raw").columns("x")["x"].kind == "bytes"
     if dtype != "uint64":  # which is no number of a tf.train.Example
-        assert Tensor(shape, dtype, "list").columns("x")["x"] != "bytes"
+        assert Tensor(shape, dtype, "list").columns("x")["x"].kind != "bytes"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 from datamat import DatasetWriter, Features, IndexRow, Scalar
 from datamat.directory.sidecars.croissant import croissant_type
 from datamat.errors import InputError, SchemaError
-from datamat.features import Feature, Preview
+from datamat.features import ArrowType, Feature, Preview
 
 
 class SquaresWriter(DatasetWriter):
@@ -33,7 +33,7 @@ class Waveform(Feature, Preview):
     preview = "image"
 
     def columns(self, name):
-        return {name: "bytes", f"{name}/frames": "int64"}
+        return {name: ArrowType("binary"), f"{name}/frames": ArrowType("int64")}
 
     def value_type(self):
         return "float32", (None, self.channels)

@@ -151,14 +151,14 @@ def _field(split: str, column: ArrowColumn, feature: Feature | None) -> dict[str
         "name": identifier,
         "dataType": _data_type(column, feature),
         **({"description": feature.declared()} if feature else {}),
-        **({"repeated": True} if column.sizes else {}),
+        **({"repeated": True} if column.stored.sizes else {}),
         "source": {"fileSet": {"@id": _files_of("parquet", split)}, "extract": {"column": column.name}},
     }
 
 
 def _data_type(column: ArrowColumn, feature: Feature | None) -> str:
     special = None if feature is None else croissant_type(feature)
-    return special or _TYPES.get(column.dtype, "sc:Integer")
+    return special or _TYPES.get(column.stored.dtype, "sc:Integer")
 
 
 @functools.singledispatch

@@ -69,10 +69,10 @@ def _features(features: Features) -> list[dict[str, Any]]:
 def _typed(column: ArrowColumn, feature: Feature | None) -> dict[str, Any]:
     """Return the type of a column as the YAML of `datasets` has it: `dtype`, or `list` of an inner one."""
     special = None if feature is None else hugging_face_type(feature)
-    inner: Any = special or _STORED.get(column.dtype, column.dtype)
-    if not column.sizes:
+    inner: Any = special or _STORED.get(column.stored.dtype, column.stored.dtype)
+    if not column.stored.sizes:
         return {"dtype": inner}
-    for size in reversed(column.sizes):
+    for size in reversed(column.stored.sizes):
         inner = {"list": inner, **({} if size is None else {"length": size})}
     return dict(inner)
 

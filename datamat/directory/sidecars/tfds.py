@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from datamat.directory.files import render_json
 from datamat.directory.manifest import formats_of, shards_of
 from datamat.features.pictures import Depth, Image, Mask, Polygons
-from datamat.features.schema import Listed, ListOf, Nullable, WithGaps
+from datamat.features.schema import ListOf, Nullable
 from datamat.features.values import BBoxes, ClassLabel, Scalar, Tensor
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from datamat.directory.manifest import Manifest
     from datamat.features import Feature, Features
-    from datamat.features.base import Shape
+    from datamat.features.base import ArrowType, Shape
 
 
 __all__ = ["tfds_entries", "tfds_sidecars"]
@@ -32,7 +32,6 @@ __all__ = ["tfds_entries", "tfds_sidecars"]
 _FORMATS = {"tfrecord": "tfrecord", "arrayrecord": "array_record"}  # our name to theirs; TFDS reads no others
 _FEATURES = "tensorflow_datasets.core.features."
 _NOT_DECODED = {"uint32"}  # `tf.io.decode_raw` has no such type
-_NOT_NUMBERS = {"binary", "string", "json"}
 
 
 def tfds_sidecars(manifest: Manifest) -> dict[str, bytes]:
@@ -89,50 +88,40 @@ def tfds_entries(feature: Feature, name: str) -> dict[str, dict[str, Any]]:
         feature: feature of the field.
         name: name of the field, as prefix of its columns.
     """
-    types = feature.arrow_types(name)
-    return {column: _stored(kind, *types[column]) for column, kind in feature.columns(name).items()}
+    return {column: _stored(stored) for column, stored in feature.columns(name).items()}
 
 
-def _stored(kind: str, dtype: str, sizes: Shape) -> dict[str, Any]:
-    """Return the entry of a column of a kind and Arrow type."""
-    if kind == "bytes_list":
+def _stored(stored: ArrowType) -> dict[str, Any]:
+    """Return the entry of a column."""
+    if stored.kind == "bytes_list":
         return _sequence(_TEXT, None)
-    if dtype in _NOT_NUMBERS:
-        return _TEXT if kind == "bytes" else _tensor((None,), kind)
-    return _tensor(sizes, "int64" if dtype.startswith("timestamp") else dtype, is_raw=kind == "bytes")
+    if not stored.holds_numbers:
+        return _TEXT
+    dtype = "int64" if stored.dtype.startswith("timestamp") else stored.dtype
+    return _tensor(stored.sizes, dtype, is_raw=stored.kind == "bytes")
 
 
 @tfds_entries.register(Nullable)
-@tfds_entries.register(Listed)
-def _(feature: Nullable | Listed, name: str) -> dict[str, dict[str, Any]]:
-    kinds, types, of_one = feature.columns(name), feature.arrow_types(name), feature.feature.columns(name)
-    found = tfds_entries(feature.feature, name)
-    for column, kind in of_one.items():
-        if kind != "bytes_list" and f"{column}/lengths" in kinds:
-            found[column] = _stored(kinds[column], *types[column])
-        elif kind != "bytes_list":
-            found[column] = _sequence(_TEXT if kinds[column] == "bytes_list" else found[column], None)
-    return found | {column: _tensor((None,), "int64") for column in kinds if column not in of_one}
-
-
 @tfds_entries.register(ListOf)
-def _(feature: ListOf, name: str) -> dict[str, dict[str, Any]]:
-    return tfds_entries(feature.stored, name)
-
-
-@tfds_entries.register(WithGaps)
-def _(feature: WithGaps, name: str) -> dict[str, dict[str, Any]]:
-    return {**tfds_entries(feature.stored, name), f"{name}/present": _tensor((None,), "int64")}
+def _(feature: Nullable | ListOf, name: str) -> dict[str, dict[str, Any]]:
+    types, of_one = feature.columns(name), feature.stored.columns(name)
+    found = tfds_entries(feature.stored, name)
+    for column in () if isinstance(feature, ListOf) and feature.array else of_one:
+        if of_one[column].kind != "bytes_list" and f"{column}/lengths" in types:
+            found[column] = _stored(types[column])
+        elif of_one[column].kind != "bytes_list":
+            found[column] = _sequence(_TEXT if types[column].kind == "bytes_list" else found[column], None)
+    return found | {column: _tensor((None,), "int64") for column in types if column not in of_one}
 
 
 @tfds_entries.register(Scalar)
 @tfds_entries.register(Tensor)
 def _(feature: Scalar | Tensor, name: str) -> dict[str, dict[str, Any]]:
-    (dtype, shape), kinds = feature.value_type(), feature.columns(name)
-    if f"{name}/shape" not in kinds:
-        return {name: _tensor(shape, dtype, is_raw=kinds[name] == "bytes")}
+    (dtype, shape), types = feature.value_type(), feature.columns(name)
+    if f"{name}/shape" not in types:
+        return {name: _tensor(shape, dtype, is_raw=types[name].kind == "bytes")}
     return {
-        name: _tensor((None,), dtype, is_raw=kinds[name] == "bytes"),
+        name: _tensor((None,), dtype, is_raw=types[name].kind == "bytes"),
         f"{name}/shape": _tensor((len(shape),), "int64"),
     }
 
@@ -153,7 +142,7 @@ def _(feature: BBoxes, name: str) -> dict[str, dict[str, Any]]:
 
 @tfds_entries.register(Polygons)
 def _(feature: Polygons, name: str) -> dict[str, dict[str, Any]]:
-    return {column: _tensor((None,), kind) for column, kind in feature.columns(name).items()}
+    return {column: _tensor((None,), stored.dtype) for column, stored in feature.columns(name).items()}
 
 
 @tfds_entries.register(Image)

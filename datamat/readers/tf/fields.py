@@ -33,8 +33,8 @@ from datamat.features import (
     Tokens,
     Video,
 )
-from datamat.features.base import Shape, bytes_array, dtype_of, holds_numbers, to_json_text
-from datamat.features.schema import Gathered, Listed, WithGaps, gathered_columns, holds_lists
+from datamat.features.base import ArrowType, Shape, bytes_array, dtype_of, holds_numbers, to_json_text
+from datamat.features.schema import Packed
 from datamat.values import frozen
 
 __all__ = ["TfField", "decode_raw", "in_python", "tf_dtype", "tf_field", "tf_fields", "tf_value"]
@@ -238,12 +238,11 @@ def _(feature: Nullable) -> TfField:
     def decode(name: str, columns: Mapping[str, Any]) -> Any:
         import tensorflow as tf
 
-        gathered = gathered_columns(feature.feature, name)
-        mark = f"{name}/present" if holds_lists(feature.feature) else next(iter(gathered))
+        mark = next(reversed(feature.columns(name)))  # of all columns, or of a mark, that is empty without a value
 
         def there() -> Any:
-            first = {column: _first(gathered[column], columns[column]) if column in gathered else columns[column]
-                     for column in feature.feature.columns(name)}  # fmt: skip
+            first = {column: _numbers_in(columns[column], stored)
+                     for column, stored in feature.feature.columns(name).items()}  # fmt: skip
             return one.decode(name, first)[None]
 
         def none() -> Any:
@@ -264,37 +263,30 @@ def _(feature: Nullable) -> TfField:
 
 @tf_field.register(ListOf)
 def _(feature: ListOf) -> TfField:
-    return tf_field(feature.stored)
-
-
-@tf_field.register(Listed)
-def _(feature: Listed) -> TfField:
-    one = tf_field(feature.feature)
+    if feature.has_gaps:
+        return _with_gaps(tf_field(feature.item), tf_field(ListOf(feature.item)))
+    if feature.array:
+        return tf_field(feature.array)
+    one = tf_field(feature.item)
     is_serialized = None in one.shape  # items that differ in shape cannot be one tensor: each is a string
     dtype, shape = ("bytes", (None,)) if is_serialized else (one.dtype, (None, *one.shape))
-    block = None if feature.flattened("value") else _block_of_many(feature.feature, one)
+    has_lengths = any(how.has_lengths for how in feature.packed("").values())
+    block = None if has_lengths else _block_of_many(feature.item, one)
 
     def decode(name: str, columns: Mapping[str, Any]) -> Any:
         import tensorflow as tf
 
         if block and not holds_numbers(dtype):
             return columns[name]
-        flattened = feature.flattened(name)
-        items: dict[str, Any] = {}
-        for column, gathered in feature.gathered(name).items():
-            values = columns[column]
-            items[column] = values if gathered.kind == "bytes_list" else tf.reshape(values, [-1, gathered.width])
-        for column, how in flattened.items():
-            sizes = columns[f"{column}/lengths"] * how.unit
-            if how.kind == "bytes":  # places in the one string
-                items[column] = tf.stack([tf.cumsum(sizes, exclusive=True), sizes], axis=1)
-            else:
-                items[column] = tf.RaggedTensor.from_row_lengths(columns[column], sizes)
+        packed = feature.packed(name)
+        items = {
+            column: _items(columns[column], how, columns.get(f"{column}/lengths")) for column, how in packed.items()
+        }
 
         def decoded(places: Mapping[str, Any]) -> Any:
             item = {
                 column: tf.strings.substr(columns[column][:1], value[:1], value[1:])
-                if column in flattened and flattened[column].kind == "bytes"
+                if packed[column].kind == "bytes"
                 else tf.reshape(value, [-1])
                 for column, value in places.items()
             }
@@ -315,9 +307,20 @@ def _(feature: Listed) -> TfField:
     return TfField(dtype, shape, decode, block, one.needs_python, to_tensor, to_value)
 
 
-@tf_field.register(WithGaps)
-def _(feature: WithGaps) -> TfField:
-    one, there = tf_field(feature.feature), tf_field(feature.stored)
+def _items(leaves: Any, how: Packed, lengths: Any) -> Any:
+    """Return the items of a list in a column as rows of one tensor; of bytes, their places."""
+    import tensorflow as tf
+
+    if not how.has_lengths:
+        return leaves if how.kind == "bytes_list" else tf.reshape(leaves, [-1, how.unit])
+    sizes = lengths * how.unit
+    if how.kind == "bytes":
+        return tf.stack([tf.cumsum(sizes, exclusive=True), sizes], axis=1)
+    return tf.RaggedTensor.from_row_lengths(leaves, sizes)
+
+
+def _with_gaps(one: TfField, there: TfField) -> TfField:
+    """Return how TensorFlow has a list of which items may be missing, given one, and a list of those that are there."""
 
     def decode(name: str, columns: Mapping[str, Any]) -> Any:
         import tensorflow as tf
@@ -345,15 +348,13 @@ def _block_of_many(feature: Feature, one: TfField) -> Literal["tensor"] | None:
     return "tensor" if is_fixed and one.block == "tensor" and len(feature.columns("")) == 1 else None
 
 
-def _first(gathered: Gathered, column: Any) -> Any:
-    """Return the column of the first value in a tensor."""
+def _numbers_in(column: Any, stored: ArrowType) -> Any:
+    """Return the column of a feature from that of a `Nullable` of it, which holds a value."""
     import tensorflow as tf
 
-    if gathered.kind != "bytes_list":
-        return column[: gathered.width]
-    if gathered.inner == "bytes":
-        return column[:1]
-    return tf.cast(decode_raw(gathered.dtype.name, column[0]), gathered.inner)
+    if stored.kind in {"bytes", "bytes_list"} or column.dtype != tf.string:
+        return column
+    return tf.cast(decode_raw(stored.raw_dtype.name, column[0]), stored.kind)
 
 
 def _stacked(one: TfField, values: Sequence[Any]) -> np.ndarray:
