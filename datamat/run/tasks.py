@@ -251,6 +251,8 @@ class _BucketTask(_Task):
                 assert remote is not None
                 with reporting(own, began=self._began) as events:
                     report, claims, planned = self._share_made(tasks_of, events, remote, session)
+                if claims is not None and claims.is_over:
+                    remote.give_up()  # what came after the end
             if claims is not None:
                 session.send_ledger(own.work)
                 # With include or exclude, the rest may be for others, whose workers the last run would stop.

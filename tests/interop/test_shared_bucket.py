@@ -17,7 +17,7 @@ import pytest
 import sliced_job
 from sliced_job import NUM_SHARDS, content, make_source, start_task
 
-from datamat import IncompleteRunError, OutputError, OutputLockedError
+from datamat import IncompleteRunError, OutputError, OutputLockedError, failures
 from datamat import status as read_status
 from datamat.directory.ledger import read_ledger
 
@@ -197,8 +197,8 @@ def test_late_upload_of_a_shard_that_lacks_a_row_replaces_nothing(bucket, proxy,
     bucket.check(before)
 
 
-def test_first_of_two_that_made_a_shard_counts(bucket, proxy):
-    """Also where the other one, which had uploaded it before, but not noted, writes the manifest."""
+def test_uploaded_shard_of_a_killed_task_counts(bucket, proxy):
+    """It had not noted the shard for the others; what failed in it is told, too."""
 
     def meet(_, handler):
         if handler.command == "PUT" and "/done/" in handler.path:
@@ -217,9 +217,13 @@ def test_first_of_two_that_made_a_shard_counts(bucket, proxy):
     last = bucket.run(0, errors="skip", scratch="there")
 
     assert (others, noted) == ([], [f"{shard}.json"])
-    assert (other.num_shards_written, other.num_failed, other.is_complete) == (1, 0, False)
-    assert (last.num_failed, last.is_complete) == (0, True)
-    assert bucket.there()[0] == bucket.wanted(errors="skip")
+    num_failed = other.num_failed
+    assert (other.num_shards_written, other.is_complete) == (0, False)
+    assert num_failed > 0
+    assert (last.num_failed, last.is_complete) == (num_failed, True)
+    told = failures(bucket.url, storage_options=bucket.options)
+    assert {failure.shard.partition(".")[0] for failure in told} == {shard}
+    assert len(told) == num_failed
     shutil.rmtree(bucket.tmp_path / "other")
     bucket.check(bucket.there()[0])
 
@@ -257,7 +261,7 @@ def test_kills_while_tasks_replace_a_shard(bucket):
     report = bucket.job("third", sidecars=[sliced_job.end_at_manifest]).finalize(progress=False)
 
     assert between == old
-    assert "manifest.json" not in killed
+    assert killed["manifest.json"] == bucket.wanted(sidecars=[sliced_job.end_at_manifest])["manifest.json"]
     assert report.is_complete
     assert (report.num_shards_written, report.num_shards_reused) == (0, NUM_SHARDS)
     shutil.rmtree(bucket.tmp_path / "there")
