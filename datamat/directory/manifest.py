@@ -686,7 +686,7 @@ class Manifest:
             there = folder.stat(name)
             is_there = there is not None and there.num_bytes == num_bytes
             is_there = is_there and all(
-                part_of(folder.read_range(name, start, start + part.num_bytes)) == part for start, part in ends
+                part_of(folder.read_range(name, start, start + part.num_bytes).content) == part for start, part in ends
             )
             return name if is_there else self.moving[name]
 

@@ -411,7 +411,7 @@ class _StoredOutput:
         if there is None:
             return (), ""
         start = max(there.num_bytes - _TAIL_BYTES, 0)
-        content = self._work.read_range(LEDGER_FILE, start, there.num_bytes)
+        content = self._work.read_range(LEDGER_FILE, start, there.num_bytes).content
         content = content.partition(b"\n")[2] if start else content  # from the beginning of a line on
         return _last_run(parse_ledger(io.BytesIO(content), self._work.place(LEDGER_FILE), without="part_committed"))
 

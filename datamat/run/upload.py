@@ -438,8 +438,8 @@ class RemoteOutput:
         now = StoredObject(there.version, info.checksum)
         if self._known.get(info.file) != now:
             with contextlib.suppress(AbsentError):
-                head = self._store.read_range(info.file, 0, info.head.num_bytes)
-                tail = self._store.read_range(info.file, info.num_bytes - info.tail.num_bytes, info.num_bytes)
+                head = self._store.read_range(info.file, 0, info.head.num_bytes).content
+                tail = self._store.read_range(info.file, info.num_bytes - info.tail.num_bytes, info.num_bytes).content
                 if info.differences(there.num_bytes, head, tail):
                     return False
                 self._known[info.file] = now
