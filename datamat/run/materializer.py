@@ -456,6 +456,8 @@ class Materializer:
 
         work, logger = work_folder(job.output), job.how.logger
         session_of(job).refuse_if_alive(logger)
+        with locked(work / "lock"):
+            restore_damaged(store)  # of a repair that was killed
         report = None
         for _ in range(_MOST_ROUNDS):
             found = examine(store, deep=False, recomputed=None)

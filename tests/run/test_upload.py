@@ -185,10 +185,8 @@ def test_repair_that_is_killed_at_any_request_loses_nothing(s3, tmp_path, reques
         s3.meet = lambda verb, path: None
         left = {one.content for one in s3.objects.values()}
         assert damaged <= left or there(s3)[0].keys() >= whole.keys(), f"killed at request {at}"
-        do(
-            job.repair if at % 3 or damage == "manifest.json" else job.run,
-            f"after-{at}" if at % 4 < 2 else f"killed-{at}",
-        )
+        work = job.repair if at % 3 or damage == "manifest.json" else job.run
+        do(work, f"after-{at}" if at % 4 < 2 else f"killed-{at}")
         assert there(s3)[0] == whole, f"killed at request {at}"
         assert there(s3)[1] <= KEPT, f"killed at request {at}"
 
