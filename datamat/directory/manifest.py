@@ -67,6 +67,7 @@ __all__ = [
     "read_entries",
     "read_entry",
     "read_versions",
+    "refuse_file",
     "run_folder",
     "salvaged",
     "salvaged_shards",
@@ -964,12 +965,21 @@ def content_of_manifest(folder: Folder) -> bytes:
             raise CorruptDataError(f"{folder.place(MANIFEST_FILE)} is a folder") from error
         raise
     if found is None:
+        refuse_file(folder)
         remedy = "correct the path or URL, or finish its run"
         with contextlib.suppress(OutputError):  # not everybody who may read may list
             if folder.list(WORK, deep=True):
                 remedy = "finish its run, which writes that last: run it again to resume"
         raise AbsentError(f"{folder} holds no {MANIFEST_FILE}; {remedy}")
     return found
+
+
+def refuse_file(folder: Folder) -> None:
+    """Raise `AbsentError` where what was named as a folder is a file, or below one."""
+    if (here := folder.local_path()) is not None:
+        for path in (here, *here.parents):
+            if path.is_file():
+                raise AbsentError(f"{path} is a file, not a folder; give the folder that a run has written")
 
 
 def manifest_bytes(folder: pathlib.Path) -> bytes:
