@@ -301,7 +301,9 @@ def run_job(
         # Once the ledger is uploaded. What tasks have made on a disk is moved by now, whatever this run still lacks.
         if report.is_complete or (session.is_local and task is None):
             session.remove()
-        return report
+    if job.store is not None and task is None and report.is_complete:
+        _remove_scratch_of_tasks(job.output)
+    return report
 
 
 def _run_locked(
@@ -369,7 +371,10 @@ def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], task: TaskNumber) ->
             raise _not_shared(shared, holder)
         name = f"{shared.output.name}-{task.name}"
         own = dataclasses.replace(shared, output=shared.output.with_name(name))
-        return _BucketTask(shared, own, task).run(tasks_of)
+        report = _BucketTask(shared, own, task).run(tasks_of)
+        if report.is_complete:
+            _remove_scratch_of_tasks(shared.output)
+        return report
     own = dataclasses.replace(shared, output=task_folder(shared.work, task))
     while True:
         _wait_for_others(shared)
@@ -384,6 +389,13 @@ def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], task: TaskNumber) ->
                 or not shared.output.exists()
             ):
                 raise  # else another has written the manifest, and removed the folder of this one
+
+
+def _remove_scratch_of_tasks(output: pathlib.Path) -> None:
+    """Remove what tasks of an output in a store, which is complete, have left on this machine, but for live ones."""
+    for folder in output.parent.glob(f"{glob.escape(output.name)}-task-*"):
+        with contextlib.suppress(OSError), locked(folder / WORK / "lock"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _not_shared(shared: Job, holder: str) -> OutputLockedError:
@@ -549,11 +561,7 @@ class _BucketTask(_Task):
                         self._finish(claims, tasks_of)
             if claims is None or claims.is_over:  # what a killed one left, or this one has shown since
                 session.remove()
-            report = self._completed(report, planned)
-            if report.is_complete:
-                with contextlib.suppress(OutputLockedError), locked(own.work / "lock"):
-                    shutil.rmtree(own.output, ignore_errors=True)
-        return report
+            return self._completed(report, planned)
 
     def _share_made(
         self, tasks_of: Callable[[Job], Tasks], events: RunEvents, remote: RemoteOutput, session: TaskSession
