@@ -9,8 +9,10 @@ from lines_format import AssembledLines
 from datamat import Features, Text
 from datamat.formats import get_format
 from datamat.plan.plan import PartSpec, ShardSpec
+from datamat.run.growing import GrowingShard
+from datamat.run.parts import PartWriter
 from datamat.run.receipts import Outcome
-from datamat.run.shards import GrowingShard, PartWriter, ShardBuilder, begin_run
+from datamat.run.shards import ShardBuilder, begin_run
 
 SIZES = [2, 1, 3, 0, 2]
 """Records of each part; a transform may give none for a row."""

@@ -293,29 +293,34 @@ def disk_errors_explained(folder: pathlib.Path) -> Iterator[None]:
         ) from error
 
 
-def publish(temporary: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
+def publish(temporary: str | os.PathLike[str], final: str | os.PathLike[str], *, flushes_name: bool = True) -> None:
     """Give a complete and flushed file its final name, and flush that name.
 
     Args:
         temporary: path of the complete file, on the same disk.
         final: the path that it gets.
+        flushes_name: False where the caller flushes the folder, once for several names.
 
     Raises:
         OutputLockedError: the lock that this process took on the output has become another's.
     """
     check_lock(final)
     os.replace(temporary, final)
-    fsync_folder(pathlib.Path(final).parent)
+    if flushes_name:
+        fsync_folder(pathlib.Path(final).parent)
 
 
 @contextlib.contextmanager
-def commit(path: str | os.PathLike[str], *, through: pathlib.Path | None = None) -> Iterator[BinaryIO]:
+def commit(
+    path: str | os.PathLike[str], *, through: pathlib.Path | None = None, flushes_name: bool = True
+) -> Iterator[BinaryIO]:
     """Open a file for writing that gets the name `path` only when the block ends without an error.
 
     Args:
         path: final path of the file; its folder must exist. A file already there is replaced atomically.
         through: folder, on the same disk, for the temporary file, so that what a kill leaves is not among finished
             files; None takes the folder of `path`.
+        flushes_name: see `publish`.
 
     Yields:
         A binary file, writable. It is removed if the block fails.
@@ -332,7 +337,7 @@ def commit(path: str | os.PathLike[str], *, through: pathlib.Path | None = None)
             yield file
             file.flush()
             os.fsync(file.fileno())
-        publish(temporary, path)
+        publish(temporary, path, flushes_name=flushes_name)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)

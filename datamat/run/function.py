@@ -34,12 +34,13 @@ from datamat.parallel.process_role import is_worker
 from datamat.parallel.tasks import CallLost, warned_once
 from datamat.plan.pipeline import Pipeline
 from datamat.run.dispatch import describe_death, open_executor, result_of
-from datamat.run.limits import signals_raised
+from datamat.run.limits import limit_memory, signals_raised
 from datamat.run.materializer import DATASET_PARAMETERS, Materializer, output_place
 from datamat.run.module_state import ModuleState
+from datamat.run.part_task import exit_error, may_pass, pause
 from datamat.run.report import RunReport
+from datamat.run.row_watch import RowMark, RowWatch
 from datamat.run.run import work_folder
-from datamat.run.worker import RowMark, RowWatch, exit_error, limit_memory, may_pass, pause
 from datamat.transforms import Augmenter
 from datamat.transforms.seeding import global_state_kept
 from datamat.values import frozen

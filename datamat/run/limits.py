@@ -7,6 +7,7 @@ import contextlib
 import functools
 import gc
 import io
+import mmap
 import os
 import shutil
 import signal
@@ -31,7 +32,9 @@ __all__ = [
     "ErrorLimit",
     "free_bytes",
     "interrupted",
+    "limit_memory",
     "raise_swallowed",
+    "resident_bytes",
     "signals_raised",
     "tree_bytes",
 ]
@@ -243,3 +246,47 @@ def _leave_garbage() -> None:
 
 # At import, not at the signal: what is registered later runs earlier, and may use objects that are frozen here.
 atexit.register(_leave_garbage)
+
+
+# ---------------------------------------------------------------- memory of a worker
+
+
+_LEAST_HEADROOM = 1 << 30  # bytes that one sample may always allocate, however small max_rss is
+_RESIDENT, _DATA = 1, 5  # places in /proc/self/statm
+
+
+def limit_memory(max_rss: int) -> None:
+    """Let an allocation far above the worker's limit fail, before the system has to end some process.
+
+    Only Linux has such a limit; elsewhere a worker is replaced after the part in which it exceeded its own.
+    """
+    import resource
+
+    data_bytes = _statm_bytes(_DATA)
+    if data_bytes is None:
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = data_bytes + max(max_rss, _LEAST_HEADROOM)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process holds."""
+    found = _statm_bytes(_RESIDENT)
+    if found is None:
+        import psutil
+
+        return int(psutil.Process().memory_info().rss)
+    return found
+
+
+def _statm_bytes(place: int) -> int | None:
+    """Return an entry of proc_pid_statm(5) in bytes, which only Linux has.
+
+    psutil would cost each worker its import, and has no data size.
+    """
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[place]) * mmap.PAGESIZE
+    except FileNotFoundError:
+        return None

@@ -647,8 +647,9 @@ def start(
     from datamat.parallel.tasks import warned_once
     from datamat.run.limits import interrupted, signals_raised
     from datamat.run.repair import NOTHING_WANTED
-    from datamat.run.run import run_job, run_task
+    from datamat.run.run import run_job
     from datamat.run.slices import LEASE_S, TaskNumber
+    from datamat.run.tasks import run_task
 
     require_package("pyarrow", "the index of a dataset")
     run_top_level_once()  # also where there is nothing to do, and no pool starts

@@ -95,7 +95,7 @@ def write_index_files(
                 written.append(like)
                 continue
             made = through / os.path.basename(name)
-            with commit(made) as file:
+            with commit(made, flushes_name=False) as file:
                 write(file)
             info = IndexInfo.of_file(made)
             if like not in (None, info):

@@ -48,8 +48,8 @@ from datamat.folders.local import regular_path
 from datamat.formats import Offsets, get_format
 from datamat.plan.changes import find_changes
 from datamat.plan.inputs import content_digest
+from datamat.run.growing import GrowingShard
 from datamat.run.receipts import PartInfo, Receipt, part_path, replace_file, write_receipt
-from datamat.run.shards import GrowingShard
 from datamat.run.upload import RemoteOutput, note_uploaded
 from datamat.values import frozen
 

@@ -6,7 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import glob
 import shutil
 import time
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -17,16 +16,12 @@ from datamat.directory.files import (
     check_lock,
     disk_errors_explained,
     empty_folder,
-    lock_holder,
     locked,
     refuse_links,
 )
-from datamat.directory.keys import ShardName
 from datamat.directory.ledger import LEDGER_FILE, read_ledger
 from datamat.directory.manifest import (
     INDEX_FOLDER,
-    MANIFEST_FILE,
-    MOST_MANIFEST_BYTES,
     IndexInfo,
     Manifest,
     by_shard,
@@ -39,34 +34,28 @@ from datamat.directory.manifest import (
 )
 from datamat.directory.publication import finish_publication, publish_manifest, version_there
 from datamat.directory.sidecars.exporting import sidecar_names, withdraw_sidecars, write_sidecars
-from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError, count_of, join_problems
+from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, count_of, join_problems
 from datamat.events import PartDamaged, PlanMade, RunEnded, SampleRecovered, ShardFinished
 from datamat.folders import AbsentError, LocalFolder
-from datamat.folders.local import look_anew
 from datamat.options import option
 from datamat.plan.changes import (
     find_changes,
-    find_loss,
     find_reusable,
     index_reader,
     known_shards,
-    lost_files,
-    main_reasons,
     missing_files,
-    num_changed_rows,
-    read_snapshot,
     write_snapshot,
 )
-from datamat.plan.inputs import InputFiles
 from datamat.run.dispatch import PartQueue
+from datamat.run.existing import judge_existing, refuse_other_dataset
 from datamat.run.limits import DiskLimit, ErrorLimit
 from datamat.run.publish import write_index_files
 from datamat.run.quarantine import kept_names, release, safe_name
-from datamat.run.receipts import DamagedPartError, Sealed, part_folder
+from datamat.run.receipts import DamagedPartError, Sealed
 from datamat.run.repair import NOTHING_WANTED, OtherBytesError
 from datamat.run.reporting import reporting
 from datamat.run.shards import ShardBuilder, begin_run, remove_waiting
-from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, session_of, task_folder
+from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, remove_scratch_of_tasks, session_of
 from datamat.run.targets import claim_names, refuse_own_source
 from datamat.run.upload import StoredShard, UploadTask, opened_output
 
@@ -94,166 +83,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Mode",
     "Run",
-    "judge_existing",
-    "refuse_other_dataset",
     "run_job",
-    "run_task",
     "work_folder",
 ]
-
-# ---------------------------------------------------------------- what a run would take away
-#
-# What a run would replace or remove of what earlier runs finished, and whether it may.
-#
-# manifest, entries, plan and receipts of earlier runs ──> of another dataset: refused
-# their fingerprints, against those of the plan ─────────> shards that would go: a warning, or refused
-
-
-Finished: TypeAlias = "tuple[Manifest | None, Mapping[str, ShardFiles]]"
-
-_SILENT_SHARE = 0.1  # of the finished rows: rebuilding more than this takes a warning
-_MOST_COMPARED = 4  # shards whose rows are compared for the reasons: what they all share shows in the first
-
-
-def refuse_other_dataset(job: Job, finished: Finished) -> None:
-    """Refuse to write a dataset where another one is: it would be removed once this one is finished.
-
-    Args:
-        job: the job; its output and the name of its dataset count here.
-        finished: manifest and shards of earlier runs, as `known_shards` returns them.
-
-    Raises:
-        OutputError: the output holds finished shards or parts of a dataset of another name.
-    """
-    output, name = job.output, job.name
-    others = sorted(_datasets(output, job.work, finished) - {name})
-    if others:
-        raise OutputError(
-            f"{output} holds the dataset {others[0]!r}, and a run of {name!r} would remove it; give {name!r} another "
-            f"output, or delete {output} if {others[0]!r} is no longer wanted"
-        )
-
-
-def _datasets(output: pathlib.Path, work: pathlib.Path, finished: Finished) -> set[str]:
-    """Return the names of the datasets of which a directory holds finished shards or parts."""
-    manifest, known = finished
-    found = {_dataset_of(files[0].name, files[0].split) for files in known.values()}
-    if manifest is not None:
-        found.add(manifest.name)
-    else:  # it may be damaged
-        found |= {_dataset_of(info.name, info.split) for info in salvaged_shards(output)}
-        found |= _datasets_by_their_files(output)
-    for shard in read_snapshot(work / "rows") or ():
-        if any(part_folder(work, shard.name).glob("*.json")):
-            found.add(_dataset_of(shard.name, shard.split))
-    return found
-
-
-def _datasets_by_their_files(output: pathlib.Path) -> set[str]:
-    """Return the names of the datasets in a directory, whatever became of the manifest.
-
-    A split without some of its shards is no dataset: a renamed file looks like that.
-    """
-    found = _shards_by_their_files(output)
-    numbers = collections.Counter((_dataset_of(name, split), split, name[-5:]) for name, split in found.items())
-    return {dataset for (dataset, _, number), count in numbers.items() if count == int(number)}
-
-
-def _shards_by_their_files(output: pathlib.Path) -> dict[str, str]:
-    """Return the splits of the finished shards in a directory by name, whatever became of the manifest.
-
-    An index is written once all shards are there. It names the splits; offset files distinguish shards from others.
-    """
-    splits = sorted((path.stem for path in (output / INDEX_FOLDER).glob("*.index")), key=len)
-    number = "[0-9]" * 5
-    found = {}
-    for split in splits:  # the longest that fits comes last
-        for path in output.glob(f"*-{glob.escape(split)}-{number}-of-{number}.*"):
-            if path.name.endswith((".idx", ".offsets")):
-                found[path.name.partition(".")[0]] = split
-    return found
-
-
-def _dataset_of(shard: str, split: str) -> str:
-    """Return the name of the dataset of a shard: NAME-SPLIT-XXXXX-of-YYYYY."""
-    return ShardName.parse(shard).dataset
-
-
-def judge_existing(planned: PlannedJob, finished: Finished) -> None:
-    """Warn, before a run, of the finished shards that it will rebuild, and why; or refuse.
-
-    Args:
-        planned: source and options as they are now, and the directory.
-        finished: manifest and shards of earlier runs, as `known_shards` returns them.
-
-    Raises:
-        OutputError: finished rows or shards would go, which `existing` forbids: "update" where finished rows are no
-            longer in the source, "refuse" where any finished shard would be replaced or removed.
-    """
-    job, output, existing = planned.job, planned.job.output, planned.job.how.existing
-    manifest, known = finished
-    refuse = option("existing", "refuse")
-    if existing == "refuse" and manifest is None and _shards_by_their_files(output):
-        raise OutputError(
-            f"{output} holds finished shards, but its manifest is missing or damaged, and does not say which of them "
-            f"would be replaced, which {refuse} forbids; repair it first, or leave that out"
-        )
-    wanted = {shard.name: shard for shard in planned.plan.shards}
-    stay = {name for name in known.keys() & wanted.keys() if planned.inputs.stand(wanted[name], known[name])}
-    if existing == "update" and (problem := find_loss(planned, known)):
-        raise OutputError(f"{job.place}: {problem}")
-    mine = {shard.name for shard in planned.chosen} | (known.keys() - wanted.keys())
-    going = (mine & known.keys()) - stay
-    gone = {name for name in mine & known.keys() if any(lost_files(output, job.work, info) for info in known[name])}
-    again = going if existing == "refuse" else going | gone
-    num_rows = _num_rows(known, again)
-    if not again or (existing != "refuse" and num_rows <= _SILENT_SHARE * _num_rows(known, known)):
-        return
-    if existing != "refuse" and manifest is not None and run_folder(job.work).exists():
-        return  # the unfinished run that this one continues has warned
-    share = num_rows / max(_num_rows(known, known), 1)
-    made = ""
-    if job.how.retry_failed and manifest is not None and existing != "refuse":
-        shards = [shard for shard in planned.plan.shards if shard.name in again]
-        num_made = sum(
-            shard.num_rows if shard.name in gone else n
-            for shard, n in zip(shards, num_changed_rows(planned, manifest, shards), strict=True)
-        )
-        if num_made <= _SILENT_SHARE * _num_rows(known, known):
-            return
-        made = f", of which {count_of(num_made, 'row')} are read again"
-    reasons = _reasons(planned, manifest, known, going)
-    reasons += [f"{count_of(len(gone - going), 'shard')} gone, or no longer as written"] if gone - going else []
-    affected = f"{len(again)} of {count_of(len(known), 'finished shard')} ({share:.0%} of the rows{made})"
-    why = "; ".join(reasons)
-    if existing == "refuse":
-        raise OutputError(
-            f"{job.place}: {affected} would be replaced or removed, which {refuse} forbids: {why}; undo what "
-            "changed, give another output, or leave that out"
-        )
-    raising = job.remedies.passing("existing", "refuse")
-    job.how.logger.warning("%s: %s will be made again: %s; %s stops instead", job.place, affected, why, raising)
-
-
-def _num_rows(known: Mapping[str, ShardFiles], names: Iterable[str]) -> int:
-    return sum(known[name][0].num_rows for name in names)
-
-
-def _reasons(
-    planned: PlannedJob, manifest: Manifest | None, known: Mapping[str, ShardFiles], going: set[str]
-) -> list[str]:
-    plan = planned.plan
-    if manifest is None:
-        return ["source, writer or options changed since an unfinished run made them"] if going else []
-    splits = {known[name][0].split for name in going}
-    found = [f"split {split} is no longer in the plan" for split in sorted(splits - plan.splits.keys())]
-    # One shard of each split first: what changed for a whole split shows in any of its shards.
-    firsts = [shards[0] for split, shards in plan.splits.items() if split in splits]
-    others = [shard for shard in plan.shards if shard.name in going]
-    changed = [shard for shard in (*firsts, *others) if shard.name in going or shard.name not in known]
-    compared = list(dict.fromkeys(changed))[:_MOST_COMPARED]
-    return found + main_reasons(planned, manifest, compared)
-
 
 # ---------------------------------------------------------------- the run
 #
@@ -271,7 +103,6 @@ Mode: TypeAlias = Literal["make", "finalize", "repair"]
 restores the output to its former state, which may lack rows that failed."""
 
 _MOST_NAMED = 10  # rows that an error names
-_MOMENT_S = 0.5  # between two looks at who writes the manifest
 _MOST_DAMAGED = 3  # times that one part may turn out damaged before it is no accident
 
 
@@ -302,7 +133,7 @@ def run_job(
         if report.is_complete or (session.is_local and task is None):
             session.remove()
     if job.store is not None and task is None and report.is_complete:
-        _remove_scratch_of_tasks(job.output)
+        remove_scratch_of_tasks(job.output)
     return report
 
 
@@ -351,262 +182,6 @@ def _run_locked(
             )
         events.emit(PlanMade.of(planned.plan, planned.chosen))
         return Run(planned, tasks, events, remote, mode=mode, seen=seen, wanted=wanted).execute()
-
-
-def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], task: TaskNumber) -> RunReport:
-    """Do the share of one of several tasks that make one output together; see `slices`.
-
-    Args:
-        shared: the job of the whole output.
-        tasks_of: returns the bound methods that travel to the workers of a job.
-        task: which of the tasks this is.
-
-    Raises:
-        OutputLockedError: a run of its own, or a process of the same number, is at work.
-        OutputError: tasks of another definition are at work; or as `run_job` does.
-    """
-    refuse_own_source(shared)
-    if shared.store is not None:
-        if holder := lock_holder(shared.work / "lock"):
-            raise _not_shared(shared, holder)
-        name = f"{shared.output.name}-{task.name}"
-        own = dataclasses.replace(shared, output=shared.output.with_name(name))
-        report = _BucketTask(shared, own, task).run(tasks_of)
-        if report.is_complete:
-            _remove_scratch_of_tasks(shared.output)
-        return report
-    own = dataclasses.replace(shared, output=task_folder(shared.work, task))
-    while True:
-        _wait_for_others(shared)
-        attempt = _Task(shared, own, task)
-        try:
-            return attempt.run(tasks_of)
-        except OSError as error:  # OutputError is one
-            if (
-                isinstance(error, OutputLockedError)
-                or attempt.is_refused
-                or own.work.exists()
-                or not shared.output.exists()
-            ):
-                raise  # else another has written the manifest, and removed the folder of this one
-
-
-def _remove_scratch_of_tasks(output: pathlib.Path) -> None:
-    """Remove what tasks of an output in a store, which is complete, have left on this machine, but for live ones."""
-    for folder in output.parent.glob(f"{glob.escape(output.name)}-task-*"):
-        with contextlib.suppress(OSError), locked(folder / WORK / "lock"):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _not_shared(shared: Job, holder: str) -> OutputLockedError:
-    return OutputLockedError(
-        f"{shared.place} is being written by {holder}, which shares it with nobody; wait for it, or give another output"
-    )
-
-
-def _wait_for_others(shared: Job) -> None:
-    """Wait while a task of the same output writes the manifest."""
-    work_folder(shared.output)
-    while holder := lock_holder(shared.work / "lock"):
-        if not session_of(shared).is_there:
-            time.sleep(_MOMENT_S)  # it may have come to its end
-            if lock_holder(shared.work / "lock") and not session_of(shared).is_there:
-                raise _not_shared(shared, holder)
-        if shared.how.deadline.has_come:
-            return
-        time.sleep(_MOMENT_S)
-
-
-class _Task:
-    """One of several tasks that make one output together.
-
-    Args:
-        shared: the job of the whole output.
-        own: the same job, with the folder of the task as output.
-        task: which of the tasks this is.
-
-    Attributes:
-        is_refused: whether nothing may be made, because of what the output is.
-    """
-
-    def __init__(self, shared: Job, own: Job, task: TaskNumber) -> None:
-        self._shared = shared
-        self._own = own
-        self._task = task
-        self._began = time.perf_counter()
-        self.is_refused = False
-
-    def run(self, tasks_of: Callable[[Job], Tasks]) -> RunReport:
-        """Make what this task can take; then write the manifest, or see another do so."""
-        is_new = not self._own.output.exists()
-        work_folder(self._own.output)
-        with disk_errors_explained(self._shared.output), locked(self._own.work / "lock"):
-            with reporting(self._own, began=self._began) as events:
-                empty_folder(self._own.work / "rows")
-                planned = self._own.planned_in(self._own.work / "rows")
-                whole = dataclasses.replace(
-                    planned, job=self._shared, inputs=InputFiles(planned.store, self._shared.work)
-                )
-                try:
-                    claims = self._claims(whole)
-                except OutputError:
-                    self.is_refused = self._own.work.exists()  # else another task has removed it
-                    if is_new and self.is_refused:  # else it holds what this task has made before
-                        self._let_folder_go()
-                    raise
-                events.emit(PlanMade.of(whole.plan, whole.chosen))
-                if claims is None:
-                    self._let_folder_go()
-                    report = events.tally.report(self._own, is_complete=True, stopped="")
-                    events.emit(RunEnded(report=report, error=None))
-                    return self._completed(report, whole)
-                with contextlib.closing(claims):
-                    write_snapshot(self._own.work / "rows", planned.plan)
-                    report = self._made(Run(planned, tasks_of(self._own), events, claims=claims), claims)
-            if report.stopped:
-                return dataclasses.replace(report, output=self._shared.place)
-            # With include or exclude, the rest may be for others, whose folders the last run would remove.
-            if claims.are_done(self._lacking):
-                with contextlib.closing(claims):
-                    self._finish(claims, tasks_of)
-        return self._completed(report, whole)
-
-    def _claims(self, whole: PlannedJob) -> TaskClaims | None:
-        """Return what there is to take; None where the output is complete."""
-        with contextlib.suppress(OutputLockedError), locked(self._shared.work / "lock"):
-            finish_publication(LocalFolder(self._shared.output))
-        finished = known_shards(self._shared.output, self._shared.work)
-        refuse_other_dataset(self._shared, finished)
-        judge_existing(whole, finished)
-        claim_names(whole, *finished, None)
-        self._lacking = lacking = {change.shard for change in find_changes(whole)}
-        session = session_of(self._shared)
-        if not lacking and not session.is_there and self._is_written(whole):
-            return None
-        shards = [shard for shard in whole.chosen if shard.name in lacking]
-        return TaskClaims(whole, self._task, shards, session, self._own.work)
-
-    def _let_folder_go(self) -> None:
-        shutil.rmtree(self._own.output, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another is there
-            self._own.output.parent.rmdir()
-
-    def _made(self, run: Run, claims: TaskClaims) -> RunReport:
-        """Make shards; where another task has written the manifest meanwhile, what this one still made is not needed.
-
-        That happens to one that was stopped for longer than its leases last.
-        """
-        try:
-            return run.execute()
-        except OSError:
-            if not claims.is_over and not claims.are_all_done:
-                raise
-            return run.end(is_complete=False)
-
-    def _finish(self, claims: TaskClaims, tasks_of: Callable[[Job], Tasks]) -> None:
-        """Write the manifest, unless another task does."""
-        whole = dataclasses.replace(self._shared, how=dataclasses.replace(self._shared.how, hooks=(), progress=False))
-        while not claims.is_over and not whole.how.deadline.has_come:
-            if claims.takes_end():
-                # One that was stopped while it wrote the manifest may hold the lock: then wait for it.
-                with contextlib.suppress(OutputLockedError), claims.alive():
-                    run_job(whole, tasks_of(whole), task=self._task)
-                    return
-            claims.beat()
-            time.sleep(claims.pause_s)
-
-    def _completed(self, report: RunReport, whole: PlannedJob) -> RunReport:
-        """Return the report of this task with the totals of the output."""
-        report = dataclasses.replace(report, output=self._shared.place, is_complete=False)
-        manifest = self._is_written(whole)
-        if manifest is None:
-            return report
-        return dataclasses.replace(
-            report,
-            is_complete=True,
-            **manifest.counts.by_name(),
-            num_shards_reused=len(manifest.shards) - report.num_shards_written,
-        )
-
-    def _is_written(self, whole: PlannedJob) -> Manifest | None:
-        """Return the manifest of the output if it has the shards of the plan."""
-        look_anew(self._shared.output)  # another host may have written it a moment ago
-        with contextlib.suppress(OutputError, CorruptDataError):
-            manifest = Manifest.read(self._shared.output)
-            if _has_shards_of(manifest, whole):
-                return manifest
-        return None
-
-
-class _BucketTask(_Task):
-    """One of several tasks that make one output in a bucket: in a scratch folder of its own, as an ordinary run."""
-
-    def run(self, tasks_of: Callable[[Job], Tasks]) -> RunReport:
-        """Make and upload what this task can take; then write the manifest, or see another do so."""
-        own = self._own
-        assert own.store is not None
-        session = session_of(own)
-        session.check()
-        work_folder(own.output)
-        with disk_errors_explained(own.output):
-            with locked(own.work / "lock"), opened_output(own, is_shared=True) as remote:
-                assert remote is not None
-                with reporting(own, began=self._began) as events:
-                    report, claims, planned = self._share_made(tasks_of, events, remote, session)
-            if claims is not None:
-                session.send_ledger(own.work)
-                # With include or exclude, the rest may be for others, whose workers the last run would stop.
-                if not report.stopped and claims.are_done(self._lacking):
-                    with contextlib.closing(claims):
-                        self._finish(claims, tasks_of)
-            if claims is None or claims.is_over:  # what a killed one left, or this one has shown since
-                session.remove()
-            return self._completed(report, planned)
-
-    def _share_made(
-        self, tasks_of: Callable[[Job], Tasks], events: RunEvents, remote: RemoteOutput, session: TaskSession
-    ) -> tuple[RunReport, TaskClaims | None, PlannedJob]:
-        own = self._own
-        empty_folder(own.work / "rows")
-        planned = own.planned_in(own.work / "rows")
-        finished = known_shards(own.output, own.work)
-        refuse_other_dataset(own, finished)
-        judge_existing(planned, finished)
-        claim_names(planned, *finished, own.store)
-        self._lacking = lacking = {change.shard for change in find_changes(planned)}
-        if not lacking and not session.is_there and self._is_written(planned):
-            events.emit(PlanMade.of(planned.plan, planned.chosen))
-            report = events.tally.report(own, is_complete=True, stopped="")
-            events.emit(RunEnded(report=report, error=None))
-            return report, None, planned
-        shards = [shard for shard in planned.chosen if shard.name in lacking]
-        claims = TaskClaims(planned, self._task, shards, session, own.work)
-        events.emit(PlanMade.of(planned.plan, planned.chosen))
-        with contextlib.closing(claims):
-            # Else its folder would be left: the one that writes the manifest removes those of all.
-            if not claims.is_over and not claims.are_all_done:
-                remote.show_plan(planned.plan)
-            write_snapshot(own.work / "rows", planned.plan)
-            run = Run(planned, tasks_of(own), events, remote, claims)
-            return self._made(run, claims), claims, planned
-
-    def _finish(self, claims: TaskClaims, tasks_of: Callable[[Job], Tasks]) -> None:
-        self._shared = self._own  # whose scratch folder knows most of it
-        super()._finish(claims, tasks_of)
-
-    def _is_written(self, whole: PlannedJob) -> Manifest | None:
-        assert self._own.store is not None
-        content = self._own.store.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES)
-        with contextlib.suppress(CorruptDataError):
-            if content is not None:
-                manifest = Manifest.parse(content, self._own.store.place(MANIFEST_FILE))
-                return manifest if _has_shards_of(manifest, whole) else None
-        return None
-
-
-def _has_shards_of(manifest: Manifest, whole: PlannedJob) -> bool:
-    wanted = {shard.name: shard.fingerprint for shard in whole.plan.shards}
-    return {info.name: info.fingerprint for info in manifest.shards} == wanted
 
 
 class Run:

@@ -8,7 +8,7 @@ import pathlib
 from job import Job
 from naming import observe_names
 
-from datamat.run.shards import PartFile
+from datamat.run.parts import PartFile
 from datamat.testing import InlineExecutor
 
 

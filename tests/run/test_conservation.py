@@ -22,7 +22,8 @@ from datamat import (
 )
 from datamat.codecs import read_file
 from datamat.directory.ledger import read_ledger
-from datamat.run.worker import PartWorker, _PartTask
+from datamat.run.part_task import PartTask
+from datamat.run.worker import PartWorker
 
 
 @pytest.fixture
@@ -36,12 +37,12 @@ def job(source, output, **options):
 
 def test_row_that_a_worker_loses_ends_the_run(source, tmp_path, monkeypatch):
     """The error names the row, the part does not count, and the next run makes it again."""
-    append = _PartTask._append
+    append = PartTask._append
 
     def lossy(self, position, row, records):
         append(self, position, row, [] if row.key == "train007" else records)
 
-    monkeypatch.setattr(_PartTask, "_append", lossy)
+    monkeypatch.setattr(PartTask, "_append", lossy)
     with pytest.raises(IncompleteRunError, match=r"part \d+ of pairs-train-00000-of-00001 has 1 row, train007; its"):
         job(source, tmp_path / "out").run(progress=False)
     assert not (tmp_path / "out" / "manifest.json").exists()
@@ -54,8 +55,8 @@ def test_row_that_a_worker_loses_ends_the_run(source, tmp_path, monkeypatch):
 
 def test_copies_that_a_worker_loses_end_the_run(source, tmp_path, monkeypatch):
     """A row has all of its copies, or none."""
-    append = _PartTask._append
-    monkeypatch.setattr(_PartTask, "_append", lambda self, *given: append(self, *given[:-1], [*given[-1]][:2]))
+    append = PartTask._append
+    monkeypatch.setattr(PartTask, "_append", lambda self, *given: append(self, *given[:-1], [*given[-1]][:2]))
 
     with pytest.raises(IncompleteRunError, match=r"each should give 3 records, fail or be left out"):
         job(source, tmp_path / "out", copies=3, transform=small_pairs.jitter).run(progress=False)

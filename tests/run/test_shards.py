@@ -32,7 +32,8 @@ from small_shard import (
 from datamat import CorruptDataError, IncompleteRunError, OutputLockedError
 from datamat.directory.keys import KeyDigest
 from datamat.formats import Offsets
-from datamat.run import shards
+from datamat.run import growing, parts, shards
+from datamat.run.growing import GrowingShard
 from datamat.run.receipts import DamagedPartError, part_folder
 from datamat.run.shards import begin_run
 
@@ -132,7 +133,8 @@ class Disk:
             pathlib.Path: ("unlink", "write_bytes", "mkdir"),
             shutil: ("rmtree",),
             builtins: ("open",),
-            shards: ("write_all",),
+            growing: ("write_all",),
+            parts: ("write_all",),
         }.items():
             for name in names:
                 monkeypatch.setattr(owner, name, self._watched(name, getattr(owner, name)))
@@ -354,7 +356,7 @@ def test_shard_that_lacks_a_part_is_refused(place):
     spec, builder = make_spec(), builder_of(place, formats)
     for number in range(5):
         builder.add(write_part(place, formats, spec, number))
-    sealed = shards.GrowingShard(place / ".datamat", spec.name, "f1", formats, 4).seal()
+    sealed = GrowingShard(place / ".datamat", spec.name, "f1", formats, 4).seal()
 
     with pytest.raises(IncompleteRunError):
         finish(builder, sealed)
@@ -383,7 +385,7 @@ def test_only_one_process_appends_at_a_time(place, formats, at, reference):
         part_folder(place / ".datamat", spec.name).mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             if number == at:
-                assert stack.enter_context(shards.GrowingShard(place / ".datamat", spec.name, "f1", formats, 5).held())
+                assert stack.enter_context(GrowingShard(place / ".datamat", spec.name, "f1", formats, 5).held())
             receipt = write_part(place, formats, spec, number, run=run)
         joins = any(made.joins_parts for made in formats)
         assert any(file.start is not None for file in receipt.files) == (joins and number != at)
@@ -411,12 +413,12 @@ def test_worker_of_an_earlier_run_does_not_append(place, formats, reference):
 
 def test_process_that_never_lets_go_of_the_files_writes_to_copies(place, formats, reference, monkeypatch):
     """A worker may outlive its killed driver in the middle of an append."""
-    monkeypatch.setattr(shards, "_WAIT_S", 0.1)
+    monkeypatch.setattr(shards, "WAIT_S", 0.1)
     spec = make_spec()
     run = begin_run(place / ".datamat")
     write_part(place, formats, spec, 0, run=run)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(shards.GrowingShard(place / ".datamat", spec.name, "f1", formats, 5).held())
+        stack.enter_context(GrowingShard(place / ".datamat", spec.name, "f1", formats, 5).held())
         old = [stack.enter_context(open(path, "r+b")) for path in growing_of(place, formats)]
         builder = builder_of(place, formats)
         begin_run(place / ".datamat")
@@ -433,12 +435,12 @@ def test_process_that_never_lets_go_of_the_files_writes_to_copies(place, formats
 
 def test_shard_that_another_process_seals_is_left_alone(place, formats, reference, monkeypatch):
     """An executor may run that call twice, too. Datamat's own workers need not wait for a child that has the lock."""
-    monkeypatch.setattr(shards, "_WAIT_S", 0.1)
-    monkeypatch.setattr(shards, "_SEAL_WAIT_S", 0.1)
+    monkeypatch.setattr(growing, "WAIT_S", 0.1)
+    monkeypatch.setattr(growing, "SEAL_WAIT_S", 0.1)
     spec, builder = make_spec(), builder_of(place, formats)
     for number in range(5):
         builder.add(write_part(place, formats, spec, number))
-    other, mine = (shards.GrowingShard(place / ".datamat", spec.name, "f1", formats, 5) for _ in range(2))
+    other, mine = (GrowingShard(place / ".datamat", spec.name, "f1", formats, 5) for _ in range(2))
 
     with other.held():
         with pytest.raises(OutputLockedError, match=r"another process has been at .*data-train-00000-of-00001 for 0 s"):

@@ -74,7 +74,7 @@ DEFECTS = {
         Defect(
             "shard-not-flushed",
             "shards are renamed, and never flushed",
-            "datamat.run.shards:GrowingShard._sealed",
+            "datamat.run.growing:GrowingShard._sealed",
             replace("os.fsync(__file.fileno())", "__file.flush()"),
             "tests/faults/test_order.py::test_nothing_has_a_final_name_before_it_is_flushed",
         ),
@@ -88,14 +88,14 @@ DEFECTS = {
         Defect(
             "append-behind-the-dead",
             "what a worker that died left behind the last receipt stays in the shard",
-            "datamat.run.shards:_opened",
+            "datamat.run.growing:open_at",
             delete("os.ftruncate(__descriptor, __end)"),
             "tests/run/test_shards.py::test_bytes_behind_the_last_receipt_do_not_count",
         ),
         Defect(
             "two-append-at-once",
             "a worker appends to a shard's file while another one does",
-            "datamat.run.shards:_lock",
+            "datamat.run.growing:_lock",
             replace("fcntl.flock(__descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "return True"),
             "tests/run/test_shards.py::test_only_one_process_appends_at_a_time",
         ),
@@ -161,21 +161,21 @@ DEFECTS = {
         Defect(
             "orphan-appends",
             "a worker that outlives its killed driver writes behind the parts of the next run",
-            "datamat.run.shards:GrowingShard.check_run",
+            "datamat.run.growing:GrowingShard.check_run",
             replace("__found != self._run", "False"),
             "tests/run/test_shards.py::test_worker_of_an_earlier_run_does_not_append",
         ),
         Defect(
             "orphan-keeps-the-file",
             "a process that hangs in the middle of an append still has the file of the next run open",
-            "datamat.run.shards:GrowingShard.disown",
+            "datamat.run.growing:GrowingShard.disown",
             replace("os.replace(__copy, __path)", "__copy.unlink()"),
             "tests/run/test_shards.py::test_process_that_never_lets_go_of_the_files_writes_to_copies",
         ),
         Defect(
             "made-twice-joined-twice",
             "the receipt of a call that an executor repeats takes the place of that of the joined part",
-            "datamat.run.shards:PartWriter.finish",
+            "datamat.run.parts:PartWriter.finish",
             replace("not self._appends and (first := self.first())", "False"),
             "tests/run/test_shards.py::test_part_that_is_made_twice_at_once_is_there_once",
         ),
@@ -189,7 +189,7 @@ DEFECTS = {
         Defect(
             "marker-without-digest",
             "a part counts as done because its receipt is there, whatever a power cut left of its bytes",
-            "datamat.run.shards:_has_digest",
+            "datamat.run.growing:_has_digest",
             replace(
                 "digest_file(__path, start=__part.start or 0, num_bytes=__part.num_bytes) == __part.digest", "True"
             ),
@@ -198,7 +198,7 @@ DEFECTS = {
         Defect(
             "part-joined-unseen",
             "parts are joined, and the digests of their workers are not compared: a flipped bit gets into the shard",
-            "datamat.run.shards:_compare",
+            "datamat.run.growing:_compare",
             replace("__digest != __told", "not __told"),
             "tests/run/test_shards.py::test_part_that_changed_since_its_worker_ended_is_never_appended",
         ),
@@ -224,7 +224,7 @@ DEFECTS = {
         Defect(
             "foreign-receipt",
             "receipts are not matched with the plan: parts of another one get in",
-            "datamat.run.shards:GrowingShard.receipt",
+            "datamat.run.growing:GrowingShard.receipt",
             replace("(__found.number, __found.fingerprint) != (__number, self._fingerprint)", "False"),
             "tests/run/test_shards.py::test_part_does_not_follow_one_of_another_plan",
         ),
@@ -273,14 +273,14 @@ DEFECTS = {
         Defect(
             "record-lost",
             "of two rows that a worker writes, one is silently dropped",
-            "datamat.run.worker:_PartTask._append",
+            "datamat.run.part_task:PartTask._append",
             replace("self.__writer.append(__record)", "self.__writer.append(__record) if len(key) % 2 else None"),
             "tests/run/test_materializer.py::test_every_pair_is_there_exactly_copies_times",
         ),
         Defect(
             "skipped-row-not-counted",
             "a bad row is left out, and nothing reports it",
-            "datamat.run.worker:_PartTask._leave_out",
+            "datamat.run.part_task:PartTask._leave_out",
             replace("self.__outcome.failed.append(__failed)", "self.__outcome.num_done += 1"),
             "tests/run/test_bad_samples.py::test_each_bad_sample_has_its_named_error_and_no_other_is_lost",
         ),
@@ -511,7 +511,7 @@ DEFECTS = {
         Defect(
             "chance-of-read-not-compared",
             "what read draws from a generator of its own is stored, although no other run would draw it",
-            "datamat.run.worker:_PartTask._records",
+            "datamat.run.part_task:PartTask._records",
             replace("read is not None", "read is not None and spec.augmented"),
             "tests/transforms/test_chance.py::test_chance_in_a_read_that_refills_one_buffer_is_refused",
         ),
@@ -671,7 +671,7 @@ DEFECTS = {
         Defect(
             "other-dataset-removed",
             "a run into the output of another dataset removes that one",
-            "datamat.run.run:refuse_other_dataset",
+            "datamat.run.existing:refuse_other_dataset",
             replace("sorted(_datasets(__output, job.work, __finished) - {__name})", "[]"),
             "tests/run/test_rebuilds.py::test_run_of_another_dataset_is_refused",
         ),
@@ -685,7 +685,7 @@ DEFECTS = {
         Defect(
             "rebuild-without-warning",
             "a finished dataset is rebuilt, for hours, and no warning said so",
-            "datamat.run.run:_SILENT_SHARE",
+            "datamat.run.existing:_SILENT_SHARE",
             replace("0.1", "1.0"),
             "tests/run/test_rebuilds.py::test_large_rebuild_says_before_it_begins_what_goes_and_why",
         ),
@@ -1112,7 +1112,7 @@ DEFECTS = {
         Defect(
             "all-rows-told",
             "a run that retries warns about all rows of a shard, although it makes only one of them again",
-            "datamat.run.run:judge_existing",
+            "datamat.run.existing:judge_existing",
             replace("job.how.retry_failed", "False"),
             "tests/run/test_rebuilds.py::test_retried_rows_are_all_that_is_made_again[1]",
         ),
@@ -1157,7 +1157,7 @@ DEFECTS = {
         Defect(
             "renamed-file-is-a-dataset",
             "a single renamed file passes for a dataset of another name: a damaged directory is never repaired",
-            "datamat.run.run:_datasets_by_their_files",
+            "datamat.run.existing:_datasets_by_their_files",
             replace("__count == int(__number)", "__count"),
             "tests/run/test_repair.py::test_renamed_file_is_no_other_dataset",
         ),
@@ -1466,7 +1466,7 @@ DEFECTS = {
         Defect(
             "failed-block-loses-a-row",
             "a block fails, and its first row is not read again: a sample is missing, and nothing reports it",
-            "datamat.run.worker:_PartTask._write",
+            "datamat.run.part_task:PartTask._write",
             replace(
                 "self._write_rows(self._spec.start + first, positions, None)",
                 "self._write_rows(self._spec.start + first, positions[1:], None)",
@@ -1602,7 +1602,7 @@ DEFECTS = {
         Defect(
             "copies-pile-up",
             "all copies of a row wait in memory for the last: a row with hundreds of them ends the worker",
-            "datamat.run.worker:_RowRecords.add",
+            "datamat.run.part_task:_RowRecords.add",
             replace("self._num_bytes > _MOST_HELD_BYTES", "False"),
             "tests/transforms/test_copies.py::test_copies_do_not_pile_up_in_memory",
         ),
@@ -1630,7 +1630,7 @@ DEFECTS = {
         Defect(
             "left-out-unread",
             "a file that changes while it is read leaves its sample out by what it said before",
-            "datamat.run.worker:_PartTask._made",
+            "datamat.run.part_task:PartTask._made",
             replace("self._inputs is None or __settled", "self._inputs is None or not len(records) or __settled"),
             "tests/run/test_dropped.py::test_file_that_changes_while_it_leaves_a_sample_out_is_read_again",
         ),

@@ -404,10 +404,11 @@ def _write(
             if standing[name].digest not in {"", _digest(text)}:  # the sidecar gives other bytes for the same shards
                 standing |= {other: standing[other]._replace(digest="") for other in made}
                 _write_record(output, standing)
-            _commit(output, name, text)
+            _commit(output, name, text, flushes_name=False)
             written.append(name)
         if name in made:
             now[name] = now[name]._replace(digest=_digest(text))
+    fsync_folder(output)
     if {**now, **left} != standing:
         _write_record(output, {**now, **left})
     unchanged = tuple(sorted(now.keys() - set(written)))
@@ -428,7 +429,7 @@ def _is_made_ahead(output: pathlib.Path, name: str, content: bytes | FromShard) 
     ahead = index_ahead(output / _AHEAD, content.shard.file, content.shard.checksum)
     if os.path.lexists(output / name) or ahead.is_symlink() or not ahead.is_file():
         return False
-    publish(ahead, output / name)
+    publish(ahead, output / name, flushes_name=False)
     return True
 
 
@@ -552,8 +553,8 @@ def _content(path: pathlib.Path) -> bytes | None:
         raise
 
 
-def _commit(output: pathlib.Path, name: str | pathlib.PurePath, content: bytes) -> None:
+def _commit(output: pathlib.Path, name: str | pathlib.PurePath, content: bytes, *, flushes_name: bool = True) -> None:
     through = output / _AHEAD
     through.mkdir(parents=True, exist_ok=True)
-    with commit(output / name, through=through) as file:
+    with commit(output / name, through=through, flushes_name=flushes_name) as file:
         file.write(content)

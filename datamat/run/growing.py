@@ -1,0 +1,517 @@
+"""The files of a shard while they grow, for whoever writes to them: one process at a time, which holds their lock.
+
+    receipts 0 .. k-1 say where their parts begin in the file  ──> the end of part k-1 is where part k goes
+    what follows that end, a worker that died left there       ──> it is cut off
+
+A receipt is the checkpoint: it is written once the bytes of its part are in the file, and nothing behind the last
+receipt counts. So an append may be killed at any byte, and another worker can repeat it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import io
+import os
+import shutil
+import time
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import xxhash
+
+from datamat.directory.files import commit, digest_file
+from datamat.directory.manifest import (
+    FilePart,
+    ends_of,
+    file_names,
+    growing_path,
+    tree_checksum,
+)
+from datamat.directory.sidecars.indexes import index_ahead, prepare_index
+from datamat.errors import CorruptDataError, OutputError, OutputLockedError
+from datamat.folders.local import read_regular
+from datamat.formats.io import write_all
+from datamat.plan.inputs import content_digest, read_inputs
+from datamat.run.receipts import (
+    DamagedPartError,
+    PartInfo,
+    Receipt,
+    Sealed,
+    SealedFile,
+    inputs_path,
+    part_folder,
+    part_path,
+    read_offsets,
+    read_receipt,
+    receipt_path,
+    replace_file,
+    write_receipt,
+)
+from datamat.sources.store import INPUT
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any, BinaryIO
+
+    from datamat.formats import Offsets, ShardFormat
+
+
+__all__ = [
+    "SEAL_WAIT_S",
+    "WAIT_S",
+    "GrowingShard",
+    "inputs_of_shard",
+    "open_at",
+]
+
+_COPY_BYTES = 1 << 20
+_FLUSH_BYTES = 8 << 20  # a disk takes this much at once as fast as more
+_MOST_WALKED = 64  # parts that lie apart in a row, behind which a worker still looks for the end of the file
+_POLL_S = 0.02
+WAIT_S = 3.0  # for a process that still writes: workers of a killed program end within some seconds
+SEAL_WAIT_S = 600.0  # for the same call, which another executor may run twice at once
+
+
+def inputs_of_shard(shards: pathlib.Path, name: str) -> pathlib.Path:
+    """Return the file that records what the input files of a shard held.
+
+    Args:
+        shards: folder of the entries of shards.
+        name: name of the shard.
+    """
+    return shards / f"{name}.inputs"
+
+
+class GrowingShard:
+    """The files of a shard that is not finished.
+
+    Args:
+        work: the `.datamat` folder.
+        name: name of the shard.
+        fingerprint: fingerprint of the shard: receipts of another one do not count.
+        formats: formats that it is written in.
+        num_parts: number of its parts.
+        run: mark of the run that writes to them, as `begin_run` returned it; "" for whoever only reads.
+    """
+
+    def __init__(
+        self,
+        work: pathlib.Path,
+        name: str,
+        fingerprint: str,
+        formats: Sequence[ShardFormat],
+        num_parts: int,
+        run: str = "",
+    ) -> None:
+        self._run = run
+        self._fingerprint = fingerprint
+        self._formats = formats
+        self._num_parts = num_parts
+        self._mark = work / "shards" / "run"
+        self._shard = name
+        self.folder = part_folder(work, name)
+        names = file_names(name, [made.extension for made in formats])
+        self.files = {
+            made.extension: growing_path(work / "shards", file) for made, (file, _) in zip(formats, names, strict=True)
+        }
+        self.index_files = {
+            made.extension: growing_path(work / "shards", index)
+            for made, (_, index) in zip(formats, names, strict=True)
+        }
+
+    @property
+    def joins_parts(self) -> bool:
+        """Whether parts can be written to the file of a format."""
+        return any(made.joins_parts for made in self._formats)
+
+    @contextlib.contextmanager
+    def held(self, *, wait_s: float = 0.0) -> Iterator[bool | None]:
+        """Hold the lock of the files for the block, which the system releases when the process ends.
+
+        Yields False where another process keeps the lock, and None where the file system has none.
+
+        Args:
+            wait_s: how long to wait for the lock, in seconds.
+        """
+        import fcntl
+
+        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            until = time.monotonic() + wait_s
+            while (is_held := _lock(descriptor)) is False and time.monotonic() < until:
+                time.sleep(_POLL_S)
+            yield is_held
+        finally:
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for children that user code forked and left behind
+            os.close(descriptor)
+
+    def check_run(self) -> None:
+        """Raise `OutputLockedError` if another run has begun since this one; call it before writing."""
+        found = ""
+        with contextlib.suppress(FileNotFoundError, CorruptDataError):
+            found = read_regular(self._mark, max_bytes=100).decode(errors="replace")
+        if self._run and found != self._run:
+            if not (self._mark.parent.parent / "lock").exists():
+                raise OutputError(
+                    f"{self._mark.parent.parent.parent} was removed while this run wrote to it: "
+                    f"{os.strerror(errno.ENOENT)}; run again to make it from the beginning"
+                )
+            raise OutputLockedError(
+                f"{self._mark} names another run than the one that this worker (process {os.getpid()}) belongs to: "
+                "two have been at work on the output, and this one stops; once no other is, run again to resume"
+            )
+
+    def receipt(self, number: int) -> Receipt | None:
+        """Return the receipt of a part of this very shard; None where there is none."""
+        found = read_receipt(self.folder, number)
+        if found is None or (found.number, found.fingerprint) != (number, self._fingerprint):
+            return None
+        return found if self._has_formats(found) else None
+
+    def _has_formats(self, receipt: Receipt) -> bool:
+        return [file.extension for file in receipt.files] == [made.extension for made in self._formats]
+
+    def is_joined(self, receipt: Receipt) -> bool:
+        """Return whether a part is in the file of every format that joins parts."""
+        return all(
+            file.start is not None for made, file in zip(self._formats, receipt.files, strict=True) if made.joins_parts
+        )
+
+    def end_before(self, number: int) -> dict[str, int] | None:
+        """Return where a part begins in each file that joins parts, by extension, once those before it are there.
+
+        Parts that lie apart right before it are joined first. Only while the lock is held.
+
+        Returns:
+            None where the parts before it are not done, or not as their receipts say.
+        """
+        apart: list[Receipt] = []
+        before: Receipt | None = None
+        for other in range(number - 1, -1, -1):
+            found = self.receipt(other)
+            if found is None or len(apart) > _MOST_WALKED:
+                return None
+            if self.is_joined(found):
+                before = found
+                break
+            apart.append(found)
+        ends = self._ends(before)
+        if not self._reaches(ends):
+            return None
+        try:
+            for receipt in reversed(apart):
+                ends = self._ends(self._join(receipt, ends))
+        except DamagedPartError:  # the driver learns of it when the shard is sealed
+            return None
+        return ends
+
+    def join_from(self, number: int) -> int:
+        """Join the parts that lie apart behind a joined one; return the number of the first that is not there."""
+        before = self.receipt(number - 1) if number else None
+        ends = self._ends(before)
+        while number < self._num_parts and (receipt := self.receipt(number)):
+            ends = self._ends(receipt if self.is_joined(receipt) else self._join(receipt, ends))
+            number += 1
+        return number
+
+    def is_done(self, number: int) -> bool:
+        """Return whether a part has left a receipt, whatever it says."""
+        return receipt_path(self.folder, number).exists()
+
+    def is_in(self, receipt: Receipt) -> bool:
+        """Return whether a part is in the file of any format."""
+        return any(file.start is not None for file in receipt.files)
+
+    def whole(self, receipts: Mapping[int, Receipt]) -> dict[int, Receipt]:
+        """Return those receipts whose parts are on the disk, in every format, with their digests.
+
+        Parts in the shard's files count as far as all of them are whole from the first on.
+        """
+        found: dict[int, Receipt] = {}
+        ends = self._ends(None)
+        for number, receipt in sorted(receipts.items()):
+            is_next = number == 0 or (number - 1 in found and self.is_joined(found[number - 1]))
+            for made, part in zip(self._formats, receipt.files, strict=True):
+                path = part_path(self.folder, number, made.extension)
+                if part.start is not None:
+                    path = self.files[made.extension]
+                    if not is_next or part.start != ends.get(made.extension):
+                        break
+                if not self._has_offsets(number, part) or not _has_digest(path, part):
+                    break
+            else:
+                found[number] = receipt
+                ends = self._ends(receipt) if self.is_joined(receipt) else ends
+        return found
+
+    def _has_offsets(self, number: int, part: PartInfo) -> bool:
+        path = part_path(self.folder, number, part.extension).with_suffix(".idx")
+        with contextlib.suppress(OSError, CorruptDataError):
+            return digest_file(path) == part.offsets_digest
+        return False
+
+    def drop(self, but: set[int]) -> None:
+        """Remove everything that other parts have left."""
+        kept = {f"{number:05d}" for number in but}
+        for path in self.folder.iterdir():
+            if path.name.partition(".")[0] not in kept:
+                path.unlink(missing_ok=True)  # a worker of a driver that was killed may clear up, too
+
+    def disown(self) -> None:
+        """Replace the files by copies of them: a process that still writes to them then does no harm."""
+        for path in self.files.values():
+            if path.exists():
+                copy = path.with_suffix(f".{os.getpid()}.tmp")
+                shutil.copyfile(path, copy)
+                os.replace(copy, path)
+
+    def seal(self, *, is_alone: bool = True) -> Sealed:
+        """Complete and flush the files and their offsets, once all parts are done, and put together their inputs.
+
+        Args:
+            is_alone: whether no other process of this run can be at the shard: then the lock may still be with a child
+                that a worker has left behind, which does no harm.
+
+        Raises:
+            DamagedPartError: a part, or its offsets, differ from its receipt; the driver has it made again.
+            OutputLockedError: another process keeps the shard, or belongs to another run.
+        """
+        with self.held(wait_s=WAIT_S if is_alone else SEAL_WAIT_S) as is_held:
+            if is_held is False and not is_alone:
+                raise OutputLockedError(
+                    f"another process has been at {self.folder} for {SEAL_WAIT_S:.0f} s; end it, and run again to "
+                    "resume"
+                )
+            return self.seal_held()
+
+    def seal_held(self) -> Sealed:
+        """Do what `seal` does, while the lock is held."""
+        receipts: list[Receipt] = []
+        ends = self._ends(None)
+        for number in range(self._num_parts):
+            receipt = self.receipt(number)
+            if receipt is None:
+                raise DamagedPartError(number, f"{self.folder} holds no receipt of it")
+            if not self.is_joined(receipt):
+                receipt = self._join(receipt, ends)
+            elif any(file.start != ends[file.extension] for file in receipt.files if file.extension in ends):
+                raise DamagedPartError(number, f"its receipt says {receipt.files}, where {ends} is expected")
+            ends = self._ends(receipt)
+            for extension, end in ends.items():
+                if _size(self.files[extension]) < end:
+                    raise DamagedPartError(number, f"{self.files[extension]} ends before byte {end}")
+            receipts.append(receipt)
+        files = tuple(self._sealed(made, receipts, ends) for made in self._formats)
+        num_records = sum(receipt.num_records for receipt in receipts)
+        return Sealed(self._shard, files, num_records, self._inputs_together(receipts))
+
+    def _inputs_together(self, receipts: Sequence[Receipt]) -> str | None:
+        """Write what the input files of all parts held, and return its digest.
+
+        Returns:
+            None where rows have no input files, or a part has not left what its receipt says.
+        """
+        found = []
+        for receipt in receipts:
+            part = read_inputs(inputs_path(self.folder, receipt.number))
+            if not len(part) or len(part) % receipt.num_rows or content_digest(part) != receipt.inputs:
+                return None
+            found.append(part.tobytes())
+        data = b"".join(found)
+        self.check_run()
+        replace_file(inputs_of_shard(self._mark.parent, self._shard), data)
+        return content_digest(np.frombuffer(data, INPUT))
+
+    def _sealed(self, made: ShardFormat, receipts: Sequence[Receipt], ends: Mapping[str, int]) -> SealedFile:
+        path = self.files[made.extension]
+        if made.joins_parts:
+            mine = [receipt.file_of(made.extension) for receipt in receipts]
+            with open(path, "rb") as file:
+                trailer = made.trailer(file, [(part.start or 0, part.num_bytes) for part in mine])
+            parts = [FilePart(part.num_bytes, part.digest) for part in mine]
+            parts += [FilePart(len(trailer), xxhash.xxh3_128_hexdigest(trailer))] if trailer else []
+            lines = self._lines(receipts, made)
+            self.check_run()
+            with open_at(path, ends[made.extension]) as file:
+                write_all(file, memoryview(trailer))
+        else:
+            lines, trailer = self._assembled(made, receipts).text_blocks(), b""
+            parts = [FilePart(_size(path), digest_file(path))]
+        with open(path, "rb+") as file:
+            os.fsync(file.fileno())
+            head, tail = ends_of(file, sum(part.num_bytes for part in parts), len(trailer))
+        offsets, num_bytes = xxhash.xxh3_128(), 0
+        with commit(self.index_files[made.extension]) as index:
+            for text in lines:
+                index.write(text)
+                offsets.update(text)
+                num_bytes += len(text)
+        if made.name == "webdataset":
+            prepare_index(path, index_ahead(path.parent, f"{self._shard}.{made.extension}", tree_checksum(parts)))
+        return SealedFile(made.extension, tuple(parts), head, tail, FilePart(num_bytes, offsets.hexdigest()))
+
+    def _lines(self, receipts: Sequence[Receipt], made: ShardFormat) -> Iterator[bytes]:
+        """Yield the text of the offsets in the shard, one part at a time: those of a million records take 16 MB."""
+        start = 0
+        for receipt in receipts:
+            yield from self._offsets(receipt, made).shifted(start).text_blocks()
+            start += receipt.file_of(made.extension).num_bytes
+
+    def _assembled(self, made: ShardFormat, receipts: Sequence[Receipt]) -> Offsets:
+        path = self.files[made.extension]
+        self.check_run()
+        path.unlink(missing_ok=True)  # the assembler of an attempt that failed may still hold it, and finish it
+        with contextlib.closing(made.assembler(path)) as assembler:
+            for receipt in receipts:
+                part, expected = part_path(self.folder, receipt.number, made.extension), receipt.file_of(made.extension)
+                with _naming_part(receipt.number):
+                    # Before it is read: the reader of record batches may crash on damaged ones.
+                    _compare(digest_file(part), expected.digest, part)
+                    self._offsets(receipt, made)
+                    assembler.add(part)
+            return assembler.finish()
+
+    def _offsets(self, receipt: Receipt, made: ShardFormat) -> Offsets:
+        with _naming_part(receipt.number):
+            offsets = read_offsets(self.folder, receipt.number, receipt.file_of(made.extension))
+            if len(offsets) != receipt.num_records:
+                raise CorruptDataError(f"it has {len(offsets)} offsets, its receipt says {receipt.num_records}")
+            return offsets
+
+    def _ends(self, receipt: Receipt | None) -> dict[str, int]:
+        """Return where a joined part ends in each file that joins parts; the beginning for None."""
+        found = {}
+        for place, made in enumerate(self._formats):
+            if made.joins_parts:
+                file = None if receipt is None else receipt.files[place]
+                found[made.extension] = 0 if file is None else (file.start or 0) + file.num_bytes
+        return found
+
+    def _reaches(self, ends: Mapping[str, int]) -> bool:
+        return all(not end or _size(self.files[extension]) >= end for extension, end in ends.items())
+
+    def _join(self, receipt: Receipt, ends: Mapping[str, int]) -> Receipt:
+        """Copy a part that lies apart onto the end of each file, and note in its receipt where it is now."""
+        self.check_run()
+        files = []
+        for file in receipt.files:
+            if file.extension in ends:
+                with _naming_part(receipt.number):
+                    self._copy(receipt.number, file, ends[file.extension])
+                files.append(dataclasses.replace(file, start=ends[file.extension]))
+            else:
+                files.append(file)
+        joined = dataclasses.replace(receipt, files=tuple(files))
+        write_receipt(self.folder, joined)
+        for extension in ends:
+            part_path(self.folder, receipt.number, extension).unlink(missing_ok=True)
+        return joined
+
+    def _copy(self, number: int, part: PartInfo, end: int) -> None:
+        """Append the file of a part to that of the shard, and compare its bytes with the receipt on the way.
+
+        The digest is why this is not left to `copy_file_range`: it costs 0.04 ms per MB where the copy costs 0.3, and
+        finds the bit that memory or disk flipped since the worker wrote the part.
+        """
+        path, target = part_path(self.folder, number, part.extension), self.files[part.extension]
+        if end == 0 and self._is_linked(path, target, part):
+            return
+        digest = xxhash.xxh3_128()
+        buffer = bytearray(_COPY_BYTES)
+        view = memoryview(buffer)
+        with open(path, "rb", buffering=0) as source, open_at(target, end) as file:
+            while count := source.readinto(buffer):
+                digest.update(view[:count])
+                write_all(file, view[:count])
+        _compare(digest.hexdigest(), part.digest, path)
+
+    def _is_linked(self, path: pathlib.Path, target: pathlib.Path, part: PartInfo) -> bool:
+        """Link the file of the first part as that of the shard; return False where the disk has no links."""
+        _compare(digest_file(path), part.digest, path)
+        target.parent.mkdir(exist_ok=True)
+        target.unlink(missing_ok=True)
+        try:
+            os.link(path, target)
+        except OSError:
+            return False
+        return True
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Return whether this process now has the lock; None where the file system has no locks."""
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+class _GrowingFile(io.FileIO):
+    """A shard's file, open_at at its end; the disk begins to take the bytes while later ones are made.
+
+    Otherwise the flush at the end waits for all of them, and a processor with it. Only whole pieces of `_FLUSH_BYTES`,
+    counted from the start of the file, are sent, so that parts of a few bytes do not become writes of a few bytes.
+    """
+
+    def write(self, data: Any, /) -> int:
+        taken = super().write(data)
+        end = self.tell()
+        start, sent = (end - taken) // _FLUSH_BYTES * _FLUSH_BYTES, end // _FLUSH_BYTES * _FLUSH_BYTES
+        if sent > start and hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):  # it is a hint
+                # Linux starts to write the range, does not wait, and keeps pages that are not yet written.
+                os.posix_fadvise(self.fileno(), start, sent - start, os.POSIX_FADV_DONTNEED)
+        return taken
+
+
+def open_at(path: pathlib.Path, end: int) -> BinaryIO:
+    """Open a growing file at its end, and cut off what follows."""
+    path.parent.mkdir(exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    try:
+        os.ftruncate(descriptor, end)
+        os.lseek(descriptor, end, os.SEEK_SET)
+        return cast("BinaryIO", _GrowingFile(descriptor, "wb"))
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _has_digest(path: pathlib.Path, part: PartInfo) -> bool:
+    """Return whether a part is at its place in the growing file, or all that its own file holds."""
+    with contextlib.suppress(OSError, CorruptDataError):
+        behind = path.stat().st_size - (part.start or 0) - part.num_bytes
+        if behind == 0 or (behind > 0 and part.start is not None):
+            return digest_file(path, start=part.start or 0, num_bytes=part.num_bytes) == part.digest
+    return False
+
+
+def _size(path: pathlib.Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+@contextlib.contextmanager
+def _naming_part(number: int) -> Iterator[None]:
+    """Turn an error about a file of a part into one that carries the number of the part."""
+    try:
+        yield
+    except DamagedPartError:
+        raise
+    except (CorruptDataError, FileNotFoundError) as error:
+        raise DamagedPartError(number, str(error)) from error
+
+
+def _compare(digest: str, expected: str, path: pathlib.Path) -> None:
+    if digest != expected:
+        raise CorruptDataError(f"{path} has the digest {digest}, its receipt says {expected}")

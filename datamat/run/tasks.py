@@ -1,0 +1,297 @@
+"""One of several tasks that make one output together, from the call to its report.
+
+    a claim of each shard, see `slices` ──> a run of what was claimed ──> who finds all done writes the manifest
+
+On a disk a task makes its shards in a folder of its own in the output; for a store, in a scratch folder beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+from datamat.directory.files import (
+    disk_errors_explained,
+    empty_folder,
+    lock_holder,
+    locked,
+)
+from datamat.directory.manifest import (
+    MANIFEST_FILE,
+    MOST_MANIFEST_BYTES,
+    Manifest,
+)
+from datamat.directory.publication import finish_publication
+from datamat.errors import CorruptDataError, OutputError, OutputLockedError
+from datamat.events import PlanMade, RunEnded
+from datamat.folders import LocalFolder
+from datamat.folders.local import look_anew
+from datamat.plan.changes import (
+    find_changes,
+    known_shards,
+    write_snapshot,
+)
+from datamat.plan.inputs import InputFiles
+from datamat.run.existing import judge_existing, refuse_other_dataset
+from datamat.run.reporting import reporting
+from datamat.run.run import Run, run_job, work_folder
+from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, remove_scratch_of_tasks, session_of, task_folder
+from datamat.run.targets import claim_names, refuse_own_source
+from datamat.run.upload import opened_output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from datamat.plan.job import Job, PlannedJob
+    from datamat.run.dispatch import Tasks
+    from datamat.run.report import RunReport
+    from datamat.run.reporting import RunEvents
+    from datamat.run.upload import RemoteOutput
+
+
+__all__ = [
+    "run_task",
+]
+
+_MOMENT_S = 0.5  # between two looks at who writes the manifest
+
+
+def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], task: TaskNumber) -> RunReport:
+    """Do the share of one of several tasks that make one output together; see `slices`.
+
+    Args:
+        shared: the job of the whole output.
+        tasks_of: returns the bound methods that travel to the workers of a job.
+        task: which of the tasks this is.
+
+    Raises:
+        OutputLockedError: a run of its own, or a process of the same number, is at work.
+        OutputError: tasks of another definition are at work; or as `run_job` does.
+    """
+    refuse_own_source(shared)
+    if shared.store is not None:
+        if holder := lock_holder(shared.work / "lock"):
+            raise _not_shared(shared, holder)
+        name = f"{shared.output.name}-{task.name}"
+        own = dataclasses.replace(shared, output=shared.output.with_name(name))
+        report = _BucketTask(own, own, task).run(tasks_of)  # its scratch folder knows most of the store
+        if report.is_complete:
+            remove_scratch_of_tasks(shared.output)
+        return report
+    own = dataclasses.replace(shared, output=task_folder(shared.work, task))
+    while True:
+        _wait_for_others(shared)
+        attempt = _Task(shared, own, task)
+        try:
+            return attempt.run(tasks_of)
+        except OSError as error:  # OutputError is one
+            if (
+                isinstance(error, OutputLockedError)
+                or attempt.is_refused
+                or own.work.exists()
+                or not shared.output.exists()
+            ):
+                raise  # else another has written the manifest, and removed the folder of this one
+
+
+def _not_shared(shared: Job, holder: str) -> OutputLockedError:
+    return OutputLockedError(
+        f"{shared.place} is being written by {holder}, which shares it with nobody; wait for it, or give another output"
+    )
+
+
+def _wait_for_others(shared: Job) -> None:
+    """Wait while a task of the same output writes the manifest."""
+    work_folder(shared.output)
+    while holder := lock_holder(shared.work / "lock"):
+        if not session_of(shared).is_there:
+            time.sleep(_MOMENT_S)  # it may have come to its end
+            if lock_holder(shared.work / "lock") and not session_of(shared).is_there:
+                raise _not_shared(shared, holder)
+        if shared.how.deadline.has_come:
+            return
+        time.sleep(_MOMENT_S)
+
+
+class _Task:
+    """One of several tasks that make one output together.
+
+    Args:
+        shared: the job of the whole output.
+        own: the same job, with the folder of the task as output.
+        task: which of the tasks this is.
+
+    Attributes:
+        is_refused: whether nothing may be made, because of what the output is.
+    """
+
+    def __init__(self, shared: Job, own: Job, task: TaskNumber) -> None:
+        self._shared = shared
+        self._own = own
+        self._task = task
+        self._began = time.perf_counter()
+        self.is_refused = False
+
+    def run(self, tasks_of: Callable[[Job], Tasks]) -> RunReport:
+        """Make what this task can take; then write the manifest, or see another do so."""
+        is_new = not self._own.output.exists()
+        work_folder(self._own.output)
+        with disk_errors_explained(self._shared.output), locked(self._own.work / "lock"):
+            with reporting(self._own, began=self._began) as events:
+                empty_folder(self._own.work / "rows")
+                planned = self._own.planned_in(self._own.work / "rows")
+                whole = dataclasses.replace(
+                    planned, job=self._shared, inputs=InputFiles(planned.store, self._shared.work)
+                )
+                try:
+                    with contextlib.suppress(OutputLockedError), locked(self._shared.work / "lock"):
+                        finish_publication(LocalFolder(self._shared.output))
+                    claims = self._claims(whole, session_of(self._shared))
+                except OutputError:
+                    self.is_refused = self._own.work.exists()  # else another task has removed it
+                    if is_new and self.is_refused:  # else it holds what this task has made before
+                        self._let_folder_go()
+                    raise
+                events.emit(PlanMade.of(whole.plan, whole.chosen))
+                if claims is None:
+                    self._let_folder_go()
+                    return self._completed(self._nothing_made(events), whole)
+                with contextlib.closing(claims):
+                    write_snapshot(self._own.work / "rows", planned.plan)
+                    report = self._made(Run(planned, tasks_of(self._own), events, claims=claims), claims)
+            if report.stopped:
+                return dataclasses.replace(report, output=self._shared.place)
+            # With include or exclude, the rest may be for others, whose folders the last run would remove.
+            if claims.are_done(self._lacking):
+                with contextlib.closing(claims):
+                    self._finish(claims, tasks_of)
+        return self._completed(report, whole)
+
+    def _claims(self, whole: PlannedJob, session: TaskSession) -> TaskClaims | None:
+        """Return what there is to take; None where the output is complete."""
+        finished = known_shards(self._shared.output, self._shared.work)
+        refuse_other_dataset(self._shared, finished)
+        judge_existing(whole, finished)
+        claim_names(whole, *finished, self._shared.store)
+        self._lacking = lacking = {change.shard for change in find_changes(whole)}
+        if not lacking and not session.is_there and self._is_written(whole):
+            return None
+        shards = [shard for shard in whole.chosen if shard.name in lacking]
+        return TaskClaims(whole, self._task, shards, session, self._own.work)
+
+    def _nothing_made(self, events: RunEvents) -> RunReport:
+        report = events.tally.report(self._own, is_complete=True, stopped="")
+        events.emit(RunEnded(report=report, error=None))
+        return report
+
+    def _let_folder_go(self) -> None:
+        shutil.rmtree(self._own.output, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another is there
+            self._own.output.parent.rmdir()
+
+    def _made(self, run: Run, claims: TaskClaims) -> RunReport:
+        """Make shards; where another task has written the manifest meanwhile, what this one still made is not needed.
+
+        That happens to one that was stopped for longer than its leases last.
+        """
+        try:
+            return run.execute()
+        except OSError:
+            if not claims.is_over and not claims.are_all_done:
+                raise
+            return run.end(is_complete=False)
+
+    def _finish(self, claims: TaskClaims, tasks_of: Callable[[Job], Tasks]) -> None:
+        """Write the manifest, unless another task does."""
+        whole = dataclasses.replace(self._shared, how=dataclasses.replace(self._shared.how, hooks=(), progress=False))
+        while not claims.is_over and not whole.how.deadline.has_come:
+            if claims.takes_end():
+                # One that was stopped while it wrote the manifest may hold the lock: then wait for it.
+                with contextlib.suppress(OutputLockedError), claims.alive():
+                    run_job(whole, tasks_of(whole), task=self._task)
+                    return
+            claims.beat()
+            time.sleep(claims.pause_s)
+
+    def _completed(self, report: RunReport, whole: PlannedJob) -> RunReport:
+        """Return the report of this task with the totals of the output."""
+        report = dataclasses.replace(report, output=self._shared.place, is_complete=False)
+        manifest = self._is_written(whole)
+        if manifest is None:
+            return report
+        return dataclasses.replace(
+            report,
+            is_complete=True,
+            **manifest.counts.by_name(),
+            num_shards_reused=len(manifest.shards) - report.num_shards_written,
+        )
+
+    def _is_written(self, whole: PlannedJob) -> Manifest | None:
+        """Return the manifest of the output if it has the shards of the plan."""
+        look_anew(self._shared.output)  # another host may have written it a moment ago
+        with contextlib.suppress(OutputError, CorruptDataError):
+            manifest = Manifest.read(self._shared.output)
+            if _has_shards_of(manifest, whole):
+                return manifest
+        return None
+
+
+class _BucketTask(_Task):
+    """One of several tasks that make one output in a bucket: in a scratch folder of its own, as an ordinary run."""
+
+    def run(self, tasks_of: Callable[[Job], Tasks]) -> RunReport:
+        """Make and upload what this task can take; then write the manifest, or see another do so."""
+        own = self._own
+        assert own.store is not None
+        session = session_of(own)
+        session.check()
+        work_folder(own.output)
+        with disk_errors_explained(own.output):
+            with locked(own.work / "lock"), opened_output(own, is_shared=True) as remote:
+                assert remote is not None
+                with reporting(own, began=self._began) as events:
+                    report, claims, planned = self._share_made(tasks_of, events, remote, session)
+            if claims is not None:
+                session.send_ledger(own.work)
+                # With include or exclude, the rest may be for others, whose workers the last run would stop.
+                if not report.stopped and claims.are_done(self._lacking):
+                    with contextlib.closing(claims):
+                        self._finish(claims, tasks_of)
+            if claims is None or claims.is_over:  # what a killed one left, or this one has shown since
+                session.remove()
+            return self._completed(report, planned)
+
+    def _share_made(
+        self, tasks_of: Callable[[Job], Tasks], events: RunEvents, remote: RemoteOutput, session: TaskSession
+    ) -> tuple[RunReport, TaskClaims | None, PlannedJob]:
+        own = self._own
+        empty_folder(own.work / "rows")
+        planned = own.planned_in(own.work / "rows")
+        claims = self._claims(planned, session)
+        events.emit(PlanMade.of(planned.plan, planned.chosen))
+        if claims is None:
+            return self._nothing_made(events), None, planned
+        with contextlib.closing(claims):
+            # Else its folder would be left: the one that writes the manifest removes those of all.
+            if not claims.is_over and not claims.are_all_done:
+                remote.show_plan(planned.plan)
+            write_snapshot(own.work / "rows", planned.plan)
+            run = Run(planned, tasks_of(own), events, remote, claims)
+            return self._made(run, claims), claims, planned
+
+    def _is_written(self, whole: PlannedJob) -> Manifest | None:
+        assert self._own.store is not None
+        content = self._own.store.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES)
+        with contextlib.suppress(CorruptDataError):
+            if content is not None:
+                manifest = Manifest.parse(content, self._own.store.place(MANIFEST_FILE))
+                return manifest if _has_shards_of(manifest, whole) else None
+        return None
+
+
+def _has_shards_of(manifest: Manifest, whole: PlannedJob) -> bool:
+    wanted = {shard.name: shard.fingerprint for shard in whole.plan.shards}
+    return {info.name: info.fingerprint for info in manifest.shards} == wanted
