@@ -703,6 +703,9 @@ can reach the ports can make the workers read and write files, so use it only on
 )
 
 
+_OF_JOB = "a JOB has its own: give its Materializer storage_options={...}, or set the environment"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code.
 
@@ -712,7 +715,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed, unknown = build_parser().parse_known_args(arguments)
     given = vars(parsed)
     if unknown:
-        hint = "; a JOB names its own storage_options" if "--storage-options" in " ".join(unknown) else ""
+        hint = f"; {_OF_JOB}" if "--storage-options" in " ".join(unknown) else ""
         given["parser"].error(
             f"unrecognized arguments: {' '.join(unknown)}{hint}"
         )  # argparse shows the usage of all commands
@@ -734,7 +737,7 @@ def _ended(given: Mapping[str, Any], console: Console) -> int:
     try:
         targets = [_find_target(text, command.target) for text in given["targets"]]
         if "storage_options" in options and isinstance(targets[0], NamedJob):
-            raise OptionError("--storage-options go with a URL, and a JOB has its own; leave them out")
+            raise OptionError(f"--storage-options go with a URL; {_OF_JOB}")
         return command.run(options, console, *targets)
     except (OptionError, OutputError) as error:
         return console.fail(NOTHING_THERE, error)

@@ -1342,10 +1342,21 @@ class FolderConformance:
         content = _FOLDER_FILES[name]
         size = len(content)
         for start, stop in [(0, 1), (10, 300_000), (size - 3, size), (0, size), (5, 5)]:
-            _compare(folder.read_range(name, start, stop), content[start:stop], f"bytes {start} to {stop}")
+            _compare(folder.read_range(name, start, stop).content, content[start:stop], f"bytes {start} to {stop}")
         for start, stop in [(size - 3, size + 1), (size, size + 1), (size + 10, size + 20)]:
             with _raises(DatamatError, re.escape(name), f"bytes {start} to {stop} of {size}"):
                 folder.read_range(name, start, stop)
+
+    def test_range_says_its_version(self, tmp_path: pathlib.Path) -> None:
+        """That of the file that it is from, and another once the file was replaced; or none, where no answer tells."""
+        folder = self.make_folder({"file": b"one"}, tmp_path)
+        first = folder.read_range("file", 0, 2).version
+        if first:
+            _compare(first, getattr(folder.stat("file"), "version", None), "version of a range")
+        if self.is_writable:
+            written = folder.write("file", b"two")
+            again = folder.read_range("file", 1, 3).version
+            _compare(again, written if first else "", "version of a range of a file that was replaced")
 
     def test_file_that_is_not_there_is_said_to_be_absent(self, tmp_path: pathlib.Path) -> None:
         """That is told from all other errors, and the message names the file."""

@@ -3,7 +3,7 @@
 import itertools
 
 from datamat import OutputError
-from datamat.folders import AbsentError, ChangedError, ExistsError, Folder, ReplaceIf, Stat, checked
+from datamat.folders import AbsentError, ChangedError, ExistsError, Folder, Range, ReplaceIf, Stat, checked
 
 
 class DictFolder(Folder):
@@ -37,7 +37,7 @@ class DictFolder(Folder):
         found = self.content(name)[start:stop]
         if len(found) < stop - start:
             raise OutputError(f"{self.place(name)} is shorter")
-        return found
+        return Range(found, self.stat(name).version)
 
     def stat(self, name):
         there = self.below + checked(name)

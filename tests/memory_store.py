@@ -20,6 +20,7 @@ from datamat.folders.base import (
     DeniedError,
     ExistsError,
     Folder,
+    Range,
     ReplaceIf,
     Stat,
     UnsupportedError,
@@ -91,10 +92,10 @@ class MemoryStore(Folder):
         yield self._found("read", name).content[: max_bytes + 1]
 
     def read_range(self, name, start, stop):
-        found = self._found("read", name).content[start:stop]
-        if len(found) < stop - start:
+        found = self._found("read", name)
+        if len(content := found.content[start:stop]) < stop - start:
             raise OutputError(f"{self.place(name)} ends before byte {stop}")
-        return found
+        return Range(content, found.version)
 
     def stat(self, name):
         found = self.store.objects.get(self._asked("stat", name))

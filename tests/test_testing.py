@@ -24,7 +24,7 @@ from datamat.directory.sidecars.tfds import tfds_entries
 from datamat.errors import CorruptDataError, OutputError, SchemaError
 from datamat.events import LimitReached, PartDone, RunEnded, RunStarted, ShardFinished
 from datamat.features import ArrowType, Feature
-from datamat.folders import AbsentError
+from datamat.folders import AbsentError, Range
 from datamat.formats import Offsets
 from datamat.readers.tf import TfField, tf_field
 
@@ -429,7 +429,12 @@ class CutsLongFiles(DictFolder):
 
 class CutsRanges(DictFolder):
     def read_range(self, name, start, stop):
-        return self.content(name)[start:stop]
+        return Range(self.content(name)[start:stop], self.stat(name).version)
+
+
+class RangesOfAnyVersion(DictFolder):
+    def read_range(self, name, start, stop):
+        return super().read_range(name, start, stop)._replace(version="same")
 
 
 class CallsAbsentBroken(DictFolder):
@@ -812,6 +817,7 @@ DEFECTS = {
         "test_files_are_read": (CountsOneMore, "manifest.json: size"),
         "test_file_that_is_too_long_is_refused": (CutsLongFiles, "a file of 2 bytes that may have 1: found no error"),
         "test_range_is_exactly_what_was_asked_for": (CutsRanges, "found no error"),
+        "test_range_says_its_version": (RangesOfAnyVersion, "version of a range: found 'same'"),
         "test_file_that_is_not_there_is_said_to_be_absent": (CallsAbsentBroken, "nothing, which is not there"),
         "test_names_are_listed": (ListsAllBelow, "names: "),
         "test_folder_in_a_folder_holds_its_files": (IsItsOwnChild, "deep/er is not there"),

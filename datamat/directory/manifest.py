@@ -67,6 +67,7 @@ __all__ = [
     "read_entries",
     "read_entry",
     "read_versions",
+    "refuse_file",
     "run_folder",
     "salvaged",
     "salvaged_shards",
@@ -686,7 +687,7 @@ class Manifest:
             there = folder.stat(name)
             is_there = there is not None and there.num_bytes == num_bytes
             is_there = is_there and all(
-                part_of(folder.read_range(name, start, start + part.num_bytes)) == part for start, part in ends
+                part_of(folder.read_range(name, start, start + part.num_bytes).content) == part for start, part in ends
             )
             return name if is_there else self.moving[name]
 
@@ -964,12 +965,21 @@ def content_of_manifest(folder: Folder) -> bytes:
             raise CorruptDataError(f"{folder.place(MANIFEST_FILE)} is a folder") from error
         raise
     if found is None:
+        refuse_file(folder)
         remedy = "correct the path or URL, or finish its run"
         with contextlib.suppress(OutputError):  # not everybody who may read may list
             if folder.list(WORK, deep=True):
                 remedy = "finish its run, which writes that last: run it again to resume"
         raise AbsentError(f"{folder} holds no {MANIFEST_FILE}; {remedy}")
     return found
+
+
+def refuse_file(folder: Folder) -> None:
+    """Raise `AbsentError` where what was named as a folder is a file, or below one."""
+    if (here := folder.local_path()) is not None:
+        for path in (here, *here.parents):
+            if path.is_file():
+                raise AbsentError(f"{path} is a file, not a folder; give the folder that a run has written")
 
 
 def manifest_bytes(folder: pathlib.Path) -> bytes:

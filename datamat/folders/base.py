@@ -21,6 +21,7 @@ __all__ = [
     "ExistsError",
     "Folder",
     "Mode",
+    "Range",
     "ReplaceIf",
     "Stat",
     "UnsupportedError",
@@ -67,6 +68,19 @@ class Stat(NamedTuple):
     """
 
     num_bytes: int
+    version: str
+
+
+class Range(NamedTuple):
+    """Some bytes of a file.
+
+    Attributes:
+        content: the bytes.
+        version: `Stat.version` of the file that they are from, so that whoever reads several ranges knows whether they
+            are of one version; "" where the answer does not tell.
+    """
+
+    content: bytes
     version: str
 
 
@@ -131,8 +145,8 @@ class Folder(abc.ABC):
         """
 
     @abc.abstractmethod
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return some bytes of a file; raise as `blocks` does, and where the file ends before `stop`.
+    def read_range(self, name: str, start: int, stop: int) -> Range:
+        """Return some bytes of a file, and its version; raise as `blocks` does, and where the file ends before `stop`.
 
         Args:
             name: name of the file.

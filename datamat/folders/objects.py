@@ -31,6 +31,7 @@ from datamat.folders.base import (
     ExistsError,
     Folder,
     Mode,
+    Range,
     ReplaceIf,
     Stat,
     UnsupportedError,
@@ -118,8 +119,8 @@ class ObjectFolder(Folder):
                 with contextlib.suppress(RuntimeError):  # at the end of the program, no thread starts
                     asked(_close_stream, stream)
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        return self._asked(_read_range, name, start, stop) if start < stop else b""
+    def read_range(self, name: str, start: int, stop: int) -> Range:
+        return self._asked(_read_range, name, start, stop) if start < stop else Range(b"", "")
 
     def stat(self, name: str) -> Stat | None:
         try:
@@ -161,11 +162,15 @@ class ObjectFolder(Folder):
 # What touches obstore. Each runs in a process that may use it: here, or in the helper of a forked one.
 
 
-def _read_range(place: _Place, name: str, start: int, stop: int) -> bytes:
+def _read_range(place: _Place, name: str, start: int, stop: int) -> Range:
     import obstore
 
-    found = bytes(_tried(place, name, lambda: obstore.get_range(_store(place), name, start=start, end=stop)))
-    if len(found) < stop - start:
+    def read() -> Range:
+        answer = obstore.get(_store(place), name, options={"range": (start, stop)})
+        return Range(bytes(answer.bytes()), _version_of(answer.meta, place))
+
+    found = _tried(place, name, read)
+    if len(found.content) < stop - start:
         where = f"{without_secrets(place.url)}/{name}"
         raise OutputError(f"{where} ends before byte {stop}; run the job again to rewrite it")
     return found

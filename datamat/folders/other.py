@@ -30,6 +30,7 @@ from datamat.folders.base import (
     ExistsError,
     Folder,
     Mode,
+    Range,
     ReplaceIf,
     Stat,
     checked,
@@ -217,25 +218,29 @@ class UrlPath:
         said = filesystem.info(path)
         return None if said.get("type") == "directory" else Stat(int(said["size"] or 0), _version_of(said))
 
-    def read_range(self, start: int, stop: int) -> bytes:
+    def read_range(self, start: int, stop: int) -> Range:
         """Return some bytes of the file, in one request if the server answers it; raises as `blocks` does.
+
+        Only web servers tell the version along with them: by a strong ETag, as RFC 9110 has it for ranges.
 
         Args:
             start: first byte.
             stop: byte after the last one; the file has it.
         """
         if stop <= start:
-            return b""
+            return Range(b"", "")
 
-        def read() -> bytes:
+        def read() -> Range:
+            said: dict[str, Any] = {}
             if self.is_web:
-                found = b"".join(self._streamed(start, stop, is_range=True))
+                found = b"".join(self._streamed(start, stop, is_range=True, heard=said))
             else:
                 filesystem, path = self.filesystem()
                 found = filesystem.cat_file(path, start=start, end=stop)
             if len(found) < stop - start:
                 raise ConnectionError(f"the answer ended after {len(found)} of {stop - start} bytes")
-            return found[: stop - start]
+            tag = str(said.get("etag", ""))
+            return Range(found[: stop - start], "" if tag.startswith("W/") else tag.strip('"'))
 
         return self.tried(read, "cannot be read")
 
@@ -398,7 +403,7 @@ class FsspecFolder(Folder):
     def blocks(self, name: str, max_bytes: int) -> Generator[bytes]:
         return self._file(name).blocks(max_bytes)
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
+    def read_range(self, name: str, start: int, stop: int) -> Range:
         return self._file(name).read_range(start, stop)
 
     def stat(self, name: str) -> Stat | None:

@@ -72,7 +72,7 @@ class Loaded:
     Shards are opened on first use, and a run may have replaced them by then, under the same names, with records of the
     same sizes. It removes the manifest first: as long as that is the one which was read, so are all other files. Its
     digest is at its beginning, so that a few bytes tell. Otherwise checksums decide: those of the manifest that is
-    there now, or that of the file itself, where it is on this machine.
+    there now, or that of the file itself, where it is on this machine. Ranges of a file must be of one version of it.
 
     Args:
         folder: the directory.
@@ -91,6 +91,7 @@ class Loaded:
         self.here = folder.local_path()
         self._head = self._first = head_of(content) if content else b""  # of the manifest now; b"" while there is none
         self._later: tuple[bytes, dict[str, str]] = b"", {}  # of another that was seen, and its checksums by file
+        self._versions: dict[str, str] = {}  # by file, as its first range said
         self._looked_at = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -118,6 +119,18 @@ class Loaded:
         self.check(info)
         return found
 
+    def read_range(self, info: ListedFile, start: int, stop: int) -> bytes:
+        """Return some bytes of a file, of the version that its first range was of.
+
+        Raises:
+            AbsentError: it is not there.
+            OutputError: it cannot be read, or has been replaced.
+        """
+        found = self.folder.read_range(info.file, start, stop)
+        if found.version and found.version != self._versions.setdefault(info.file, found.version):
+            raise self._replaced(info)
+        return found.content
+
     def check(self, info: ListedFile, *, within_s: float = 0.0) -> None:
         """Refuse a file that has been replaced; call this once the file is open, or bytes of it were read.
 
@@ -143,9 +156,12 @@ class Loaded:
                 f"{self.folder.place(MANIFEST_FILE)} is gone since it was loaded: a run is replacing shards; load "
                 f"{self.folder} again when it has finished"
             )
-        raise OutputError(
-            f"{self.folder.place(info.file)} is no longer the file that was loaded: a run has replaced it; load "
-            f"{self.folder} again"
+        raise self._replaced(info)
+
+    def _replaced(self, info: ListedFile, reason: str = "") -> OutputError:
+        return OutputError(
+            f"{self.folder.place(info.file)} is no longer the file that was loaded{reason}: a run has replaced it; "
+            f"load {self.folder} again"
         )
 
     def _is_here(self, info: ListedFile) -> bool:
@@ -159,14 +175,11 @@ class Loaded:
                 "renamed; load the directory from where it is now"
             ) from error
         except (OSError, CorruptDataError) as error:
-            raise OutputError(
-                f"{place} is no longer the file that was loaded ({error}): a run has replaced it; load {self.folder} "
-                "again"
-            ) from error
+            raise self._replaced(info, f" ({error})") from error
 
     def _look(self) -> None:
         try:
-            head = self.folder.read_range(MANIFEST_FILE, 0, len(self._first))
+            head = self.folder.read_range(MANIFEST_FILE, 0, len(self._first)).content
             if head not in (self._first, self._later[0]):
                 content = self.folder.read(MANIFEST_FILE, MOST_MANIFEST_BYTES)
                 found = Manifest.parse(content, self.folder.place(MANIFEST_FILE))
@@ -360,7 +373,7 @@ class RemoteReader(ShardReader):
                 1
             ) as pool:  # each takes as long as the server does: both at once
                 coming = None if self._is_small else pool.submit(self._bytes, 0, info.head.num_bytes)
-                rest = self._folder.read_range(info.file, start, info.num_bytes)
+                rest = self._loaded.read_range(info, start, info.num_bytes)
                 head = rest[: info.head.num_bytes] if coming is None else coming.result()[0]
         except AbsentError:
             raise
@@ -431,7 +444,7 @@ class RemoteReader(ShardReader):
         """Return bytes of the shard, and whether they took a range."""
         is_range = self._download is None or not self._download.reaches(offset + size)
         if is_range:
-            return self._folder.read_range(self._info.file, offset, offset + size), True
+            return self._loaded.read_range(self._info, offset, offset + size), True
         return read_at(self._part, size, offset), False
 
     @property

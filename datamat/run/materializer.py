@@ -450,12 +450,14 @@ class Materializer:
         from datamat.directory.files import locked
         from datamat.directory.publication import finish_publication
         from datamat.directory.verify import examine
-        from datamat.run.repair import prepare_stored_repair
+        from datamat.run.repair import prepare_stored_repair, restore_damaged
         from datamat.run.run import work_folder
         from datamat.run.slices import session_of
 
         work, logger = work_folder(job.output), job.how.logger
         session_of(job).refuse_if_alive(logger)
+        with locked(work / "lock"):
+            restore_damaged(store)  # of a repair that was killed
         report = None
         for _ in range(_MOST_ROUNDS):
             found = examine(store, deep=False, recomputed=None)
@@ -465,14 +467,13 @@ class Materializer:
                 logger.warning("%s: %s", store, problem)
             with locked(work / "lock"):
                 finish_publication(store)
-                aside, wanted = prepare_stored_repair(job, store, found)
+                wanted = prepare_stored_repair(job, store, found)
             try:
                 report = start(job, self._traveller, mode="repair", wanted=wanted)
             except BaseException:
                 with contextlib.suppress(OutputError), locked(work / "lock"):
-                    aside.restore()
+                    restore_damaged(store)
                 raise
-            aside.drop()
             if found.ok:
                 return report
         found = examine(store, deep=False, recomputed=None)

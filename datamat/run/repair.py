@@ -14,7 +14,7 @@ Offsets need no source: they are found again in their shard. Files that belong t
 `.datamat/quarantine/foreign`, not deleted; links leave a note there of where they led.
 
 In a store, whatever is damaged is copied to `.datamat/quarantine/damaged` and deleted: the run misses it, and makes the
-shard again. The copy goes once that is there; if it does not come, the copy gets its name back.
+shard again. The copies go once the set is whole; if a shard does not come, its copy gets the name back.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOTHING_WANTED",
-    "DamagedObjects",
     "OtherBytesError",
     "Wanted",
     "prepare_repair",
     "prepare_stored_repair",
     "repair_without_source",
+    "restore_damaged",
     "set_aside",
 ]
 
@@ -109,32 +109,15 @@ def prepare_repair(planned: PlannedJob, report: VerifyReport) -> Wanted:
     return Wanted({info.file: (info.fingerprint, _checksums(output, info)) for info in infos})
 
 
-@frozen()
-class DamagedObjects:
-    """Objects of a store that wait in quarantine until a repair has replaced them.
-
-    Attributes:
-        store: the store.
-        names: the names that they had.
-    """
-
-    store: Folder
-    names: tuple[str, ...] = ()
-
-    def restore(self) -> None:
-        """Give back their names to those that were not replaced: some of their records may be whole."""
-        for name in self.names:
-            if self.store.stat(name) is None:
-                self.store.copy(f"{_DAMAGED}/{name}", name)
-        self.drop()
-
-    def drop(self) -> None:
-        """Delete them, and what a killed repair has left there."""
-        for name in {*self.names, *(self.store.list(_DAMAGED, deep=True) or ())}:
-            self.store.delete(f"{_DAMAGED}/{name}")
+def restore_damaged(store: Folder) -> None:
+    """Give back their names to damaged objects that no repair has replaced: some of their records may be whole."""
+    for name in store.list(_DAMAGED, deep=True) or ():
+        if store.stat(name) is None:
+            store.copy(f"{_DAMAGED}/{name}", name)
+        store.delete(f"{_DAMAGED}/{name}")
 
 
-def prepare_stored_repair(job: Job, store: Folder, report: VerifyReport) -> tuple[DamagedObjects, Wanted]:
+def prepare_stored_repair(job: Job, store: Folder, report: VerifyReport) -> Wanted:
     """Prepare a damaged output in a store for a run that rebuilds what is damaged; while the job is locked.
 
     Args:
@@ -143,7 +126,7 @@ def prepare_stored_repair(job: Job, store: Folder, report: VerifyReport) -> tupl
         report: damage that `verify` found.
 
     Returns:
-        What waits in quarantine for that run, and what must come out of it.
+        What must come out of that run.
 
     Raises:
         OutputError: source or options have changed, so what was damaged cannot come back as it was.
@@ -154,7 +137,8 @@ def prepare_stored_repair(job: Job, store: Folder, report: VerifyReport) -> tupl
         content = store.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES) or b""
         note_uploaded(store, by_shard(salvaged(content)).values())
         (job.output / MANIFEST_FILE).unlink(missing_ok=True)
-        return _set_objects_aside(store, {MANIFEST_FILE}), NOTHING_WANTED
+        _set_objects_aside(store, {MANIFEST_FILE})
+        return NOTHING_WANTED
     RemoteOutput(store, job.output, job.how.logger).begin()
     manifest = Manifest.read(job.output)
     shards = by_shard(manifest.all_files)
@@ -166,15 +150,15 @@ def prepare_stored_repair(job: Job, store: Folder, report: VerifyReport) -> tupl
     hurt = {name for name, files in shards.items() if {one for i in files for one in (i.file, i.index_file)} & damaged}
     # A run makes shards again that are not there, with their offsets.
     gone = damaged & ours | {info.file for name in hurt for info in shards[name]}
-    return _set_objects_aside(store, gone), Wanted.of(manifest, hurt)
+    _set_objects_aside(store, gone)
+    return Wanted.of(manifest, hurt)
 
 
-def _set_objects_aside(store: Folder, names: set[str]) -> DamagedObjects:
+def _set_objects_aside(store: Folder, names: set[str]) -> None:
     """Move objects to quarantine, as far as they are there."""
-    there = tuple(name for name in sorted(names) if store.stat(name) is not None)
-    for name in there:
-        store.move(name, f"{_DAMAGED}/{name}")
-    return DamagedObjects(store, there)
+    for name in sorted(names):
+        if store.stat(name) is not None:
+            store.move(name, f"{_DAMAGED}/{name}")
 
 
 def _keep_intact_parts(planned: PlannedJob, shard: ShardSpec, files: ShardFiles) -> None:

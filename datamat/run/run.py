@@ -55,7 +55,7 @@ from datamat.run.receipts import DamagedPartError, Sealed
 from datamat.run.repair import NOTHING_WANTED, OtherBytesError
 from datamat.run.reporting import reporting
 from datamat.run.shards import ShardBuilder, begin_run, remove_waiting
-from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, session_of
+from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, remove_scratch_of_tasks, session_of
 from datamat.run.targets import claim_names, refuse_own_source
 from datamat.run.upload import StoredShard, UploadTask, opened_output
 
@@ -132,7 +132,9 @@ def run_job(
         # Once the ledger is uploaded. What tasks have made on a disk is moved by now, whatever this run still lacks.
         if report.is_complete or (session.is_local and task is None):
             session.remove()
-        return report
+    if job.store is not None and task is None and report.is_complete:
+        remove_scratch_of_tasks(job.output)
+    return report
 
 
 def _run_locked(

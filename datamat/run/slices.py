@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import glob
 import json
 import os
 import platform
@@ -38,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from datamat.directory.files import WORK, fsync_folder, lock_holder, parse_json, render_json
+from datamat.directory.files import WORK, fsync_folder, lock_holder, locked, parse_json, render_json
 from datamat.directory.ledger import LEDGER_FILE
 from datamat.directory.manifest import growing_path, run_folder, write_entry
 from datamat.directory.sidecars.indexes import index_ahead
@@ -68,6 +69,7 @@ __all__ = [
     "TaskClaims",
     "TaskNumber",
     "TaskSession",
+    "remove_scratch_of_tasks",
     "session_of",
     "slices_folder",
     "task_folder",
@@ -120,6 +122,17 @@ class TaskNumber:
     def name(self) -> str:
         """The name of its folder."""
         return f"task-{self.index:05d}"
+
+
+def remove_scratch_of_tasks(output: pathlib.Path) -> None:
+    """Remove what tasks of an output in a store, which is complete, have left on this machine, but for live ones.
+
+    Args:
+        output: the scratch folder of a run of its own.
+    """
+    for folder in output.parent.glob(f"{glob.escape(output.name)}-task-*"):
+        with contextlib.suppress(OSError), locked(folder / WORK / "lock"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def slices_folder(work: pathlib.Path) -> pathlib.Path:

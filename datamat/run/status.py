@@ -41,6 +41,7 @@ from datamat.directory.manifest import (
     ShardInfo,
     by_shard,
     counts_of,
+    refuse_file,
     run_folder,
 )
 from datamat.errors import CorruptDataError, count_of, join_problems
@@ -212,7 +213,7 @@ def status(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] |
         storage_options: options for the URL, as fsspec has them: `{"key": ..., "secret": ...}`, or `{"anon": True}`.
 
     Raises:
-        OutputError: the URL cannot be read.
+        OutputError: the URL cannot be read, or the path is that of a file.
         MissingDependencyError: the package that reads such URLs is not installed.
 
     Example:
@@ -221,6 +222,7 @@ def status(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] |
           2026-11-21 07:30:00 UTC run_started on host, process 71
     """
     folder = open_folder(path, storage_options)
+    refuse_file(folder)
     here = folder.local_path()
     return _StoredOutput(folder).status() if here is None else folder_status(here)
 
@@ -411,7 +413,7 @@ class _StoredOutput:
         if there is None:
             return (), ""
         start = max(there.num_bytes - _TAIL_BYTES, 0)
-        content = self._work.read_range(LEDGER_FILE, start, there.num_bytes)
+        content = self._work.read_range(LEDGER_FILE, start, there.num_bytes).content
         content = content.partition(b"\n")[2] if start else content  # from the beginning of a line on
         return _last_run(parse_ledger(io.BytesIO(content), self._work.place(LEDGER_FILE), without="part_committed"))
 

@@ -38,7 +38,7 @@ from datamat.plan.inputs import InputFiles
 from datamat.run.existing import judge_existing, refuse_other_dataset
 from datamat.run.reporting import reporting
 from datamat.run.run import Run, run_job, work_folder
-from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, session_of, task_folder
+from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, remove_scratch_of_tasks, session_of, task_folder
 from datamat.run.targets import claim_names, refuse_own_source
 from datamat.run.upload import opened_output
 
@@ -77,7 +77,10 @@ def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], task: TaskNumber) ->
             raise _not_shared(shared, holder)
         name = f"{shared.output.name}-{task.name}"
         own = dataclasses.replace(shared, output=shared.output.with_name(name))
-        return _BucketTask(own, own, task).run(tasks_of)  # its scratch folder knows most of the store
+        report = _BucketTask(own, own, task).run(tasks_of)  # its scratch folder knows most of the store
+        if report.is_complete:
+            remove_scratch_of_tasks(shared.output)
+        return report
     own = dataclasses.replace(shared, output=task_folder(shared.work, task))
     while True:
         _wait_for_others(shared)
@@ -261,11 +264,7 @@ class _BucketTask(_Task):
                         self._finish(claims, tasks_of)
             if claims is None or claims.is_over:  # what a killed one left, or this one has shown since
                 session.remove()
-            report = self._completed(report, planned)
-            if report.is_complete:
-                with contextlib.suppress(OutputLockedError), locked(own.work / "lock"):
-                    shutil.rmtree(own.output, ignore_errors=True)
-        return report
+            return self._completed(report, planned)
 
     def _share_made(
         self, tasks_of: Callable[[Job], Tasks], events: RunEvents, remote: RemoteOutput, session: TaskSession

@@ -107,6 +107,7 @@ __all__ = [
 
 _PLAN = "plan.json"
 _OF_RUN = re.compile(r"run-(\d{5})/")
+_LEFT = re.compile(rf"{_OF_RUN.pattern}|quarantine/damaged/")  # by runs, and by repairs, which restore what is damaged
 _SMALL = ("sidecars.json", "inputs")
 _MOST_BYTES = 1 << 32
 _TAR = "tar"
@@ -438,8 +439,8 @@ class RemoteOutput:
         now = StoredObject(there.version, info.checksum)
         if self._known.get(info.file) != now:
             with contextlib.suppress(AbsentError):
-                head = self._store.read_range(info.file, 0, info.head.num_bytes)
-                tail = self._store.read_range(info.file, info.num_bytes - info.tail.num_bytes, info.num_bytes)
+                head = self._store.read_range(info.file, 0, info.head.num_bytes).content
+                tail = self._store.read_range(info.file, info.num_bytes - info.tail.num_bytes, info.num_bytes).content
                 if info.differences(there.num_bytes, head, tail):
                     return False
                 self._known[info.file] = now
@@ -682,7 +683,7 @@ class RemoteOutput:
         each(self._store.delete, [name for name in names if name.endswith(f"/{_PLAN}")])
 
     def _of_runs(self) -> list[str]:
-        return [f"{WORK}/{name}" for name in self._store.list(WORK, deep=True) or () if _OF_RUN.match(name)]
+        return [f"{WORK}/{name}" for name in self._store.list(WORK, deep=True) or () if _LEFT.match(name)]
 
     def end(self) -> None:
         """Upload the ledger and what is in quarantine; no ledger where another run is at work."""

@@ -225,7 +225,7 @@ class TestS3(FolderConformance):
         content = bytes(3 << 20)
         folder = self.make_folder({"name": content}, tmp_path)
         for use, operation, expected in [
-            (lambda: folder.read_range("name", 5, 2 << 20), "get_object", bytes((2 << 20) - 5)),
+            (lambda: folder.read_range("name", 5, 2 << 20).content, "get_object", bytes((2 << 20) - 5)),
             (lambda: b"".join(folder.blocks("name", 3 << 20)), "get_object", content),
             (lambda: [*folder.list()], "list_objects_v2", ["name"]),
             (lambda: folder.copy("name", "copy"), "copy_object", None),
@@ -315,6 +315,13 @@ class TestS3(FolderConformance):
         with pytest.raises(OutputError, match=f"the key 'sets/one/{re.escape(key)}' in it is not a path; rename"):
             folder.list(deep=True)
 
+    def test_key_that_is_no_path_in_a_folder_below_hides_nothing(self, tmp_path):
+        """Readers and runs list the folders of a set alone: what lies beside its files there does not end them."""
+        folder = self.make_folder({"name": b"1", "a//b.png": b"2", "a/../c.png": b"3", "b/d": b"4"}, tmp_path)
+
+        assert [*folder.list()] == ["name"]
+        assert [*folder.list("b", deep=True)] == ["d"]
+
     @pytest.mark.parametrize("name", ["a?b", "a#b", "a%20b", "a b"])
     def test_name_of_an_output_may_hold_what_ends_a_url(self, name):
         folder = open_output(f"s3://bucket/{name}", {**KEYS, "endpoint_url": self.s3.url})
@@ -380,6 +387,7 @@ class TestS3InParts(TestS3):
     test_failures_that_pass_are_survived = None
     test_cause_that_is_the_network_is_named = None
     test_key_that_is_no_path_is_named = None
+    test_key_that_is_no_path_in_a_folder_below_hides_nothing = None
     test_configuration_of_fsspec_counts = None
 
     @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ import threading
 
 import numpy as np
 import pytest
+from loopback_s3 import md5_of, s3
 from web import serving
 
 from datamat import (
@@ -35,11 +36,14 @@ from datamat import (
     Tensor,
     describe,
     load,
+    materialize,
     view,
 )
 from datamat.folders import open_folder
 from datamat.readers.cache import ShardStore
 from datamat.testing import InlineExecutor
+
+__all__ = ["s3"]
 
 pytest.importorskip("aiohttp")
 
@@ -388,6 +392,36 @@ def test_shards_that_a_run_has_kept_are_read_on(versions, cache, tmp_path):
         with pytest.raises(OutputError, match=f"{infos[1].file} is no longer the file that was loaded"):
             data[len(kept)]
         assert same(data[0], kept[0])
+
+
+@pytest.mark.parametrize("travels", [False, True])
+def test_range_of_another_version_is_refused(s3, cache, tmp_path, travels):
+    """Although its records are intact, its ends those of before, and the manifest is not there yet."""
+    order = []
+    for folder in ("old", "new"):
+        arrays = [np.random.default_rng([number, number in order[1:-1]]).bytes(1 << 14) for number in range(12)]
+        rows = [{"number": number, "array": np.frombuffer(array, "uint8")} for number, array in enumerate(arrays)]
+        options = {"key": "number", "shards": 1, "executor": InlineExecutor(), "progress": False}
+        materialize(dict, rows, tmp_path / folder, **options)
+        order = [sample["number"] for sample in load(tmp_path / folder)]
+
+    def serve(pattern):
+        for path in filter(pathlib.Path.is_file, tmp_path.glob(pattern)):
+            s3.write(f"bucket/set/{path.name}", path.read_bytes(), md5_of(path.read_bytes()).hexdigest(), {})
+
+    serve("old/*")
+    data = load("s3://bucket/set", cache_dir=cache, errors="skip")
+    assert [data[number]["number"] for number in range(3)] == order[:3]
+    serve("new/*.tfrecord")
+    data = pickle.loads(pickle.dumps(data)) if travels else data
+
+    for _ in range(2):
+        with pytest.raises(
+            OutputError, match=r"data-train-00000-of-00001\.tfrecord is no longer the file that was loaded"
+        ):
+            data[5]
+    serve("new/*")
+    assert same(load("s3://bucket/set", cache_dir=cache)[5], load(tmp_path / "new")[5])
 
 
 @pytest.mark.usefixtures("always_looks")

@@ -523,7 +523,7 @@ def test_commands_that_read_take_a_url(stored, capsys):
         (["preview", "URL/nothing"], "holds no manifest.json; correct the path or URL"),
         (["verify", "s3://nowhere/out"], "no such bucket"),
         (["verify", "URL", "--sample", "0.5"], "name the JOB in place of the directory"),
-        (["verify", "job.toml", "--storage-options", "{}"], "--storage-options go with a URL, and a JOB has its own"),
+        (["verify", "job.toml", "--storage-options", "{}"], "URL; a JOB has its own: give its Materializer"),
     ],
 )
 def test_what_cannot_be_done_with_a_url_is_said(stored, capsys, source, line, message):

@@ -11,7 +11,7 @@ import sys
 import pytest
 import small_pairs
 
-from datamat import OutputLockedError, SampleError
+from datamat import OutputError, OutputLockedError, SampleError, failures, load, verify
 from datamat.directory.files import locked
 from datamat.plan.changes import NOT_MADE
 from datamat.run.status import status as read_status
@@ -47,6 +47,16 @@ def test_status_without_a_run_says_so(source, tmp_path):
     assert "nothing was started here" in str(status)
     assert {change.reasons for change in status.changes} == {(NOT_MADE,)} and len(status.changes) == 4
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("read", [read_status, load, verify, failures])
+@pytest.mark.parametrize("name", ["file", "file/out"])
+def test_file_in_place_of_a_directory_is_named(tmp_path, read, name):
+    """With what to give instead."""
+    (tmp_path / "file").touch()
+
+    with pytest.raises(OutputError, match=f"{tmp_path}/file is a file, not a folder; give the folder that a run has"):
+        read(tmp_path / name)
 
 
 def test_finished_directory_is_complete_and_up_to_date(source, output):

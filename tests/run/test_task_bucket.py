@@ -6,6 +6,7 @@ The store is a server of this process, and the other task runs when a request of
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 import types
@@ -99,6 +100,30 @@ def test_tasks_make_the_set_of_an_ordinary_run(s3, source, run, tmp_path):
     assert second.num_shards_written == sliced_job.NUM_SHARDS // 2
     check(s3, source, tmp_path)
     assert run(0, "third").did_nothing
+
+
+@pytest.mark.parametrize("ends", ["a task", "finalize"])
+def test_scratch_folders_of_killed_tasks_go(s3, source, run, tmp_path, ends):
+    """With the end of the set, on the same machine; that of a task which is alive stays."""
+    killed = multiprocessing.get_context("fork").Process(target=run, args=(0, "here"))
+    s3.meet = lambda operation, path: killed.kill() if path.endswith(".tfrecord") else None
+    killed.start()
+    killed.join()
+    s3.meet = lambda operation, path: None
+    (left,) = (tmp_path / "here").iterdir()
+    alive = left.with_name(left.name.replace("task-00000", "task-00007"))
+    (alive / ".datamat").mkdir(parents=True)
+
+    with locked(alive / ".datamat" / "lock"):
+        report = run(1, "here" if ends == "a task" else "there", lease_s=1)
+        if ends == "finalize":
+            assert left.exists()
+            how = {"scratch": tmp_path / "here", "executor": InlineExecutor(), "progress": False}
+            sliced_job.job(source, URL).finalize(**how)
+
+    assert report.is_complete
+    assert [path for path in (tmp_path / "here").iterdir() if "-task-" in path.name] == [alive]
+    check(s3, source, tmp_path)
 
 
 @pytest.fixture

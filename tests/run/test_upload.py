@@ -151,6 +151,46 @@ def test_kill_at_any_request_loses_nothing(s3, make, numbers, request, has_old):
     assert not has_old or found == {19, 29}
 
 
+@pytest.mark.timeout(300)  # a request at a time is killed
+@pytest.mark.parametrize("damage", [r"data-train-0000[01].*tfrecord", r"_index/train.keys", "manifest.json"])
+def test_repair_that_is_killed_at_any_request_loses_nothing(s3, tmp_path, request, damage):
+    """What is damaged stays until it is replaced; the next repair, or run, on whatever machine, brings back all."""
+    job = Materializer(pa.table({"number": range(20)}), output=URL, shards=ShardOptions(num_shards=3))
+
+    def do(work, machine):
+        work(scratch=tmp_path / machine, executor=InlineExecutor(), progress=False)
+
+    do(job.run, "old")
+    whole = there(s3)[0]
+    for path in [path for path in s3.objects if re.fullmatch(ROOT + damage, path)]:
+        s3.put(path, s3.objects[path].content[:-9] + b"damaged")
+    before, damaged = dict(s3.objects), {one.content for one in s3.objects.values() if b"damaged" in one.content[-7:]}
+    first = len(s3.seen)
+    do(job.repair, "whole")
+    assert there(s3)[0] == whole
+    count = len(s3.seen) - first
+    step = 20 if request.config.getoption("--commit") else 2
+
+    for at in range(1 + request.config.option.sample_seed % step, count, step):
+        s3.objects = dict(before)
+        begun = len(s3.seen)
+
+        def meet(verb, path, last=begun + at):
+            if len(s3.seen) > last:
+                raise _Stopped
+
+        s3.meet = meet
+        with pytest.raises((_Stopped, OutputError)):
+            do(job.repair, f"killed-{at}")
+        s3.meet = lambda verb, path: None
+        left = {one.content for one in s3.objects.values()}
+        assert damaged <= left or there(s3)[0].keys() >= whole.keys(), f"killed at request {at}"
+        work = job.repair if at % 3 or damage == "manifest.json" else job.run
+        do(work, f"after-{at}" if at % 4 < 2 else f"killed-{at}")
+        assert there(s3)[0] == whole, f"killed at request {at}"
+        assert there(s3)[1] <= KEPT, f"killed at request {at}"
+
+
 def test_lost_object_is_made_again(s3, make):
     """So is one that somebody has replaced by as many other bytes; nothing else is."""
     make(20, "one", 3)
