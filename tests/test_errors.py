@@ -176,7 +176,8 @@ def texts():
         text = str(error).partition("\n")[0].replace(os.getcwd(), "HERE").replace(socket.gethostname(), "HOST")
         for varying, name in VARYING.items():
             text = re.sub(varying, name, text)
-        found.append(f"{type(error).__name__}: {text}")
+        public = next(kind for kind in type(error).__mro__ if kind in KINDS)
+        found.append(f"{public.__name__}: {text}")
     return found
 
 
