@@ -580,7 +580,11 @@ class Features(Mapping[str, Feature]):
         Args:
             each: lines of the statistics of all records, as `Statistics.to_lines` gives them.
         """
-        sizes = {name: names for name, feature in self._fields.items() if (names := _open_sizes(feature))}
+        sizes = {
+            name: names
+            for name, feature in self._fields.items()
+            if self._columns.get(name) != "bytes_list" and (names := _open_sizes(feature))  # which is no one array
+        }
         known = shared_bounds(each, [(name, size) for name, names in sizes.items() for size in names.values()])
         found = copy.copy(self)
         for name, names in sizes.items():

@@ -397,8 +397,8 @@ def describe_path(stack: list[Any], place: str = "") -> str:
     """
     for i, obj in enumerate(stack):
         before = stack[i - 1] if i else None
-        method = stack[i - 2] if i > 1 else None
-        if isinstance(method, types.MethodType) and obj is method.__self__:
+        methods = [each for each in stack[max(i - 2, 0) : i] if isinstance(each, types.MethodType)]
+        if any(obj is method.__self__ for method in methods):
             place = f"{place}'s self" if place else "self"
         elif isinstance(before, dict):
             key = next((key for key, value in before.items() if value is obj), None)

@@ -274,7 +274,9 @@ def test_list_of_pictures_with_an_empty_item_is_refused(albums, tmp_path):
     )
 
     for source in (table, table.to_iterable_dataset()):
-        with pytest.raises((SourceError, SampleError), match=r"item 1 of column 'images' of the table is empty"):
+        with pytest.raises(
+            (SourceError, SampleError), match=r"item 1 of the sample is None; give a value, or declare ListOf\(Nullable"
+        ):
             imported(source, tmp_path / "out", workers=WorkerOptions(num_workers=1))
 
 

@@ -65,7 +65,7 @@ WRONG = {
     "map": (lambda: pa.table({"x": pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int8()))}), "key twice"),
     "struct": (lambda: pa.table({"a": [{"b": 1}], "a/b": [2]}), "two columns 'a/b'"),
     "dict": (lambda: [{"a": {"b": 1}, "a/b": 2}], "two fields 'a/b'"),
-    "period": (_months, "'x' is extension<pandas.period"),
+    "period": (_months, "'x' of the table is period"),
     "objects": (_objects, "'x' .* objects of Python"),
     **{
         f"times in {name}": (
