@@ -1,7 +1,9 @@
 """What a run would replace or remove of what earlier runs finished, and whether it may.
 
-manifest, entries, plan and receipts of earlier runs ──> of another dataset: refused
-their fingerprints, against those of the plan ─────────> shards that would go: a warning, or refused
+    manifest, entries, plan and receipts of earlier runs ──> of another dataset: refused
+    their fingerprints, against those of the plan ─────────> shards that would go: a warning, or refused
+
+Nothing here changes a file.
 """
 
 from __future__ import annotations
@@ -40,14 +42,6 @@ __all__ = [
     "judge_existing",
     "refuse_other_dataset",
 ]
-
-# ---------------------------------------------------------------- what a run would take away
-#
-# What a run would replace or remove of what earlier runs finished, and whether it may.
-#
-# manifest, entries, plan and receipts of earlier runs ──> of another dataset: refused
-# their fingerprints, against those of the plan ─────────> shards that would go: a warning, or refused
-
 
 Finished: TypeAlias = "tuple[Manifest | None, Mapping[str, ShardFiles]]"
 
