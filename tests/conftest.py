@@ -155,7 +155,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--commit"):
         wanted = _commit_tier(wanted, config.option.sample_seed)
     if len(wanted) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in {*wanted}])
+        kept = {*wanted}
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = wanted
     cost: collections.Counter[object] = collections.Counter()
     for item in items:
