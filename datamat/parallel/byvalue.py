@@ -40,6 +40,7 @@ __all__ = [
     "install_globals",
     "is_by_value",
     "is_forced",
+    "is_imported",
     "is_installed",
     "lookup",
     "lost_its_name",
@@ -353,6 +354,12 @@ def lookup(module_name: str | None, qualified_name: str) -> Any:
         return functools.reduce(getattr, qualified_name.split("."), sys.modules.get(module_name or ""))
     except AttributeError:
         return None
+
+
+def is_imported(function: types.FunctionType) -> bool:
+    """Return True for functions of an importable module, which a fresh interpreter finds under their names."""
+    module = function.__module__
+    return not is_by_value(module) and lookup(module, function.__qualname__) is function
 
 
 def lost_its_name(cls: type) -> bool:

@@ -257,6 +257,7 @@ class RemoteFunction:
     Args:
         function: callable that the workers call.
         digest: of what the callable holds, to detect changes; None for one that is used once.
+        rows: what `pickling.digest` has kept for the next digest.
 
     Attributes:
         number: id of the callable on the wire.
@@ -267,9 +268,12 @@ class RemoteFunction:
         is_inherited: whether the workers have the callable from their fork.
     """
 
-    def __init__(self, function: Callable[..., Any], digest: bytes | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], digest: bytes | None = None, rows: pickling.Rows | None = None
+    ) -> None:
         self.number = next(_numbers)
         self.digest = digest
+        self.rows = {} if rows is None else rows
         self.label = logs.label_of(function)
         self.function: Callable[..., Any] | None = function
         self.unfinished = 0
@@ -308,7 +312,7 @@ class RemoteFunction:
             UnpicklableError: it cannot travel.
         """
         assert self.function is not None
-        if self.is_inherited and self.digest not in (None, _digest(self.function)):
+        if self.is_inherited and self.digest not in (None, _digest(self.function, self.rows)):
             raise UnpicklableError(
                 f"{self.label} was changed while calls of it were under way, and the worker that had it as it was has "
                 'ended; change a copy, or pass start_method="forkserver", where it is kept as it was'
@@ -358,11 +362,14 @@ class FunctionTable:
         No lock is held while the callable is pickled: that may run the user's code, which may wait for another thread
         that is about to submit.
         """
-        digest, identity = _digest(function), identity_of(function)
+        identity = identity_of(function)
+        remote = self._by_identity.get(identity)
+        rows: pickling.Rows = {} if remote is None else remote.rows
+        digest = _digest(function, rows)
         with self._lock:
             remote = self._by_identity.get(identity)
             if remote is None or remote.digest != digest:
-                remote = self._by_identity[identity] = RemoteFunction(function, digest)
+                remote = self._by_identity[identity] = RemoteFunction(function, digest, rows)
                 remote.identity = identity
             remote.function = function
             remote.unfinished += 1
@@ -425,11 +432,11 @@ class FunctionTable:
         self.forgotten.append(remote.number)
 
 
-def _digest(function: Callable[..., Any]) -> bytes:
+def _digest(function: Callable[..., Any], rows: pickling.Rows) -> bytes:
     """Return a digest of what a callable holds, or of what its `self` says may change of it."""
     owner = function.__self__ if isinstance(function, types.MethodType) else None
     changing = getattr(type(owner), "_datamat_changing", None)
-    return pickling.digest(function if changing is None else changing(owner))
+    return pickling.digest(function if changing is None else changing(owner), rows)
 
 
 def identity_of(function: Callable[..., Any]) -> tuple[int, int]:
@@ -449,7 +456,7 @@ def _keeps_nothing(function: Callable[..., Any]) -> bool:
     holds_nothing = (
         not function.__closure__ and not function.__dict__ and pickling.PLAIN.issuperset(map(type, defaults))
     )
-    return holds_nothing or unforkable.is_imported(function)
+    return holds_nothing or byvalue.is_imported(function)
 
 
 class TaskSource(Protocol):

@@ -20,7 +20,6 @@ from datamat.parallel.standins import Standin, is_a, is_registered, is_special, 
 __all__ = [
     "Unforkables",
     "innermost",
-    "is_imported",
     "roots_of",
 ]
 
@@ -101,12 +100,6 @@ def innermost(function: Any) -> Any:
     return function
 
 
-def is_imported(function: types.FunctionType) -> bool:
-    """Return whether it belongs to a library, which itself knows what to do after a fork."""
-    module = function.__module__
-    return not byvalue.is_by_value(module) and byvalue.lookup(module, function.__qualname__) is function
-
-
 def _levels(roots: Mapping[str, Any]) -> Iterator[tuple[list[Any], list[Any]]]:
     """Yield what is reached by one more step each time: what may hold more, and what may have to be replaced."""
     seen = {id(vars(module)) for module in list(sys.modules.values()) if hasattr(module, "__dict__")}
@@ -117,7 +110,7 @@ def _levels(roots: Mapping[str, Any]) -> Iterator[tuple[list[Any], list[Any]]]:
         seen.update(map(id, holders))
         functions = [each for each in holders if type(each) is types.FunctionType]
         seen.update(id(each.__globals__) for each in functions)
-        closed = set(map(id, filter(is_imported, functions)))
+        closed = set(map(id, filter(byvalue.is_imported, functions)))
         parts = gc.get_referents(*[each for each in holders if id(each) not in closed])
         kinds = set(map(type, parts))
         special, entered = set(filter(is_special, kinds)), set(filter(_is_entered, kinds))
