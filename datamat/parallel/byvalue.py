@@ -44,7 +44,6 @@ __all__ = [
     "is_installed",
     "lookup",
     "lost_its_name",
-    "make_cell",
     "make_context",
     "make_function",
     "make_function_in",
@@ -467,11 +466,6 @@ def annotations_of(value: Any) -> dict[str, Any]:
     except Exception:  # noqa: BLE001 -- they are expressions of the user's
         annotationlib = importlib.import_module("annotationlib")
         return dict(annotationlib.get_annotations(value, format=annotationlib.Format.STRING))
-
-
-def make_cell() -> types.CellType:
-    """Return an empty cell."""
-    return types.CellType()
 
 
 def set_cell(cell: types.CellType, state: tuple[Any]) -> None:

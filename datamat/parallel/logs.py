@@ -143,20 +143,14 @@ def forward_in_worker(send: Callable[[bytes], None], state: LoggingState, proces
     logging.disable(state.disable)
     named = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
     for logger in [logging.root, *named]:
-        _strip(logger)
+        for handler in list(logger.handlers):  # it acts in the parent, as filters do: twice would repeat records
+            logger.removeHandler(handler)
+        logger.filters.clear()
         if logger is logging.root or not logger.propagate:
             logger.addHandler(_forwarder)
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_thread_death
-
-
-def _strip(logger: logging.Logger) -> None:
-    """Remove handlers and filters: they act in the parent, and acting twice would repeat or corrupt records."""
-    for handler in list(logger.handlers):
-        logger.removeHandler(handler)
-    for condition in list(logger.filters):
-        logger.removeFilter(condition)
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

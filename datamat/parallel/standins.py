@@ -46,8 +46,8 @@ __all__ = [
     "registrations",
     "replacement",
     "shared_name",
+    "standin_of",
     "standin_reduction",
-    "standin_type",
     "take_over",
     "type_name",
 ]
@@ -94,15 +94,17 @@ def is_a(obj: Any, kinds: Any) -> bool:
     return issubclass(type(obj), kinds)
 
 
-def standin_reduction(obj: object, place: str, reason: str = "") -> Reduction:
+def standin_reduction(obj: object, place: Callable[[], str], reason: str = "") -> Reduction:
     """Return how a stand-in for `obj` is made in the worker."""
-    return Standin, (place, type_name(obj), reason)
+    return Standin, (place(), type_name(obj), reason)
 
 
-def standin_type(reduction: Reduction) -> str:
-    """Return what a stand-in stands for: its type, with the reason where there is one."""
-    _, kind, reason, *_ = (*reduction[1], "")
-    return f"{kind} ({reason})" if reason else str(kind)
+def standin_of(reduction: Reduction) -> dict[str, str]:
+    """Return, by its place, what a stand-in stands for: its type, with the reason where there is one; else nothing."""
+    if reduction[0] is not Standin:
+        return {}
+    place, kind, reason, *_ = (*reduction[1], "")
+    return {place: f"{kind} ({reason})" if reason else kind}
 
 
 def type_name(obj: object) -> str:
@@ -212,7 +214,7 @@ def _reduce_of(kind: Any) -> Callable[[Any], Reduction] | None:
     return next(filter(None, map(_registered.get, map(_name_of, cast("type", kind).__mro__))), None)
 
 
-def _as_registered(obj: Any, place: str) -> Reduction:
+def _as_registered(obj: Any, place: Callable[[], str]) -> Reduction:
     reduce = _reduce_of(type(obj))
     assert reduce is not None
     try:
@@ -243,22 +245,14 @@ def _event(is_set: bool) -> threading.Event:
     return event
 
 
-def _lock(_: Any) -> Reduction:
-    return threading.Lock, ()
-
-
-def _rlock(_: Any) -> Reduction:
-    return threading.RLock, ()
-
-
 def _thread_pool(pool: ThreadPoolExecutor) -> Reduction:
     prefix, initializer, initargs = pool._thread_name_prefix, pool._initializer, pool._initargs
     return ThreadPoolExecutor, (pool._max_workers, prefix, initializer, initargs)
 
 
 _FRESH: dict[type, Callable[[Any], Reduction]] = {
-    type(threading.Lock()): _lock,
-    type(threading.RLock()): _rlock,
+    type(threading.Lock()): lambda _: (threading.Lock, ()),
+    type(threading.RLock()): lambda _: (threading.RLock, ()),
     threading.Condition: lambda condition: (threading.Condition, (condition._lock,)),
     threading.Event: lambda event: (_event, (event.is_set(),)),
     threading.Semaphore: lambda semaphore: (threading.Semaphore, (semaphore._value,)),
@@ -298,7 +292,7 @@ def _reopen(path: str, mode: str, position: int, options: dict[str, Any]) -> Any
     return file
 
 
-def _file(file: Any, place: str) -> Reduction | None:
+def _file(file: Any, place: Callable[[], str]) -> Reduction | None:
     """Return how to open the file again, a stand-in where that would harm it, None where dill does the right thing."""
     if isinstance(file, io.BytesIO | io.StringIO):
         return None
@@ -367,9 +361,9 @@ def _is_standin_type(kind: type) -> bool:
 # ---------------------------------------------------------------- shared
 
 
-def _shared(obj: Any, place: str) -> Reduction:
+def _shared(obj: Any, place: Callable[[], str]) -> Reduction:
     reason, remedy = why_not(obj)
-    otherwise = Standin(place, type_name(obj), reason, remedy)
+    otherwise = Standin(place(), type_name(obj), reason, remedy)
     try:
         return rebuild, (otherwise, *parts(obj))
     except (ValueError, OSError):  # a socket, or something closed
@@ -404,12 +398,12 @@ def _logging_reduction(obj: logging.Logger | logging.Handler) -> Reduction:
     return logs.remote_logger, (obj.name, obj.level, logs.target_key(obj))
 
 
-def replacement(obj: Any, place: str) -> Reduction | None:
+def replacement(obj: Any, place: Callable[[], str]) -> Reduction | None:
     """Return the function and arguments that make what a worker gets for `obj`, or None to let it travel as it is.
 
     Args:
         obj: object that is to travel.
-        place: how users reach it, as in `self.reader._conn`.
+        place: returns how users reach it, as in `self.reader._conn`; asked only where a stand-in may go in its place.
     """
     kind: Any = type(obj)
     if not is_special(kind):
@@ -418,7 +412,7 @@ def replacement(obj: Any, place: str) -> Reduction | None:
     return make(obj, place)
 
 
-def _replacement(obj: Any, place: str) -> Reduction | None:
+def _replacement(obj: Any, place: Callable[[], str]) -> Reduction | None:
     kind: Any = type(obj)
     if kind in _FRESH:
         return _FRESH[kind](obj)

@@ -300,17 +300,14 @@ class RemoteFunction:
         self.is_inherited = True
         return worker.inherit(self.number, self.function, unforkables)
 
-    @property
-    def is_prepared(self) -> bool:
-        """Whether it has been pickled."""
-        return self._packed is not None
-
-    def prepare(self) -> None:
-        """Pickle the callable as it is now.
+    def prepare(self) -> PackedFunction:
+        """Pickle the callable as it is now, unless that is done.
 
         Raises:
             UnpicklableError: it cannot travel.
         """
+        if self._packed is not None:
+            return self._packed
         assert self.function is not None
         if self.is_inherited and self.digest not in (None, _digest(self.function, self.rows)):
             raise UnpicklableError(
@@ -321,23 +318,21 @@ class RemoteFunction:
         _warn(pickled.standins)
         self._modules = pickled.modules
         self._packed = PackedFunction(pickled.stream, pickled.buffers)
+        return self._packed
 
     def modules(self) -> tuple[str, ...]:
         """Return the modules of installed packages that it needs, for a server to import once."""
-        if self._packed is None:
-            self.prepare()
+        self.prepare()
         return self._modules
 
     def frame(self) -> tuple[bytes, bytes]:
         """Return the parts of the frame that carries it."""
-        if self._packed is None:
-            self.prepare()
-        assert self._packed is not None
-        return worker.FUNCTION.pack(self.number), self._packed.packed
+        return worker.FUNCTION.pack(self.number), self.prepare().packed
 
     def send_by_value(self, module_name: str) -> None:
         """Pickle it again, with the code of this module by value."""
         byvalue.force_by_value(module_name)
+        self._packed = None
         self.prepare()
 
 
@@ -448,15 +443,12 @@ def identity_of(function: Callable[..., Any]) -> tuple[int, int]:
 
 def _keeps_nothing(function: Callable[..., Any]) -> bool:
     """Return whether a worker's copy stays as it was sent: calls can only change globals, which outlive it."""
-    if isinstance(function, types.BuiltinFunctionType):
-        return isinstance(function.__self__, types.ModuleType)
-    if not isinstance(function, types.FunctionType):
+    if pickling.is_found(function):
+        return True
+    if type(function) is not types.FunctionType or function.__closure__ or function.__dict__:
         return False
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    holds_nothing = (
-        not function.__closure__ and not function.__dict__ and pickling.PLAIN.issuperset(map(type, defaults))
-    )
-    return holds_nothing or byvalue.is_imported(function)
+    return pickling.PLAIN.issuperset(map(type, defaults))
 
 
 class TaskSource(Protocol):

@@ -15,7 +15,7 @@ from datamat.parallel import byvalue, logs
 from datamat.parallel.arrays import rule_for
 from datamat.parallel.pickling import describe_path
 from datamat.parallel.shared import is_shared
-from datamat.parallel.standins import Standin, is_a, is_registered, is_special, per_type, replacement, standin_type
+from datamat.parallel.standins import is_a, is_registered, is_special, per_type, replacement, standin_of
 
 __all__ = [
     "Unforkables",
@@ -51,12 +51,9 @@ class Unforkables:
             for obj in specials:
                 if is_shared(obj) or (only_registered and not is_registered(type(obj))):
                     continue
-                reduction = replacement(obj, "")
-                if reduction is not None and reduction[0] is Standin:
-                    place = _place(roots, above, obj)
-                    reduction = replacement(obj, place) or reduction
-                    self.standins[place] = standin_type(reduction)
+                reduction = replacement(obj, functools.partial(_place, roots, above, obj))
                 if reduction is not None:
+                    self.standins |= standin_of(reduction)
                     self._found.append((obj, *reduction))
             above.append(holders)
 

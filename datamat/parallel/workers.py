@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LAST_WORDS_S",
-    "CallCounter",
     "PoolOptions",
     "PoolProgress",
     "RemoteTraceback",
@@ -394,9 +393,6 @@ def _open_pidfd(pid: int) -> int:
 # The progress of a pool, from which a caller's callback can draw a bar and a timeline.
 
 
-_INTERVAL_S = 0.1
-
-
 @dataclass(frozen=True, slots=True)
 class PoolProgress:
     """Progress of a pool, counted in calls.
@@ -414,37 +410,6 @@ class PoolProgress:
     in_flight: int
     waiting: int
     workers: tuple[WorkerStats, ...]
-
-
-class CallCounter:
-    """Counts calls that have ended, and reports them to a callback.
-
-    Args:
-        progress: function that returns the progress to report.
-        logger: logger for errors of callbacks.
-
-    Attributes:
-        done: calls that ended with a result.
-        failed: calls that ended with an error.
-    """
-
-    def __init__(self, progress: Callable[[], PoolProgress], logger: logging.Logger) -> None:
-        self.done = 0
-        self.failed = 0
-        self._progress = progress
-        self._logger = logger
-        self._next = 0.0
-
-    def report(self, callback: Callable[[PoolProgress], object], now: float | None = None) -> None:
-        """Call the callback; about ten times a second, where the time `now` of the monotonic clock is given."""
-        if now is not None:
-            if now < self._next:
-                return
-            self._next = now + _INTERVAL_S
-        try:
-            callback(self._progress())
-        except Exception:  # a user's callback must not end the pool
-            self._logger.exception("the progress callback failed")
 
 
 # ---------------------------------------------------------------- all workers of a pool
