@@ -21,7 +21,6 @@ __all__ = [
     "at_rest",
     "bind",
     "core_mask",
-    "cpu_quota",
     "find",
     "library_against_fork",
     "limit_loaded_libraries",

@@ -20,10 +20,8 @@ from typing import Any
 from datamat.parallel.affinity import find, mappings
 
 __all__ = [
-    "map_array",
     "rule_for",
     "storage_of",
-    "typed_storage_of",
 ]
 
 ArrayReduction = Any  # as of `__reduce__`

@@ -703,11 +703,6 @@ def make_type_variable(kind: Any, name: str, module: str, constraints: Any, opti
     return made
 
 
-def make_context_variable(name: str, default: tuple[Any, ...]) -> contextvars.ContextVar[Any]:
-    """Return a new context variable, with a default if one is given."""
-    return contextvars.ContextVar(name, default=default[0]) if default else contextvars.ContextVar(name)
-
-
 def set_context_variable(variable: contextvars.ContextVar[Any], state: tuple[Any]) -> None:
     """Set a variable to what it is set to where the callable comes from."""
     variable.set(state[0])
@@ -734,10 +729,10 @@ def _parts_of_named(thing: Any) -> tuple[Any, ...]:
 
 
 def _parts_of_context_variable(variable: contextvars.ContextVar[Any]) -> tuple[Any, ...]:
-    default: tuple[Any, ...] = ()
+    options = {}
     with suppress(LookupError):
-        default = (contextvars.Context().run(variable.get),)
-    return make_context_variable, variable.name, default
+        options["default"] = contextvars.Context().run(variable.get)
+    return (functools.partial(contextvars.ContextVar, variable.name, **options),)
 
 
 _MAKERS: dict[type, Callable[[Any], tuple[Any, ...]]] = {

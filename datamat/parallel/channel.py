@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "HEADER",
     "Claims",
     "Descriptor",
     "PackedFunction",
@@ -508,10 +507,6 @@ class WorkerChannel:
                 return
             for part in (header, *parts):
                 self._socket.sendall(part)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
 
 
 def enlarge_buffers(sock: socket.socket) -> None:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "ForwardingHandler",
     "LoggingState",
     "capture_state",
     "forward_in_worker",

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "BUILTIN_TYPES",
     "PLAIN",
     "PickledFunction",
     "Rows",

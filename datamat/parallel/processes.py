@@ -47,24 +47,18 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "START_METHODS",
     "ForkPopen",
-    "MainFreeProcess",
     "Server",
     "ServerLauncher",
     "SpawnPopen",
     "choose_start_method",
     "current_umask",
     "danger_of_fork",
-    "dump_for_child",
     "forget_idle_tracker",
-    "interrupts_blocked",
     "interrupts_held",
     "is_frozen",
-    "search_path",
     "serve",
     "start_process",
-    "tracker_descriptor",
 ]
 
 # ---------------------------------------------------------------- the choice of a start method

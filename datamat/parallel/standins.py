@@ -35,7 +35,6 @@ from datamat.parallel.shared import is_shared, may_be_shared, parts, rebuild, wh
 __all__ = [
     "REMEDY",
     "Reduction",
-    "Standin",
     "is_a",
     "is_local",
     "is_registered",

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from datamat.parallel.crash import WorkerExit
 
 __all__ = [
-    "CHUNK_COST_S",
     "MESSAGE_COST_S",
     "PREFETCH_COST_S",
     "SLICE_S",

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "LAST_WORDS_S",
     "PoolOptions",
     "PoolProgress",
     "RemoteTraceback",
