@@ -15,7 +15,6 @@ import sys
 import threading
 import types
 import typing
-import uuid
 import weakref
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
@@ -392,7 +391,7 @@ def class_id(cls: type) -> str:
     """Return the id of a class, giving it one if it has none."""
     with _guard:
         if (found := _ids.get(cls)) is None:
-            found = uuid.uuid4().hex
+            found = os.urandom(16).hex()
             _ids[cls], _known[found] = found, cls
             _filled.add(found)
             if process_role.is_worker():
@@ -681,7 +680,7 @@ def singleton_parts(thing: Any, *, to_parent: bool) -> tuple[Any, ...]:
         for module_name, name in _homes_of(thing):
             if to_parent or not is_by_value(module_name):
                 return getattr, (sys.modules[module_name], name)
-        identity = uuid.uuid4().hex
+        identity = os.urandom(16).hex()
         _singletons[identity], _singleton_ids[id(thing)] = thing, identity
     made = (identity, *_MAKERS[type(thing)](thing))
     if to_parent or type(thing) is not contextvars.ContextVar or thing not in contextvars.copy_context():

@@ -606,8 +606,8 @@ def _numbers_of(method: Any, rows: Rows) -> dict[int, int]:
             items = [*value, *value.values()] if kind is dict else [*value]
             known, number = rows.get((kind, id(value)), ([], 0))
             if len(items) != len(known) or not all(map(operator.is_, items, known)):
-                tuples = (item for item in items if type(item) is tuple)
-                if not {*map(type, items), *map(type, itertools.chain.from_iterable(tuples))} - {tuple} <= PLAIN:
+                within = itertools.chain.from_iterable(item for item in items if type(item) is tuple)
+                if not {*map(type, items)} - {tuple} | {*map(type, within)} <= PLAIN:
                     continue
                 number = next(_row_numbers)
             found[kind, id(value)] = items, number
