@@ -91,14 +91,6 @@ def set_task(function: Any, number: int) -> None:
     ForwardingHandler.task = function, number
 
 
-def _task_label() -> str | None:
-    """Return the `task` attribute of a record, as in `Analyzer.fit[17]`."""
-    function, number = ForwardingHandler.task
-    if function is None:
-        return None
-    return f"{label_of(function)}[{number}]"
-
-
 def label_of(function: Any) -> str:
     """Return the name of a callable in messages."""
     try:
@@ -202,7 +194,8 @@ def remote_handler(level: int, key: int) -> logging.Handler:
 
 def _pack(record: logging.LogRecord, target: int) -> bytes:
     state = dict(record.__dict__)
-    state.setdefault("task", _task_label())
+    function, number = ForwardingHandler.task
+    state.setdefault("task", None if function is None else f"{label_of(function)}[{number}]")
     state["processName"] = ForwardingHandler.process_name
     if record.exc_info:
         state["exc_text"] = record.exc_text or logging.Formatter().formatException(record.exc_info)

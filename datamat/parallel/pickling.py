@@ -540,9 +540,8 @@ _known_versions: dict[_Use, Versions] = {}  # of the globals that code uses, dir
 _uses: dict[Place, tuple[int, _Use]] = {}  # by what globals hold, with the version of that
 _uses_by_class: dict[str, _Use] = {}
 _named: dict[int, weakref.ref[Any]] = {}  # by id: functions and classes that were found under their names
-Rows = dict[tuple[type, int], tuple[list[Any], int]]  # by type and id of a collection: its items, a number for them
+Rows = dict[tuple[type, int], tuple[list[Any], bytes]]  # by type and id of a collection: its items, their digest
 _MANY_ROWS = 1000
-_row_numbers = itertools.count(1)
 
 
 def digest(function: Any, rows: Rows | None = None) -> bytes:
@@ -559,8 +558,8 @@ def digest(function: Any, rows: Rows | None = None) -> bytes:
     hasher = xxhash.xxh3_128()
     pickler: Any = _DigestPickler(hasher.update, lambda buffer: hasher.update(buffer.raw()))
     try:
-        if rows is not None and (numbers := _numbers_of(function, rows)):
-            pickler.persistent_id = lambda obj: numbers.get(id(obj))
+        if rows is not None and (digests := _digests_of_rows(function, rows)):
+            pickler.persistent_id = lambda obj: digests.get(id(obj))
         pickler.dump((function.__func__, function.__self__) if type(function) is types.MethodType else function)
     except Exception:  # noqa: BLE001 -- whatever the C pickler cannot do, the other one tries
         with suppress(UnpicklableError):  # a fork can have it nevertheless
@@ -593,8 +592,8 @@ def _is_named(code: Any) -> bool:
     return reference is not None and reference() is code
 
 
-def _numbers_of(method: Any, rows: Rows) -> dict[int, int]:
-    """Return, by id, numbers that stand for the large collections of plain rows in the attributes of a `self`.
+def _digests_of_rows(method: Any, rows: Rows) -> dict[int, bytes]:
+    """Return, by id, digests of the large collections of plain rows in the attributes of a `self`.
 
     Comparing their items by identity takes a tenth of the time of pickling them.
     """
@@ -604,16 +603,17 @@ def _numbers_of(method: Any, rows: Rows) -> dict[int, int]:
         kind = type(value)
         if kind in (list, dict, set) and len(value) >= _MANY_ROWS:
             items = [*value, *value.values()] if kind is dict else [*value]
-            known, number = rows.get((kind, id(value)), ([], 0))
+            known, digest_of_items = rows.get((kind, id(value)), ([], b""))
             if len(items) != len(known) or not all(map(operator.is_, items, known)):
                 within = itertools.chain.from_iterable(item for item in items if type(item) is tuple)
                 if not {*map(type, items)} - {tuple} | {*map(type, within)} <= PLAIN:
                     continue
-                number = next(_row_numbers)
-            found[kind, id(value)] = items, number
-    rows.clear()
-    rows.update(found)
-    return {identity: number for (_, identity), (_, number) in found.items()}
+                digest_of_items = xxhash.xxh3_128_digest(pickle.dumps((kind.__name__, items), 5))
+            found[kind, id(value)] = items, digest_of_items
+    for gone in rows.keys() - found.keys():
+        rows.pop(gone, None)
+    rows.update(found)  # another thread always finds what has not changed
+    return {identity: digest_of_items for (_, identity), (_, digest_of_items) in found.items()}
 
 
 def _versions(places: typing.Iterable[Place]) -> Versions:

@@ -103,8 +103,6 @@ def choose_start_method(requested: str | None = None) -> tuple[str, str]:
 def _check_start_method(requested: str) -> None:
     if requested not in START_METHODS:
         raise OptionError(f"start_method is {requested!r}; pass one of {', '.join(START_METHODS)}, or None")
-    if not hasattr(os, "fork"):
-        raise OptionError("datamat.parallel needs a POSIX system (Linux or macOS); this one cannot pass sockets")
     if requested != "fork" and is_frozen():
         raise OptionError(
             f"start_method={requested!r} is not possible in a frozen program, which would run itself again; "

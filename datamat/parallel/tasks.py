@@ -376,12 +376,12 @@ class FunctionTable:
         Raises:
             UnpicklableError: one cannot travel.
         """
-        return tuple(self._classes.get(cls) or self._for_class(cls) for cls in classes) if classes else ()
-
-    def _for_class(self, cls: type) -> RemoteFunction:
-        remote = RemoteFunction(cls)
-        remote.prepare()
-        return self._classes.setdefault(cls, remote)
+        for cls in classes:
+            if cls not in self._classes:
+                remote = RemoteFunction(cls)
+                remote.prepare()
+                self._classes.setdefault(cls, remote)
+        return tuple(map(self._classes.__getitem__, classes))
 
     def acquire_for_map(self, function: Callable[..., Any]) -> RemoteFunction:
         """Return the `RemoteFunction` for all calls of one map, to which its calls count as one task.

@@ -727,13 +727,9 @@ class WorkerGroup:
 
     def give_up(self) -> None:
         """End what `prepare` has started, where the pool does not start."""
-        self.end(self._reap_ended, abruptly=True)
+        self.end(lambda handle: self.reap(handle) if handle.has_ended else None, abruptly=True)
 
-    def _reap_ended(self, handle: WorkerHandle) -> None:
-        if handle.has_ended:
-            self.reap(handle)
-
-    def end(self, attend: Callable[[WorkerHandle], None], *, abruptly: bool) -> None:
+    def end(self, attend: Callable[[WorkerHandle], object], *, abruptly: bool) -> None:
         """End all workers: by request, or by SIGKILL if `abruptly` or if they do not react."""
         for handle in self.handles:
             if abruptly:

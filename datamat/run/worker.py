@@ -100,7 +100,7 @@ class PartWorker:
         return {**self.__dict__, "_has_travelled": True, "_shared": {}}
 
     def _datamat_changing(self) -> None:
-        """Return nothing to compare between parts: the job is fixed, and the modules' state is that at the first part."""
+        """Return nothing to compare between parts: the job is fixed, and the state of modules that at the first."""
         self.__getstate__()
 
     def settle(self) -> None:
