@@ -21,10 +21,11 @@ __all__ = [
     "at_rest",
     "bind",
     "core_mask",
-    "cpu_quota",
+    "find",
     "library_against_fork",
     "limit_loaded_libraries",
     "limit_thread_environment",
+    "mappings",
     "native_threads",
     "note_thread_pools",
     "num_cpus",
@@ -65,25 +66,25 @@ class Mapping:
         start: first address of the mapping.
         end: address just past the mapping.
         path: the file that it shows; empty for mere memory.
+        is_code: whether that is code.
     """
 
     start: int
     end: int
     path: str
+    is_code: bool
 
 
-def _with_code(mappings: list[tuple[Mapping, bool]]) -> list[Mapping]:
-    return [mapping for mapping, is_code in mappings if is_code and mapping.path.startswith("/")]
-
-
-def _mappings() -> list[tuple[Mapping, bool]]:
+def mappings() -> list[Mapping]:
+    """Return the parts of this process's address space, in order; none where the system does not list them."""
     found = []
     with suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
             addresses, permissions, *rest = line.split(maxsplit=5)
             start, _, end = addresses.partition("-")
-            path = rest[3].strip() if len(rest) > 3 else ""
-            found.append((Mapping(int(start, 16), int(end, 16), path), "x" in permissions))
+            path = rest[3].rstrip("\n") if len(rest) > 3 else ""
+            is_code = "x" in permissions and path.startswith("/")
+            found.append(Mapping(int(start, 16), int(end, 16), path, is_code))
     return found
 
 
@@ -138,14 +139,14 @@ def _owners(threads: set[int], *, is_python_one: bool) -> set[str | None]:
         threads: ids of the threads.
         is_python_one: whether the interpreter counts.
     """
-    mappings = _mappings()
-    code = _with_code(mappings)
-    interpreter = _find(code, ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0)
+    everything = mappings()
+    code = [mapping for mapping in everything if mapping.is_code]
+    interpreter = find(code, ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0)
     owners: set[str | None] = set()
     for thread in threads:
         stack = b""
         with suppress(OSError):
-            stack = _stack(thread, [mapping for mapping, _ in mappings])
+            stack = _stack(thread, everything)
         owner = _outermost(stack, code)
         has_ended = not stack and not os.path.exists(f"/proc/self/task/{thread}")
         is_of_python = owner is not None and interpreter is not None and owner == interpreter.path
@@ -154,14 +155,14 @@ def _owners(threads: set[int], *, is_python_one: bool) -> set[str | None]:
     return owners
 
 
-def _stack(thread: int, mappings: list[Mapping]) -> bytes:
+def _stack(thread: int, everything: list[Mapping]) -> bytes:
     """Return the used part of a thread's stack; nothing if it runs at this moment."""
     with open(f"/proc/self/task/{thread}/syscall", encoding="ascii") as file:
         fields = file.read().split()
     if len(fields) < 3:  # "running"
         return b""
     pointer = int(fields[-2], 16)
-    mapping = _find(mappings, pointer)
+    mapping = find(everything, pointer)
     if mapping is None:
         return b""
     with open("/proc/self/mem", "rb", buffering=0) as memory:
@@ -172,15 +173,16 @@ def _outermost(stack: bytes, code: list[Mapping]) -> str | None:
     """Return the file of the outermost function of a thread, past those of the C library that start every thread."""
     usable = len(stack) // _WORD * _WORD
     for address in struct.unpack(f"{usable // _WORD}P", stack[:usable])[::-1]:
-        mapping = _find(code, address)
+        mapping = find(code, address)
         if mapping is not None and not _START_OF_ANY_THREAD.search(mapping.path):
             return mapping.path
     return None
 
 
-def _find(mappings: list[Mapping], address: int) -> Mapping | None:
-    place = bisect.bisect_right(mappings, address, key=lambda mapping: mapping.start) - 1
-    return mappings[place] if place >= 0 and address < mappings[place].end else None
+def find(ordered: list[Mapping], address: int) -> Mapping | None:
+    """Return the mapping that an address is in."""
+    place = bisect.bisect_right(ordered, address, key=lambda mapping: mapping.start) - 1
+    return ordered[place] if place >= 0 and address < ordered[place].end else None
 
 
 # ---------------------------------------------------------------- rest

@@ -15,14 +15,13 @@ import mmap
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
+from datamat.parallel.affinity import find, mappings
+
 __all__ = [
-    "map_array",
     "rule_for",
     "storage_of",
-    "typed_storage_of",
 ]
 
 ArrayReduction = Any  # as of `__reduce__`
@@ -59,14 +58,10 @@ def _memmap(array: Any) -> ArrayReduction:
 
 def _is_mapped(path: str, address: int) -> bool:
     """Is it still the file of this name that is mapped at an address? Another one may have taken its place."""
-    with suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as regions:
-        for region in regions:
-            bounds, *_, name = region.rstrip("\n").split(maxsplit=5)
-            first, _, last = bounds.partition("-")
-            if int(first, 16) <= address < int(last, 16):
-                return name == path.replace("\n", "\\012")
-        return False
-    return os.path.exists(path)
+    if not (mapped := mappings()):
+        return os.path.exists(path)
+    mapping = find(mapped, address)
+    return mapping is not None and mapping.path == path.replace("\n", "\\012")
 
 
 def map_array(path: str, mode: Any, offset: int, num_bytes: int, layout: tuple[Any, ...]) -> Any:

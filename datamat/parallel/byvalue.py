@@ -15,7 +15,6 @@ import sys
 import threading
 import types
 import typing
-import uuid
 import weakref
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
@@ -40,10 +39,10 @@ __all__ = [
     "install_globals",
     "is_by_value",
     "is_forced",
+    "is_imported",
     "is_installed",
     "lookup",
     "lost_its_name",
-    "make_cell",
     "make_context",
     "make_function",
     "make_function_in",
@@ -355,6 +354,12 @@ def lookup(module_name: str | None, qualified_name: str) -> Any:
         return None
 
 
+def is_imported(function: types.FunctionType) -> bool:
+    """Return True for functions of an importable module, which a fresh interpreter finds under their names."""
+    module = function.__module__
+    return not is_by_value(module) and lookup(module, function.__qualname__) is function
+
+
 def lost_its_name(cls: type) -> bool:
     """Return whether it is a class of a Python module that has something else under its name by now.
 
@@ -386,7 +391,7 @@ def class_id(cls: type) -> str:
     """Return the id of a class, giving it one if it has none."""
     with _guard:
         if (found := _ids.get(cls)) is None:
-            found = uuid.uuid4().hex
+            found = os.urandom(16).hex()
             _ids[cls], _known[found] = found, cls
             _filled.add(found)
             if process_role.is_worker():
@@ -460,11 +465,6 @@ def annotations_of(value: Any) -> dict[str, Any]:
     except Exception:  # noqa: BLE001 -- they are expressions of the user's
         annotationlib = importlib.import_module("annotationlib")
         return dict(annotationlib.get_annotations(value, format=annotationlib.Format.STRING))
-
-
-def make_cell() -> types.CellType:
-    """Return an empty cell."""
-    return types.CellType()
 
 
 def set_cell(cell: types.CellType, state: tuple[Any]) -> None:
@@ -680,7 +680,7 @@ def singleton_parts(thing: Any, *, to_parent: bool) -> tuple[Any, ...]:
         for module_name, name in _homes_of(thing):
             if to_parent or not is_by_value(module_name):
                 return getattr, (sys.modules[module_name], name)
-        identity = uuid.uuid4().hex
+        identity = os.urandom(16).hex()
         _singletons[identity], _singleton_ids[id(thing)] = thing, identity
     made = (identity, *_MAKERS[type(thing)](thing))
     if to_parent or type(thing) is not contextvars.ContextVar or thing not in contextvars.copy_context():
@@ -700,11 +700,6 @@ def make_type_variable(kind: Any, name: str, module: str, constraints: Any, opti
     made = kind(name, *constraints, **options)
     made.__module__ = module
     return made
-
-
-def make_context_variable(name: str, default: tuple[Any, ...]) -> contextvars.ContextVar[Any]:
-    """Return a new context variable, with a default if one is given."""
-    return contextvars.ContextVar(name, default=default[0]) if default else contextvars.ContextVar(name)
 
 
 def set_context_variable(variable: contextvars.ContextVar[Any], state: tuple[Any]) -> None:
@@ -733,10 +728,10 @@ def _parts_of_named(thing: Any) -> tuple[Any, ...]:
 
 
 def _parts_of_context_variable(variable: contextvars.ContextVar[Any]) -> tuple[Any, ...]:
-    default: tuple[Any, ...] = ()
+    options = {}
     with suppress(LookupError):
-        default = (contextvars.Context().run(variable.get),)
-    return make_context_variable, variable.name, default
+        options["default"] = contextvars.Context().run(variable.get)
+    return (functools.partial(contextvars.ContextVar, variable.name, **options),)
 
 
 _MAKERS: dict[type, Callable[[Any], tuple[Any, ...]]] = {

@@ -15,12 +15,11 @@ from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pickle import PickleBuffer
 
 
 __all__ = [
-    "HEADER",
     "Claims",
     "Descriptor",
     "PackedFunction",
@@ -63,6 +62,16 @@ class Descriptor:
         """Return the number; -1 once it is closed."""
         return self._number
 
+    def share(self) -> Descriptor:
+        """Return one more descriptor of the same file, for a worker."""
+        return Descriptor(os.dup(self._number))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to a process that is being started, which inherits it."""
+        from multiprocess.reduction import DupFd  # which Windows lacks
+
+        return _inherited, (DupFd(self._number),)
+
     def close(self) -> None:
         """Close it; safe to repeat.
 
@@ -73,6 +82,10 @@ class Descriptor:
             number, self._number = self._number, -1
             if number >= 0:
                 os.close(number)
+
+
+def _inherited(handle: Any) -> Descriptor:
+    return Descriptor(handle.detach())
 
 
 def close_in_forks(*ends: _Closable) -> None:
@@ -259,31 +272,25 @@ class Claims:
 
     __slots__ = ("_read", "_write")
 
-    def __init__(self, read: int, write: int = -1) -> None:
-        self._read = Descriptor(read)
-        self._write = Descriptor(write)
+    def __init__(self, read: Descriptor, write: Descriptor | None = None) -> None:
+        self._read = read
+        self._write = write
 
     @classmethod
     def create(cls) -> Self:
         """Return a new, empty pipe."""
-        read, write = os.pipe()
-        os.set_blocking(read, False)
-        claims = cls(read, write)
-        close_in_forks(claims._read, claims._write)
-        return claims
+        read, write = map(Descriptor, os.pipe())
+        os.set_blocking(read.fileno(), False)
+        close_in_forks(read, write)
+        return cls(read, write)
 
     def share(self) -> Claims:
         """Return one more descriptor of the reading end, for the worker."""
-        return Claims(os.dup(self._read.fileno()))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Travel to a process that is being started, which inherits the descriptor."""
-        from multiprocess.reduction import DupFd  # which Windows lacks
-
-        return _receive, (DupFd(self._read.fileno()),)
+        return Claims(self._read.share())
 
     def grant(self, num_tasks: int) -> None:
         """In the parent, before the tasks are sent: let the worker begin this many more."""
+        assert self._write is not None
         os.write(self._write.fileno(), bytes(num_tasks))
 
     def take_back(self, num_tasks: int) -> int:
@@ -305,11 +312,8 @@ class Claims:
     def close(self) -> None:
         """Close the descriptors; safe to repeat."""
         self._read.close()
-        self._write.close()
-
-
-def _receive(descriptor: Any) -> Claims:
-    return Claims(descriptor.detach())
+        if self._write is not None:
+            self._write.close()
 
 
 # ---------------------------------------------------------------- frames
@@ -501,15 +505,8 @@ class WorkerChannel:
             if length < _READ_BYTES:
                 self._socket.sendall(b"".join((header, *parts)))
                 return
-            self._send_all((header, *parts))
-
-    def _send_all(self, parts: Iterable[Buffer]) -> None:
-        for part in parts:
-            self._socket.sendall(part)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
+            for part in (header, *parts):
+                self._socket.sendall(part)
 
 
 def enlarge_buffers(sock: socket.socket) -> None:

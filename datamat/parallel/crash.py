@@ -8,7 +8,7 @@ import signal
 import struct
 import tempfile
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from datamat.parallel.channel import Descriptor, close_in_forks
 
@@ -39,8 +39,8 @@ class CrashNote:
 
     __slots__ = ("_begun", "_descriptor")
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = Descriptor(descriptor)
+    def __init__(self, descriptor: Descriptor) -> None:
+        self._descriptor = descriptor
         self._begun: memoryview | None = None
 
     @classmethod
@@ -52,19 +52,13 @@ class CrashNote:
             with tempfile.TemporaryFile() as file:
                 descriptor = os.dup(file.fileno())
         os.write(descriptor, bytes(_STACKS_AT))  # stacks follow: all descriptors of the file share one position
-        note = cls(descriptor)
+        note = cls(Descriptor(descriptor))
         close_in_forks(note._descriptor)
         return note
 
     def share(self) -> CrashNote:
         """Return one more descriptor of the same file, for the worker."""
-        return CrashNote(os.dup(self.fileno()))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Travel to a process that is being started, which inherits the descriptor."""
-        from multiprocess.reduction import DupFd  # which Windows lacks
-
-        return _receive, (DupFd(self.fileno()),)
+        return CrashNote(self._descriptor.share())
 
     def fileno(self) -> int:
         """Return the descriptor."""
@@ -110,10 +104,6 @@ class CrashNote:
         """Return the Python stacks that the worker wrote."""
         size = os.fstat(self.fileno()).st_size
         return os.pread(self.fileno(), size, _STACKS_AT).decode(errors="replace")
-
-
-def _receive(descriptor: Any) -> CrashNote:
-    return CrashNote(descriptor.detach())
 
 
 def own_note() -> CrashNote | None:

@@ -17,7 +17,6 @@ from datamat.parallel.errors import BrokenPoolError, ParallelError, count_of
 from datamat.parallel.tasks import PREFETCH_COST_S, FunctionTable, prefetch_depth, split
 from datamat.parallel.worker import Reply, Request
 from datamat.parallel.workers import (
-    CallCounter,
     PoolOptions,
     PoolProgress,
     UserObjects,
@@ -124,6 +123,7 @@ _MAX_STARTUP_DEATHS, _MAX_LATER_STARTUP_DEATHS = 3, 30
 _DEEP = 16  # tasks at each worker, all of them short
 _LARGE_BYTES = 1 << 16  # of arguments, which take longer to pickle than it takes to send what came before
 _NAP_S = 0.0002
+_REPORT_S = 0.1
 
 
 class Dispatcher:
@@ -136,7 +136,6 @@ class Dispatcher:
 
     def __init__(self, options: PoolOptions, user_objects: UserObjects) -> None:
         self.functions = FunctionTable()
-        self.counter = CallCounter(self.progress, options.logger)
         self.broken: BrokenPoolError | None = None
         self.thread: threading.Thread | None = None
         self._starter: int | None = None
@@ -160,6 +159,8 @@ class Dispatcher:
         self._startup_deaths = 0
         self._max_startup_deaths = _MAX_STARTUP_DEATHS
         self._cost: float | None = None
+        self._num_done = self._num_failed = 0  # calls
+        self._next_report = 0.0
 
     # ------------------------------------------------------------ called by any thread
 
@@ -253,7 +254,7 @@ class Dispatcher:
         in_flight = sum(task.count for handle in list(self._workers.handles) for task in handle.in_flight.copy())
         waiting = sum(task.count for task in self._waiting.copy())
         waiting += sum(source.num_left() for source in self._sources.copy())
-        return PoolProgress(self.counter.done, self.counter.failed, in_flight, waiting, self._workers.stats())
+        return PoolProgress(self._num_done, self._num_failed, in_flight, waiting, self._workers.stats())
 
     def processes(self) -> dict[int, Any]:
         """Return the running worker processes by pid."""
@@ -295,9 +296,15 @@ class Dispatcher:
         del held  # not under the lock: it may be the last reference, and run code of the user's
 
     def _report(self, now: float | None = None) -> None:
+        """Report the progress; about ten times a second, where the time `now` of the monotonic clock is given."""
         user_objects = self._held or self._user_objects()
-        if user_objects is not None and user_objects.on_progress is not None:
-            self.counter.report(user_objects.on_progress, now)
+        if user_objects is None or user_objects.on_progress is None or (now is not None and now < self._next_report):
+            return
+        self._next_report = (now or 0.0) + _REPORT_S
+        try:
+            user_objects.on_progress(self.progress())
+        except Exception:  # a user's callback must not end the pool
+            self._options.logger.exception("the progress callback failed")
 
     def _has_finished(self) -> bool:
         if self._kills or self.broken is not None:
@@ -579,12 +586,12 @@ class Dispatcher:
         is_call = task.mode == worker.Mode.CALL
         value = pickling.loads_data(packed) if is_call else unpack_results(task, packed, pid)
         task.drop_arguments()
-        self.counter.done += task.count
+        self._num_done += task.count
         with suppress(InvalidStateError):
             task.future.set_result(value)
 
     def _fail(self, task: Task, error: BaseException) -> None:
-        self.counter.failed += task.count
+        self._num_failed += task.count
         task.drop_arguments()
         with suppress(InvalidStateError):
             task.future.set_exception(error)

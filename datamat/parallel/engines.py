@@ -692,29 +692,31 @@ def _check_client(client: Any) -> None:
         raise OptionError("executor is a Client that was closed; pass one that is open, within its with block")
 
 
-def check_engine(given: Any) -> None:
-    """Raise `OptionError` for what is no engine; nothing is imported, and nothing is connected to."""
-    if given is None or _is_ray(given):
-        return
+def _opener(given: Any) -> Callable[[], Engine]:
+    """Return what opens an engine; nothing is imported, and nothing is connected to before.
+
+    Raises:
+        OptionError: it is not an engine.
+    """
+    if _is_ray(given):
+        return functools.partial(_Ray, None)
     if _is_client(given):
         _check_client(given)
-        return
+        return functools.partial(_Dask, given)
     if isinstance(given, Executor):
         _refuse_interpreters(given)
-        return
+        return functools.partial(_Futures, given)
     if isinstance(given, str) and given.startswith(("ray://", *_DASK_SCHEMES)):
-        return
+        return functools.partial(_Ray if given.startswith("ray://") else _Dask, given)
     if isinstance(given, type) and issubclass(given, Executor):
         raise OptionError(f"executor is the class {given.__qualname__}; pass one of its objects, which you close")
     raise OptionError(f"executor is {given!r}; want {_WANTED}")
 
 
-def _engine(given: Any) -> Engine:
-    if _is_ray(given):
-        return _Ray(None)
-    if isinstance(given, str) and given.startswith("ray://"):
-        return _Ray(given)
-    return _Dask(given) if isinstance(given, str) or _is_client(given) else _Futures(given)
+def check_engine(given: Any) -> None:
+    """Raise `OptionError` for what is neither None nor an engine; nothing is imported, and nothing is connected to."""
+    if given is not None:
+        _opener(given)
 
 
 @contextlib.contextmanager
@@ -733,11 +735,10 @@ def open_engine(
         OptionError: it is none of these.
         MissingDependencyError: the package of the engine is not installed.
     """
-    check_engine(given)
     if isinstance(given, PathosExecutor):
         yield given
         return
-    engine = _engine(given)
+    engine = _opener(given)()
     executor = EngineExecutor(engine, preload, calls_here)
     try:
         yield executor

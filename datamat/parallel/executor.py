@@ -271,8 +271,12 @@ class PathosExecutor(Executor):
             if self._dispatcher is None:
                 # Now, not when the pool was made: meanwhile a thread may have been started, or TensorFlow used.
                 self._start_method, self._reason = choose_start_method(self._asked_for)
-                if self._asked_for == "fork":
-                    _warn_of_fork()
+                if self._asked_for == "fork" and (danger := danger_of_fork()) is not None:
+                    warn(
+                        f"start_method='fork' was asked for, but {danger}: a worker that uses the same library may "
+                        "wait for ever; leave start_method out, or pass 'forkserver'",
+                        RuntimeWarning,
+                    )
                 try:
                     self._dispatcher = Dispatcher(self._options(), self._user_objects)
                 except OSError as exc:
@@ -294,7 +298,7 @@ class PathosExecutor(Executor):
                 if isinstance(exc, OSError):
                     raise _no_workers(exc) from exc
                 raise
-        if not remote.is_inherited and not remote.is_prepared:
+        if not remote.is_inherited:
             remote.prepare()
 
     def _options(self) -> PoolOptions:
@@ -432,15 +436,6 @@ def _end_all() -> None:
 
 # Not atexit: that runs after the interpreter has waited for non-daemon threads, which the dispatcher's is.
 threading._register_atexit(_end_all)  # type: ignore[attr-defined]
-
-
-def _warn_of_fork() -> None:
-    if (danger := danger_of_fork()) is not None:
-        warn(
-            f"start_method='fork' was asked for, but {danger}: a worker that uses the same library may wait for ever; "
-            "leave start_method out, or pass 'forkserver'",
-            RuntimeWarning,
-        )
 
 
 def _refuse_bound(function: Callable[..., Any]) -> None:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "ForwardingHandler",
     "LoggingState",
     "capture_state",
     "forward_in_worker",
@@ -92,14 +91,6 @@ def set_task(function: Any, number: int) -> None:
     ForwardingHandler.task = function, number
 
 
-def _task_label() -> str | None:
-    """Return the `task` attribute of a record, as in `Analyzer.fit[17]`."""
-    function, number = ForwardingHandler.task
-    if function is None:
-        return None
-    return f"{label_of(function)}[{number}]"
-
-
 def label_of(function: Any) -> str:
     """Return the name of a callable in messages."""
     try:
@@ -143,20 +134,14 @@ def forward_in_worker(send: Callable[[bytes], None], state: LoggingState, proces
     logging.disable(state.disable)
     named = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
     for logger in [logging.root, *named]:
-        _strip(logger)
+        for handler in list(logger.handlers):  # it acts in the parent, as filters do: twice would repeat records
+            logger.removeHandler(handler)
+        logger.filters.clear()
         if logger is logging.root or not logger.propagate:
             logger.addHandler(_forwarder)
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_thread_death
-
-
-def _strip(logger: logging.Logger) -> None:
-    """Remove handlers and filters: they act in the parent, and acting twice would repeat or corrupt records."""
-    for handler in list(logger.handlers):
-        logger.removeHandler(handler)
-    for condition in list(logger.filters):
-        logger.removeFilter(condition)
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -209,7 +194,8 @@ def remote_handler(level: int, key: int) -> logging.Handler:
 
 def _pack(record: logging.LogRecord, target: int) -> bytes:
     state = dict(record.__dict__)
-    state.setdefault("task", _task_label())
+    function, number = ForwardingHandler.task
+    state.setdefault("task", None if function is None else f"{label_of(function)}[{number}]")
     state["processName"] = ForwardingHandler.process_name
     if record.exc_info:
         state["exc_text"] = record.exc_text or logging.Formatter().formatException(record.exc_info)

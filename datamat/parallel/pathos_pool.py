@@ -12,7 +12,7 @@ from pathos.helpers import mp
 
 from datamat.parallel.affinity import physical_cores
 from datamat.parallel.errors import OptionError
-from datamat.parallel.executor import PathosExecutor
+from datamat.parallel.executor import PathosExecutor, run_now
 
 __all__ = ["AsyncResult", "PathosPool"]
 
@@ -28,7 +28,7 @@ class AsyncResult:
     def __init__(self, futures: list[Future[Any]], collect: Callable[[], Any]) -> None:
         self._futures = futures
         self._collect = collect
-        self._outcome: tuple[bool, Any] | None = None
+        self._outcome: Future[Any] | None = None
 
     def ready(self) -> bool:
         """Is the result there?"""
@@ -46,9 +46,7 @@ class AsyncResult:
         """
         if not self.ready():
             raise ValueError("the result is not ready; call wait() or get() first")
-        self._settle()
-        assert self._outcome is not None
-        return self._outcome[0]
+        return self._settled().exception() is None
 
     def get(self, timeout: float | None = None) -> Any:
         """Return the result, or raise the error that came instead.
@@ -59,19 +57,12 @@ class AsyncResult:
         self.wait(timeout)
         if not self.ready():
             raise mp.TimeoutError
-        self._settle()
-        assert self._outcome is not None
-        succeeded, value = self._outcome
-        if not succeeded:
-            raise value
-        return value
+        return self._settled().result()
 
-    def _settle(self) -> None:
+    def _settled(self) -> Future[Any]:
         if self._outcome is None:
-            try:
-                self._outcome = True, self._collect()
-            except Exception as exc:  # noqa: BLE001 -- the user's error, raised by each `get`
-                self._outcome = False, exc
+            self._outcome = run_now(self._collect, (), {})
+        return self._outcome
 
 
 class PathosPool(AbstractWorkerPool):  # type: ignore[misc]  # pathos ships no types

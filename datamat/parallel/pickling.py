@@ -10,6 +10,7 @@ import importlib
 import importlib.machinery
 import io
 import itertools
+import operator
 import pickle
 import sys
 import threading
@@ -32,15 +33,16 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "BUILTIN_TYPES",
     "PLAIN",
     "PickledFunction",
+    "Rows",
     "describe_path",
     "digest",
     "dumps_code",
     "dumps_data",
     "dumps_items",
     "dumps_results",
+    "is_found",
     "join_results",
     "load_code",
     "loads_data",
@@ -90,7 +92,7 @@ class _Rules:
 
     def __init__(self, file: Any, *, to_parent: bool, buffers: Callable[[pickle.PickleBuffer], Any] | None) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffers)  # type: ignore[call-arg]  # of the pickler beside it
-        self._to_parent = to_parent
+        self.to_parent = to_parent
         self.classes: list[type] | None = None  # a list collects the classes by value, which then travel by id
         self.is_digest = False  # nobody reads the pickle: code is its hash, and places need no names
         self.local: list[Any] = []
@@ -110,20 +112,20 @@ class _Rules:
             return ""
         raise _NeedsTracingError
 
-    def _goes_by_name(self, obj: Any) -> bool:
+    def goes_by_name(self, obj: Any) -> bool:
         """Return whether the receiver finds this function or class under its name."""
         module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", "")
-        if "<locals>" in name or (byvalue.is_by_value(module) and not self._to_parent):
+        if "<locals>" in name or (byvalue.is_by_value(module) and not self.to_parent):
             return False
         if module is None or byvalue.lookup(module, name) is not obj:
             return False
-        if self._to_parent and byvalue.is_new(module, name):
+        if self.to_parent and byvalue.is_new(module, name):
             return False
         self.modules.add(module)
         return True
 
     def _function(self, function: types.FunctionType) -> Reduction:
-        if self._goes_by_name(function):
+        if self.goes_by_name(function):
             return function.__qualname__
         if hasattr(function, "dispatch") and hasattr(function, "registry"):
             return byvalue.single_dispatch_of, (tuple(function.registry.items()),)
@@ -142,9 +144,9 @@ class _Rules:
         return make, parts, state, None, None, byvalue.fill_function
 
     def _class(self, cls: type) -> Reduction:
-        if self._to_parent and (identity := byvalue.id_at_home(cls)) is not None:
+        if self.to_parent and (identity := byvalue.id_at_home(cls)) is not None:
             return byvalue.class_by_id, (identity,)
-        if self._goes_by_name(cls):
+        if self.goes_by_name(cls):
             return cls.__qualname__
         if cls in BUILTIN_TYPES:
             return (_dill._load_type, (_dill._typemap[cls],)) if cls in _dill._typemap else NotImplemented
@@ -159,50 +161,29 @@ class _Rules:
         """Send a module by its name; dill would send the content of those outside the standard library's places."""
         name = module.__name__
         if module is builtins:  # among the globals of a module, it seems
-            self._expect_namespaces()
+            self.expect_namespaces()
         if sys.modules.get(name) is not module or (name != "__main__" and byvalue.is_by_value(name)):
             return _by_dill(module)
         self.modules.add(name)
         return importlib.import_module, (name,)
 
-    def _module_spec(self, _: Any) -> Reduction:
-        self._expect_namespaces()
-        return NotImplemented
-
-    def _expect_namespaces(self) -> None:
+    def expect_namespaces(self) -> None:
         """Note an object that only namespaces of modules hold, which travel by name."""
         raise _NeedsTracingError
-
-    def _method(self, method: types.MethodType) -> Reduction:
-        return types.MethodType, (method.__func__, method.__self__)
 
     def _cell(self, cell: types.CellType) -> Reduction:
         try:
             content = (cell.cell_contents,)
         except ValueError:  # empty
-            return byvalue.make_cell, ()
-        return byvalue.make_cell, (), content, None, None, byvalue.set_cell
-
-    def _singleton(self, thing: Any) -> Reduction:
-        return byvalue.singleton_parts(thing, to_parent=self._to_parent)
-
-    def _context(self, context: contextvars.Context) -> Reduction:
-        return byvalue.make_context, (list(context.items()),)
-
-    def _lru_cache(self, cached: Any) -> Reduction:
-        return str(cached.__qualname__) if self._goes_by_name(cached) else _by_dill(cached)
+            return types.CellType, ()
+        return types.CellType, (), content, None, None, byvalue.set_cell
 
     def _special(self, obj: Any) -> Reduction:
-        reduction = standins.replacement(obj, "")
+        reduction = standins.replacement(obj, self._place)
         if reduction is None:
             return _by_dill(obj) if type(obj) in dill.Pickler.dispatch else NotImplemented
-        make, arguments = reduction
-        if make is not standins.Standin and not any(type(part) is standins.Standin for part in arguments):
-            return reduction
-        place = self._place()
-        if make is standins.Standin:
-            self.standins[place] = standins.standin_type(reduction)
-        return standins.replacement(obj, place)
+        self.standins |= standins.standin_of(reduction)
+        return reduction
 
 
 class _NeedsTracingError(Exception):
@@ -211,12 +192,14 @@ class _NeedsTracingError(Exception):
 
 _RULES: dict[type, Callable[[Any, Any], Reduction]] = {
     types.FunctionType: _Rules._function,
-    types.MethodType: _Rules._method,
+    types.MethodType: lambda _, method: (types.MethodType, (method.__func__, method.__self__)),
     types.CellType: _Rules._cell,
-    importlib.machinery.ModuleSpec: _Rules._module_spec,
-    contextvars.Context: _Rules._context,
-    **dict.fromkeys(byvalue.SINGLETON_TYPES, _Rules._singleton),
-    functools._lru_cache_wrapper: _Rules._lru_cache,
+    importlib.machinery.ModuleSpec: lambda rules, _: rules.expect_namespaces() or NotImplemented,
+    contextvars.Context: lambda _, context: (byvalue.make_context, (list(context.items()),)),
+    **dict.fromkeys(
+        byvalue.SINGLETON_TYPES, lambda rules, thing: byvalue.singleton_parts(thing, to_parent=rules.to_parent)
+    ),
+    functools._lru_cache_wrapper: lambda rules, it: it.__qualname__ if rules.goes_by_name(it) else _by_dill(it),
 }
 _NATIVE = frozenset({*PLAIN, tuple, list, dict, set, frozenset, bytearray, pickle.PickleBuffer})
 
@@ -357,9 +340,10 @@ class _TracingPickler(_Rules, _PythonPickler):  # type: ignore[misc]  # no types
         self._stack.append(obj)
         try:
             if id(obj) in self._banned:
-                place, reason = self._place(), self._banned[id(obj)][1]
-                self.standins[place] = standins.type_name(obj)
-                return self.save_reduce(*standins.standin_reduction(obj, place, reason), obj=obj)
+                self.standins[self._place()] = standins.type_name(obj)
+                return self.save_reduce(
+                    *standins.standin_reduction(obj, self._place, self._banned[id(obj)][1]), obj=obj
+                )
             if type(obj) is dict and (name := byvalue.module_of(obj)) is not None:
                 home = (byvalue.namespace, (name,)) if byvalue.is_by_value(name) else (vars, (sys.modules[name],))
                 return self.save_reduce(*home, obj=obj)
@@ -381,7 +365,7 @@ class _TracingPickler(_Rules, _PythonPickler):  # type: ignore[misc]  # no types
         name = next(name for (_, name), value in self._values.items() if value is stack[1])
         return describe_path(stack[1:], f"global {name}")
 
-    def _expect_namespaces(self) -> None:
+    def expect_namespaces(self) -> None:
         """Do nothing: this pickler checks each dictionary."""
 
 
@@ -458,55 +442,56 @@ def dumps_code(obj: Any, *, to_parent: bool = False) -> PickledFunction:
     while True:
         versions = _versions_of_all(use)
         values = {place: byvalue.namespace(place[0])[place[1]] for place, version in versions.items() if version}
-        run = _pickle(({place: versions[place] for place in values}, values, obj), banned, to_parent)
-        missing = run.pickler.globals - versions.keys()
+        parts = {place: versions[place] for place in values}, values, obj
+        pickled, used = _pickle(parts, banned, to_parent)
+        missing = used - versions.keys()
         if to_parent or not missing:
-            return run.result()
+            return pickled
         # Once more, behind its globals: code that runs while `obj` is rebuilt (__setstate__, a metaclass) needs them.
         use = _Use(use.names | missing, frozenset())
 
 
-class _PickleRun:
+class _Attempt:
     """One run of a pickler."""
 
-    def __init__(self, parts: tuple[Any, ...], make: Callable[..., _Rules], **options: Any) -> None:
+    def __init__(self, make: Callable[..., _Rules], **options: Any) -> None:
         self._out = io.BytesIO()
-        self._buffers: list[pickle.PickleBuffer] = []
+        self._beside: list[pickle.PickleBuffer] = []
         self.pickler: Any = make(self._out, buffers=self._put_aside, **options)
-        self._parts = parts
 
-    def run(self) -> _PickleRun:
-        for part in self._parts:  # one pickle after the other: what comes first can be used as the other is rebuilt
+    def dump(self, parts: tuple[Any, ...]) -> tuple[PickledFunction, set[Place]]:
+        """Return the pickles of the parts, one after the other: what comes first is used as the next is rebuilt."""
+        for part in parts:
             self.pickler.dump(part)
-        return self
+        modules = tuple(sorted(filter(byvalue.is_installed, self.pickler.modules)))
+        pickled = PickledFunction(self._out.getvalue(), tuple(self._beside), self.pickler.standins, modules)
+        return pickled, self.pickler.globals
 
     def _put_aside(self, buffer: pickle.PickleBuffer) -> bool:
         stays = buffer.raw().nbytes < 1 << 14
         if not stays:
-            self._buffers.append(buffer)
+            self._beside.append(buffer)
         return stays
 
-    def result(self) -> PickledFunction:
-        modules = tuple(sorted(filter(byvalue.is_installed, self.pickler.modules)))
-        return PickledFunction(self._out.getvalue(), tuple(self._buffers), self.pickler.standins, modules)
 
-
-def _pickle(parts: tuple[Versions, dict[Place, Any], Any], banned: Banned, to_parent: bool) -> _PickleRun:
+def _pickle(
+    parts: tuple[Versions, dict[Place, Any], Any], banned: Banned, to_parent: bool
+) -> tuple[PickledFunction, set[Place]]:
     """Pickle globals and what needs them: fast, or step by step until it works, banning what cannot travel."""
     if not banned:
         try:
-            return _PickleRun(parts, _FastPickler, to_parent=to_parent).run()
+            return _Attempt(_FastPickler, to_parent=to_parent).dump(parts)
         except RecursionError:
             with _deep_recursion(), suppress(Exception):
-                return _PickleRun(parts, _FastPickler, to_parent=to_parent).run()
+                return _Attempt(_FastPickler, to_parent=to_parent).dump(parts)
         except Exception:  # noqa: BLE001, S110 -- the other one finds out where it comes from
             pass
     _, values, obj = parts
     with _deep_recursion():
         while True:
-            attempt = _PickleRun(parts, _TracingPickler, to_parent=to_parent, banned=banned, values=values)
+            attempt = _Attempt(_TracingPickler, to_parent=to_parent, banned=banned, values=values)
             try:
-                return attempt.run()
+                return attempt.dump(parts)
             except Exception as exc:  # a user's __reduce__ may raise anything
                 stack = attempt.pickler.failure or [obj]
                 culprit = _culprit(stack)
@@ -554,17 +539,27 @@ _NO_USE = _Use(frozenset(), frozenset())
 _known_versions: dict[_Use, Versions] = {}  # of the globals that code uses, directly or through others
 _uses: dict[Place, tuple[int, _Use]] = {}  # by what globals hold, with the version of that
 _uses_by_class: dict[str, _Use] = {}
-_named: weakref.WeakSet[Any] = weakref.WeakSet()  # functions and classes that were found under their names
+_named: dict[int, weakref.ref[Any]] = {}  # by id: functions and classes that were found under their names
+Rows = dict[tuple[type, int], tuple[list[Any], bytes]]  # by type and id of a collection: its items, their digest
+_MANY_ROWS = 1000
 
 
-def digest(function: Any) -> bytes:
+def digest(function: Any, rows: Rows | None = None) -> bytes:
     """Return a digest of what a callable holds, and of what the globals are bound to that its code uses.
 
-    It takes about as long as to pickle the callable: 10 us for a few attributes, 0.1 ms for each MB of arrays.
+    It takes about as long as pickling the callable: 10 us for a few attributes, 0.1 ms per MB of arrays.
+
+    Args:
+        function: the callable; one that workers find by name has the same digest always.
+        rows: large collections seen by an earlier call for the same callable; updated in place.
     """
+    if is_found(function):
+        return b""
     hasher = xxhash.xxh3_128()
-    pickler = _DigestPickler(hasher.update, lambda buffer: hasher.update(buffer.raw()))
+    pickler: Any = _DigestPickler(hasher.update, lambda buffer: hasher.update(buffer.raw()))
     try:
+        if rows is not None and (digests := _digests_of_rows(function, rows)):
+            pickler.persistent_id = lambda obj: digests.get(id(obj))
         pickler.dump((function.__func__, function.__self__) if type(function) is types.MethodType else function)
     except Exception:  # noqa: BLE001 -- whatever the C pickler cannot do, the other one tries
         with suppress(UnpicklableError):  # a fork can have it nevertheless
@@ -579,6 +574,46 @@ def digest(function: Any) -> bytes:
             versions = _known_versions[use] = _versions_of_all(use)
         hasher.update(repr(versions).encode())
     return hasher.digest()
+
+
+def is_found(function: Any) -> bool:
+    """Return True for functions that workers find by name: nothing they hold is sent."""
+    if type(function) is types.BuiltinFunctionType:
+        return type(function.__self__) is types.ModuleType
+    if type(function) is not types.FunctionType:
+        return False
+    if not _is_named(function) and byvalue.is_imported(function):
+        _named[id(function)] = weakref.ref(function)
+    return _is_named(function)
+
+
+def _is_named(code: Any) -> bool:
+    reference = _named.get(id(code))
+    return reference is not None and reference() is code
+
+
+def _digests_of_rows(method: Any, rows: Rows) -> dict[int, bytes]:
+    """Return, by id, digests of the large collections of plain rows in the attributes of a `self`.
+
+    Comparing their items by identity takes a tenth of the time of pickling them.
+    """
+    found: Rows = {}
+    attributes = getattr(method.__self__, "__dict__", None) if type(method) is types.MethodType else None
+    for value in attributes.values() if type(attributes) is dict else ():
+        kind = type(value)
+        if kind in (list, dict, set) and len(value) >= _MANY_ROWS:
+            items = [*value, *value.values()] if kind is dict else [*value]
+            known, digest_of_items = rows.get((kind, id(value)), ([], b""))
+            if len(items) != len(known) or not all(map(operator.is_, items, known)):
+                within = itertools.chain.from_iterable(item for item in items if type(item) is tuple)
+                if not {*map(type, items)} - {tuple} | {*map(type, within)} <= PLAIN:
+                    continue
+                digest_of_items = xxhash.xxh3_128_digest(pickle.dumps((kind.__name__, items), 5))
+            found[kind, id(value)] = items, digest_of_items
+    for gone in rows.keys() - found.keys():
+        rows.pop(gone, None)
+    rows.update(found)  # another thread always finds what has not changed
+    return {identity: digest_of_items for (_, identity), (_, digest_of_items) in found.items()}
 
 
 def _versions(places: typing.Iterable[Place]) -> Versions:
@@ -618,12 +653,14 @@ class _DigestPickler(_FastPickler):
 
     def reducer_override(self, obj: Any) -> Reduction:
         """Return the reduction of `obj`; of code that goes by name, at once where that is known."""
-        is_code = type(obj) is types.FunctionType or isinstance(obj, type)
-        if is_code and obj in _named:
+        kind: Any = type(obj)
+        is_code = kind is types.FunctionType or issubclass(kind, type)
+        if is_code and _is_named(obj):
             return obj.__qualname__
-        reduction = super().reducer_override(obj)
+        rule = _rule_for(kind)
+        reduction = NotImplemented if rule is None else rule(self, obj)
         if is_code and type(reduction) is str:
-            _named.add(obj)
+            _named[id(obj)] = weakref.ref(obj)
         return reduction
 
     def use(self) -> _Use:

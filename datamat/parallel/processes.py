@@ -21,7 +21,7 @@ from collections import deque
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import multiprocess as mp  # not by way of pathos, which takes each new worker 8 ms to import
+# Not by way of pathos, which takes each new worker 8 ms to import.
 from multiprocess import context, forkserver, process, spawn, util
 from multiprocess import resource_tracker as tracker
 
@@ -47,25 +47,18 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "START_METHODS",
     "ForkPopen",
-    "MainFreeProcess",
     "Server",
     "ServerLauncher",
     "SpawnPopen",
     "choose_start_method",
     "current_umask",
     "danger_of_fork",
-    "dump_for_child",
     "forget_idle_tracker",
-    "interrupts_blocked",
     "interrupts_held",
     "is_frozen",
-    "main_free_context",
-    "search_path",
     "serve",
     "start_process",
-    "tracker_descriptor",
 ]
 
 # ---------------------------------------------------------------- the choice of a start method
@@ -100,9 +93,8 @@ def choose_start_method(requested: str | None = None) -> tuple[str, str]:
         return "fork", "this program is frozen, and another interpreter would run it again"
     if sys.platform != "linux":
         return "spawn", f"{sys.platform} libraries are not safe to fork"
-    for is_unsafe, reason in _REASONS_AGAINST_FORK:
-        if is_unsafe():
-            return "forkserver", f"fork is unsafe: {reason}"
+    if (reason := _reason_against_fork()) is not None:
+        return "forkserver", f"fork is unsafe: {reason}"
     if (library := library_against_fork()) is not None:
         return "forkserver", f"fork is unsafe: threads of {library} would be missing"
     return "fork", "one thread, and no runtime that a fork would break"
@@ -111,8 +103,6 @@ def choose_start_method(requested: str | None = None) -> tuple[str, str]:
 def _check_start_method(requested: str) -> None:
     if requested not in START_METHODS:
         raise OptionError(f"start_method is {requested!r}; pass one of {', '.join(START_METHODS)}, or None")
-    if not hasattr(os, "fork"):
-        raise OptionError("datamat.parallel needs a POSIX system (Linux or macOS); this one cannot pass sockets")
     if requested != "fork" and is_frozen():
         raise OptionError(
             f"start_method={requested!r} is not possible in a frozen program, which would run itself again; "
@@ -135,42 +125,22 @@ def danger_of_fork() -> str | None:
 
     Other threads of Python do not count: most of them hold no lock, and each pool of this library has one.
     """
-    for is_unsafe, reason in _REASONS_AGAINST_FORK:
-        if is_unsafe is not _has_other_threads and is_unsafe():
-            return reason
+    if (reason := _reason_against_fork(counts_threads=False)) is not None:
+        return reason
     library = library_against_fork(is_patient=False)
     return None if library is None else f"threads of {library} are running"
 
 
-def _has_other_threads() -> bool:
-    return threading.active_count() > 1 or threading.current_thread() is not threading.main_thread()
-
-
-def _has_live_tensorflow() -> bool:
-    """Has TensorFlow made its context (and so its thread pools)? Importing it does not."""
-    context = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
-    return bool(getattr(context, "_initialized", False))
-
-
-def _has_live_cuda() -> bool:
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    return cuda is not None and bool(cuda.is_initialized())
-
-
-def _has_live_jax() -> bool:
-    bridge = sys.modules.get("jax._src.xla_bridge")
-    return bool(getattr(bridge, "_backends", None))
-
-
-def _has_live_numba() -> bool:
-    """Has numba started its threads by GNU OpenMP? It ends each process that is forked after that and uses them."""
-    parallel = sys.modules.get("numba.np.ufunc.parallel")
-    return bool(getattr(parallel, "_is_initialized", False)) and "numba.np.ufunc.omppool" in sys.modules
-
-
-def _has_live_ray() -> bool:
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
+def _reason_against_fork(*, counts_threads: bool = True) -> str | None:
+    if _is_in_subinterpreter():
+        return "this is a sub-interpreter"
+    if counts_threads and (threading.active_count() > 1 or threading.current_thread() is not threading.main_thread()):
+        return "this process has other Python threads"
+    for module, is_live, reason in _RUNTIMES:
+        with suppress(AttributeError):  # it is being imported, or another version
+            if module in sys.modules and is_live(sys.modules[module]):
+                return reason
+    return None
 
 
 def _is_in_subinterpreter() -> bool:
@@ -182,14 +152,21 @@ def _is_in_subinterpreter() -> bool:
     return bool(interpreters.get_current() != interpreters.get_main())
 
 
-_REASONS_AGAINST_FORK: tuple[tuple[Callable[[], bool], str], ...] = (
-    (_is_in_subinterpreter, "this is a sub-interpreter"),
-    (_has_other_threads, "this process has other Python threads"),
-    (_has_live_tensorflow, "the TensorFlow runtime is in use"),
-    (_has_live_cuda, "CUDA is initialised by torch"),
-    (_has_live_jax, "a JAX backend is in use"),
-    (_has_live_ray, "ray is running"),
-    (_has_live_numba, "numba's OpenMP threads are running"),
+# By name, so that nothing is imported for the question. To import one of them does no harm.
+_RUNTIMES: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
+    (
+        "tensorflow.python.eager.context",
+        lambda context: context._context is not None and context._context._initialized,
+        "the TensorFlow runtime is in use",
+    ),
+    ("torch", lambda torch: torch.cuda.is_initialized(), "CUDA is initialised by torch"),
+    ("jax._src.xla_bridge", lambda bridge: bridge._backends, "a JAX backend is in use"),
+    ("ray", lambda ray: ray.is_initialized(), "ray is running"),
+    (
+        "numba.np.ufunc.parallel",  # GNU OpenMP ends each process that is forked after that and uses its threads
+        lambda parallel: parallel._is_initialized and "numba.np.ufunc.omppool" in sys.modules,
+        "numba's OpenMP threads are running",
+    ),
 )
 
 
@@ -895,38 +872,3 @@ class ServerLauncher:
         """Stop waiting for a server that is still importing."""
         if (server := self._asked) is not None:
             server.interrupt()
-
-
-class _MainFreeContext(context.BaseContext):  # type: ignore[misc]
-    """What `multiprocess` calls a context, for code that takes one."""
-
-    def __init__(self, method: str, launcher: Callable[[MainFreeProcess], Any]) -> None:
-        self._name = method
-        self._launcher = launcher
-
-    def Process(self, *args: Any, **kwargs: Any) -> MainFreeProcess:  # noqa: N802 -- the name of the interface
-        """Return a process that does not import the caller's main module."""
-        child = MainFreeProcess(*args, **kwargs)
-        child.launcher = self._launcher
-        return child
-
-
-def main_free_context(method: str, preload: Sequence[str] = ()) -> Any:
-    """Return a `multiprocess` context for pools that are not ours.
-
-    Args:
-        method: start method of the pool: "fork", "forkserver" or "spawn".
-        preload: modules that a forkserver imports once.
-
-    Example:
-        >>> from pathos.multiprocessing import ProcessPool
-        >>> pool = ProcessPool(2, context=main_free_context("spawn"), id="guardless")
-        >>> pool.map(abs, [-1, 2])
-        [1, 2]
-        >>> pool.terminate(); pool.join(); pool.clear()
-    """
-    if method == "fork":
-        return mp.get_context("fork")
-    if method == "spawn":
-        return _MainFreeContext("spawn", SpawnPopen)
-    return _MainFreeContext("forkserver", ServerLauncher(preload, 1))

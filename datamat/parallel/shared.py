@@ -70,16 +70,12 @@ def _library_of(kind: Hashable) -> str | None:
 def is_shared(obj: Any) -> bool:
     """Return whether it is a lock, queue, event, value, ... of one of the libraries."""
     kind: Any = type(obj)
-    return _library_of(kind) is not None or _is_shared_memory(obj)
+    return _library_of(kind) is not None or (may_be_shared(kind) and hasattr(obj, "_wrapper"))
 
 
 def may_be_shared(kind: Any) -> bool:
     """Return whether objects of this type may be shared; `ctypes` objects are if `sharedctypes` made them."""
     return _library_of(kind) is not None or any(base.__module__ == "_ctypes" for base in kind.__mro__)
-
-
-def _is_shared_memory(obj: Any) -> bool:
-    return any(base.__module__ == "_ctypes" for base in type(obj).__mro__) and hasattr(obj, "_wrapper")
 
 
 # ---------------------------------------------------------------- sending

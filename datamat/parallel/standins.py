@@ -35,7 +35,6 @@ from datamat.parallel.shared import is_shared, may_be_shared, parts, rebuild, wh
 __all__ = [
     "REMEDY",
     "Reduction",
-    "Standin",
     "is_a",
     "is_local",
     "is_registered",
@@ -46,13 +45,14 @@ __all__ = [
     "registrations",
     "replacement",
     "shared_name",
+    "standin_of",
     "standin_reduction",
-    "standin_type",
     "take_over",
     "type_name",
 ]
 
 Reduction = tuple["Callable[..., Any]", tuple[Any, ...]]
+Place = Callable[[], str]
 Answer = TypeVar("Answer")
 REMEDY = "create it in the worker: give the class a method `setup_worker(self)`, which runs there once"
 
@@ -94,15 +94,17 @@ def is_a(obj: Any, kinds: Any) -> bool:
     return issubclass(type(obj), kinds)
 
 
-def standin_reduction(obj: object, place: str, reason: str = "") -> Reduction:
+def standin_reduction(obj: object, place: Place, reason: str = "") -> Reduction:
     """Return how a stand-in for `obj` is made in the worker."""
-    return Standin, (place, type_name(obj), reason)
+    return Standin, (place(), type_name(obj), reason)
 
 
-def standin_type(reduction: Reduction) -> str:
-    """Return what a stand-in stands for: its type, with the reason where there is one."""
-    _, kind, reason, *_ = (*reduction[1], "")
-    return f"{kind} ({reason})" if reason else str(kind)
+def standin_of(reduction: Reduction) -> dict[str, str]:
+    """Return, by its place, what a stand-in stands for: its type, with the reason where there is one; else nothing."""
+    if reduction[0] is not Standin:
+        return {}
+    place, kind, reason, *_ = (*reduction[1], "")
+    return {place: f"{kind} ({reason})" if reason else kind}
 
 
 def type_name(obj: object) -> str:
@@ -212,7 +214,7 @@ def _reduce_of(kind: Any) -> Callable[[Any], Reduction] | None:
     return next(filter(None, map(_registered.get, map(_name_of, cast("type", kind).__mro__))), None)
 
 
-def _as_registered(obj: Any, place: str) -> Reduction:
+def _as_registered(obj: Any, place: Place) -> Reduction:
     reduce = _reduce_of(type(obj))
     assert reduce is not None
     try:
@@ -243,22 +245,14 @@ def _event(is_set: bool) -> threading.Event:
     return event
 
 
-def _lock(_: Any) -> Reduction:
-    return threading.Lock, ()
-
-
-def _rlock(_: Any) -> Reduction:
-    return threading.RLock, ()
-
-
 def _thread_pool(pool: ThreadPoolExecutor) -> Reduction:
     prefix, initializer, initargs = pool._thread_name_prefix, pool._initializer, pool._initargs
     return ThreadPoolExecutor, (pool._max_workers, prefix, initializer, initargs)
 
 
 _FRESH: dict[type, Callable[[Any], Reduction]] = {
-    type(threading.Lock()): _lock,
-    type(threading.RLock()): _rlock,
+    type(threading.Lock()): lambda _: (threading.Lock, ()),
+    type(threading.RLock()): lambda _: (threading.RLock, ()),
     threading.Condition: lambda condition: (threading.Condition, (condition._lock,)),
     threading.Event: lambda event: (_event, (event.is_set(),)),
     threading.Semaphore: lambda semaphore: (threading.Semaphore, (semaphore._value,)),
@@ -288,17 +282,13 @@ def shared_name(obj: Any) -> str:
 # ---------------------------------------------------------------- reopened
 
 
-_FILES = (io.IOBase,)
-_LOGGING = (logging.Logger, logging.Handler)
-
-
 def _reopen(path: str, mode: str, position: int, options: dict[str, Any]) -> Any:
     file = open(path, mode, **options)  # noqa: SIM115 -- it lives as long as the object that holds it
     file.seek(position)
     return file
 
 
-def _file(file: Any, place: str) -> Reduction | None:
+def _file(file: Any, place: Place) -> Reduction | None:
     """Return how to open the file again, a stand-in where that would harm it, None where dill does the right thing."""
     if isinstance(file, io.BytesIO | io.StringIO):
         return None
@@ -329,9 +319,9 @@ _OWN: dict[str, tuple[str, str]] = {
 }
 
 
-def _own(obj: Any) -> Reduction | None:
+def _own(obj: Any, _: Place) -> Reduction | None:
     """Return how to get the worker's own one of an object of which each process has one; None for any other."""
-    module, name = _OWN[type_name(obj)]
+    module, name = _OWN[_name_of(type(obj))]
     held = sys.modules.get(module)
     return (getattr, (held, name)) if held is not None and getattr(held, name, None) is obj else None
 
@@ -359,17 +349,17 @@ _STANDIN_NAMES = frozenset({
 
 
 def _is_standin_type(kind: type) -> bool:
-    if issubclass(kind, _STANDIN_TYPES):
-        return True
-    return any(f"{base.__module__}.{base.__qualname__}" in _STANDIN_NAMES for base in kind.__mro__)
+    return issubclass(kind, _STANDIN_TYPES) or not _STANDIN_NAMES.isdisjoint(map(_name_of, kind.__mro__))
 
 
 # ---------------------------------------------------------------- shared
 
 
-def _shared(obj: Any, place: str) -> Reduction:
+def _shared(obj: Any, place: Place) -> Reduction | None:
+    if not is_shared(obj):
+        return None
     reason, remedy = why_not(obj)
-    otherwise = Standin(place, type_name(obj), reason, remedy)
+    otherwise = Standin(place(), type_name(obj), reason, remedy)
     try:
         return rebuild, (otherwise, *parts(obj))
     except (ValueError, OSError):  # a socket, or something closed
@@ -379,22 +369,7 @@ def _shared(obj: Any, place: str) -> Reduction:
 # ---------------------------------------------------------------- the choice
 
 
-def _is_own_pool(kind: type) -> bool:
-    return any(base.__module__ == f"{__package__}.executor" for base in kind.__mro__)
-
-
-@per_type
-def is_special(kind: Hashable) -> bool:
-    """May `replacement` have something for objects of this type?"""
-    assert isinstance(kind, type)
-    if is_registered(kind) or kind in _FRESH or issubclass(kind, (*_LOGGING, *_FILES)):
-        return True
-    if f"{kind.__module__}.{kind.__qualname__}" in _OWN or may_be_shared(kind):
-        return True
-    return _is_own_pool(kind) or _is_standin_type(kind)
-
-
-def _logging_reduction(obj: logging.Logger | logging.Handler) -> Reduction:
+def _logging_reduction(obj: logging.Logger | logging.Handler, _: Place) -> Reduction:
     if isinstance(obj, logging.Handler):
         return logs.remote_handler, (obj.level, logs.target_key(obj))
     if obj is logging.root:
@@ -404,35 +379,43 @@ def _logging_reduction(obj: logging.Logger | logging.Handler) -> Reduction:
     return logs.remote_logger, (obj.name, obj.level, logs.target_key(obj))
 
 
-def replacement(obj: Any, place: str) -> Reduction | None:
+def _is_own_pool(kind: type) -> bool:
+    return any(base.__module__ == f"{__package__}.executor" for base in kind.__mro__)
+
+
+# The first that applies to a type says what its objects are replaced by; where that is None they travel as they are.
+_CHOICE: tuple[tuple[Callable[[Any], bool], Callable[[Any, Place], Reduction | None]], ...] = (
+    (is_registered, _as_registered),
+    (_FRESH.__contains__, lambda obj, _: _FRESH[type(obj)](obj)),
+    (lambda kind: issubclass(kind, (logging.Logger, logging.Handler)), _logging_reduction),
+    (lambda kind: issubclass(kind, io.IOBase), _file),
+    (lambda kind: _name_of(kind) in _OWN, _own),
+    (may_be_shared, _shared),
+    (_is_own_pool, lambda pool, _: cast("Reduction", pool.__reduce__())),  # a serial one in a worker
+    (_is_standin_type, standin_reduction),
+)
+
+
+@per_type
+def _rule_for(kind: Any) -> Callable[[Any, Place], Reduction | None] | None:
+    return next((rule for applies, rule in _CHOICE if applies(kind)), None)
+
+
+def is_special(kind: Any) -> bool:
+    """May `replacement` have something for objects of this type?"""
+    return _rule_for(kind) is not None
+
+
+def replacement(obj: Any, place: Place) -> Reduction | None:
     """Return the function and arguments that make what a worker gets for `obj`, or None to let it travel as it is.
 
     Args:
         obj: object that is to travel.
-        place: how users reach it, as in `self.reader._conn`.
+        place: returns how users reach it, as in `self.reader._conn`; asked only where a stand-in may go in its place.
     """
     kind: Any = type(obj)
-    if not is_special(kind):
-        return None
-    make = _as_registered if is_registered(kind) else _replacement
-    return make(obj, place)
-
-
-def _replacement(obj: Any, place: str) -> Reduction | None:
-    kind: Any = type(obj)
-    if kind in _FRESH:
-        return _FRESH[kind](obj)
-    if issubclass(kind, _LOGGING):
-        return _logging_reduction(obj)
-    if issubclass(kind, _FILES):
-        return _file(obj, place)
-    if type_name(obj) in _OWN:
-        return _own(obj)
-    if may_be_shared(kind):
-        return _shared(obj, place) if is_shared(obj) else None
-    if _is_own_pool(kind):
-        return cast("Reduction", obj.__reduce__())  # a serial one in a worker
-    return standin_reduction(obj, place)
+    rule = _rule_for(kind)
+    return None if rule is None else rule(obj, place)
 
 
 def name_in_places(obj: Any) -> str | None:

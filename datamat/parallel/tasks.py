@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from datamat.parallel.crash import WorkerExit
 
 __all__ = [
-    "CHUNK_COST_S",
     "MESSAGE_COST_S",
     "PREFETCH_COST_S",
     "SLICE_S",
@@ -257,6 +256,7 @@ class RemoteFunction:
     Args:
         function: callable that the workers call.
         digest: of what the callable holds, to detect changes; None for one that is used once.
+        rows: what `pickling.digest` has kept for the next digest.
 
     Attributes:
         number: id of the callable on the wire.
@@ -267,9 +267,12 @@ class RemoteFunction:
         is_inherited: whether the workers have the callable from their fork.
     """
 
-    def __init__(self, function: Callable[..., Any], digest: bytes | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], digest: bytes | None = None, rows: pickling.Rows | None = None
+    ) -> None:
         self.number = next(_numbers)
         self.digest = digest
+        self.rows = {} if rows is None else rows
         self.label = logs.label_of(function)
         self.function: Callable[..., Any] | None = function
         self.unfinished = 0
@@ -296,19 +299,16 @@ class RemoteFunction:
         self.is_inherited = True
         return worker.inherit(self.number, self.function, unforkables)
 
-    @property
-    def is_prepared(self) -> bool:
-        """Whether it has been pickled."""
-        return self._packed is not None
-
-    def prepare(self) -> None:
-        """Pickle the callable as it is now.
+    def prepare(self) -> PackedFunction:
+        """Pickle the callable as it is now, unless that is done.
 
         Raises:
             UnpicklableError: it cannot travel.
         """
+        if self._packed is not None:
+            return self._packed
         assert self.function is not None
-        if self.is_inherited and self.digest not in (None, _digest(self.function)):
+        if self.is_inherited and self.digest not in (None, _digest(self.function, self.rows)):
             raise UnpicklableError(
                 f"{self.label} was changed while calls of it were under way, and the worker that had it as it was has "
                 'ended; change a copy, or pass start_method="forkserver", where it is kept as it was'
@@ -317,23 +317,21 @@ class RemoteFunction:
         _warn(pickled.standins)
         self._modules = pickled.modules
         self._packed = PackedFunction(pickled.stream, pickled.buffers)
+        return self._packed
 
     def modules(self) -> tuple[str, ...]:
         """Return the modules of installed packages that it needs, for a server to import once."""
-        if self._packed is None:
-            self.prepare()
+        self.prepare()
         return self._modules
 
     def frame(self) -> tuple[bytes, bytes]:
         """Return the parts of the frame that carries it."""
-        if self._packed is None:
-            self.prepare()
-        assert self._packed is not None
-        return worker.FUNCTION.pack(self.number), self._packed.packed
+        return worker.FUNCTION.pack(self.number), self.prepare().packed
 
     def send_by_value(self, module_name: str) -> None:
         """Pickle it again, with the code of this module by value."""
         byvalue.force_by_value(module_name)
+        self._packed = None
         self.prepare()
 
 
@@ -358,11 +356,14 @@ class FunctionTable:
         No lock is held while the callable is pickled: that may run the user's code, which may wait for another thread
         that is about to submit.
         """
-        digest, identity = _digest(function), identity_of(function)
+        identity = identity_of(function)
+        remote = self._by_identity.get(identity)
+        rows: pickling.Rows = {} if remote is None else remote.rows
+        digest = _digest(function, rows)
         with self._lock:
             remote = self._by_identity.get(identity)
             if remote is None or remote.digest != digest:
-                remote = self._by_identity[identity] = RemoteFunction(function, digest)
+                remote = self._by_identity[identity] = RemoteFunction(function, digest, rows)
                 remote.identity = identity
             remote.function = function
             remote.unfinished += 1
@@ -375,12 +376,12 @@ class FunctionTable:
         Raises:
             UnpicklableError: one cannot travel.
         """
-        return tuple(self._classes.get(cls) or self._for_class(cls) for cls in classes) if classes else ()
-
-    def _for_class(self, cls: type) -> RemoteFunction:
-        remote = RemoteFunction(cls)
-        remote.prepare()
-        return self._classes.setdefault(cls, remote)
+        for cls in classes:
+            if cls not in self._classes:
+                remote = RemoteFunction(cls)
+                remote.prepare()
+                self._classes.setdefault(cls, remote)
+        return tuple(map(self._classes.__getitem__, classes))
 
     def acquire_for_map(self, function: Callable[..., Any]) -> RemoteFunction:
         """Return the `RemoteFunction` for all calls of one map, to which its calls count as one task.
@@ -425,11 +426,11 @@ class FunctionTable:
         self.forgotten.append(remote.number)
 
 
-def _digest(function: Callable[..., Any]) -> bytes:
+def _digest(function: Callable[..., Any], rows: pickling.Rows) -> bytes:
     """Return a digest of what a callable holds, or of what its `self` says may change of it."""
     owner = function.__self__ if isinstance(function, types.MethodType) else None
     changing = getattr(type(owner), "_datamat_changing", None)
-    return pickling.digest(function if changing is None else changing(owner))
+    return pickling.digest(function if changing is None else changing(owner), rows)
 
 
 def identity_of(function: Callable[..., Any]) -> tuple[int, int]:
@@ -441,15 +442,12 @@ def identity_of(function: Callable[..., Any]) -> tuple[int, int]:
 
 def _keeps_nothing(function: Callable[..., Any]) -> bool:
     """Return whether a worker's copy stays as it was sent: calls can only change globals, which outlive it."""
-    if isinstance(function, types.BuiltinFunctionType):
-        return isinstance(function.__self__, types.ModuleType)
-    if not isinstance(function, types.FunctionType):
+    if pickling.is_found(function):
+        return True
+    if type(function) is not types.FunctionType or function.__closure__ or function.__dict__:
         return False
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    holds_nothing = (
-        not function.__closure__ and not function.__dict__ and pickling.PLAIN.issuperset(map(type, defaults))
-    )
-    return holds_nothing or unforkable.is_imported(function)
+    return pickling.PLAIN.issuperset(map(type, defaults))
 
 
 class TaskSource(Protocol):

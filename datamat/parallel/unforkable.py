@@ -15,12 +15,11 @@ from datamat.parallel import byvalue, logs
 from datamat.parallel.arrays import rule_for
 from datamat.parallel.pickling import describe_path
 from datamat.parallel.shared import is_shared
-from datamat.parallel.standins import Standin, is_a, is_registered, is_special, per_type, replacement, standin_type
+from datamat.parallel.standins import is_a, is_registered, is_special, per_type, replacement, standin_of
 
 __all__ = [
     "Unforkables",
     "innermost",
-    "is_imported",
     "roots_of",
 ]
 
@@ -52,12 +51,9 @@ class Unforkables:
             for obj in specials:
                 if is_shared(obj) or (only_registered and not is_registered(type(obj))):
                     continue
-                reduction = replacement(obj, "")
-                if reduction is not None and reduction[0] is Standin:
-                    place = _place(roots, above, obj)
-                    reduction = replacement(obj, place) or reduction
-                    self.standins[place] = standin_type(reduction)
+                reduction = replacement(obj, functools.partial(_place, roots, above, obj))
                 if reduction is not None:
+                    self.standins |= standin_of(reduction)
                     self._found.append((obj, *reduction))
             above.append(holders)
 
@@ -101,12 +97,6 @@ def innermost(function: Any) -> Any:
     return function
 
 
-def is_imported(function: types.FunctionType) -> bool:
-    """Return whether it belongs to a library, which itself knows what to do after a fork."""
-    module = function.__module__
-    return not byvalue.is_by_value(module) and byvalue.lookup(module, function.__qualname__) is function
-
-
 def _levels(roots: Mapping[str, Any]) -> Iterator[tuple[list[Any], list[Any]]]:
     """Yield what is reached by one more step each time: what may hold more, and what may have to be replaced."""
     seen = {id(vars(module)) for module in list(sys.modules.values()) if hasattr(module, "__dict__")}
@@ -117,7 +107,7 @@ def _levels(roots: Mapping[str, Any]) -> Iterator[tuple[list[Any], list[Any]]]:
         seen.update(map(id, holders))
         functions = [each for each in holders if type(each) is types.FunctionType]
         seen.update(id(each.__globals__) for each in functions)
-        closed = set(map(id, filter(is_imported, functions)))
+        closed = set(map(id, filter(byvalue.is_imported, functions)))
         parts = gc.get_referents(*[each for each in holders if id(each) not in closed])
         kinds = set(map(type, parts))
         special, entered = set(filter(is_special, kinds)), set(filter(_is_entered, kinds))

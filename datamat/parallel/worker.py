@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FUNCTION",
-    "OUTCOME",
     "TASK",
     "TRACE_SIGNAL",
     "Mode",

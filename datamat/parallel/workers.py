@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "LAST_WORDS_S",
-    "CallCounter",
     "PoolOptions",
     "PoolProgress",
     "RemoteTraceback",
@@ -394,9 +392,6 @@ def _open_pidfd(pid: int) -> int:
 # The progress of a pool, from which a caller's callback can draw a bar and a timeline.
 
 
-_INTERVAL_S = 0.1
-
-
 @dataclass(frozen=True, slots=True)
 class PoolProgress:
     """Progress of a pool, counted in calls.
@@ -414,37 +409,6 @@ class PoolProgress:
     in_flight: int
     waiting: int
     workers: tuple[WorkerStats, ...]
-
-
-class CallCounter:
-    """Counts calls that have ended, and reports them to a callback.
-
-    Args:
-        progress: function that returns the progress to report.
-        logger: logger for errors of callbacks.
-
-    Attributes:
-        done: calls that ended with a result.
-        failed: calls that ended with an error.
-    """
-
-    def __init__(self, progress: Callable[[], PoolProgress], logger: logging.Logger) -> None:
-        self.done = 0
-        self.failed = 0
-        self._progress = progress
-        self._logger = logger
-        self._next = 0.0
-
-    def report(self, callback: Callable[[PoolProgress], object], now: float | None = None) -> None:
-        """Call the callback; about ten times a second, where the time `now` of the monotonic clock is given."""
-        if now is not None:
-            if now < self._next:
-                return
-            self._next = now + _INTERVAL_S
-        try:
-            callback(self._progress())
-        except Exception:  # a user's callback must not end the pool
-            self._logger.exception("the progress callback failed")
 
 
 # ---------------------------------------------------------------- all workers of a pool
@@ -763,13 +727,9 @@ class WorkerGroup:
 
     def give_up(self) -> None:
         """End what `prepare` has started, where the pool does not start."""
-        self.end(self._reap_ended, abruptly=True)
+        self.end(lambda handle: self.reap(handle) if handle.has_ended else None, abruptly=True)
 
-    def _reap_ended(self, handle: WorkerHandle) -> None:
-        if handle.has_ended:
-            self.reap(handle)
-
-    def end(self, attend: Callable[[WorkerHandle], None], *, abruptly: bool) -> None:
+    def end(self, attend: Callable[[WorkerHandle], object], *, abruptly: bool) -> None:
         """End all workers: by request, or by SIGKILL if `abruptly` or if they do not react."""
         for handle in self.handles:
             if abruptly:

@@ -99,6 +99,10 @@ class PartWorker:
             self._digests = None if self._is_own_pool else self._decisive()
         return {**self.__dict__, "_has_travelled": True, "_shared": {}}
 
+    def _datamat_changing(self) -> None:
+        """Return nothing to compare between parts: the job is fixed, and the state of modules that at the first."""
+        self.__getstate__()
+
     def settle(self) -> None:
         """In a worker: give libraries, and the user's modules, the state that they have in the caller.
 

@@ -57,6 +57,7 @@ class Model:
         self.bytes = bytearray(2)
         self.numbers = array.array("d", [0.0])
         self.rows = [(i, str(i)) for i in range(1000)]
+        self.index = {str(i): i for i in range(1000)}
         self.recent = collections.deque([0], maxlen=3)
         self.table = Table(rate=0)
         self.space = types.SimpleNamespace(rate=0)
@@ -100,6 +101,10 @@ CHANGES = {
     "object in a tuple": lambda model: setattr(model.layers[2][0], "rate", 1),
     "row": lambda model: model.rows.__setitem__(500, (500, "other")),
     "order of rows": lambda model: model.rows.reverse(),
+    "sign of zero in rows": lambda model: model.rows.__setitem__(0, (-0.0, "0")),
+    "list in rows": lambda model: model.rows.__setitem__(0, [0, "0"]),
+    "value of a large dict": lambda model: model.index.update({"5": 6}),
+    "order of a large dict": lambda model: model.index.update({"0": model.index.pop("0")}),
     "set": lambda model: model.names.add("b"),
     "array": lambda model: model.weights.__setitem__(0, 1),
     "large array": lambda model: model.large.__setitem__(-1, 1),
@@ -118,24 +123,38 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_change_is_seen(change):
-    model = Model()
-    before = digest(model.look)
-    assert digest(model.look) == before
+    model, rows = Model(), {}
+    before = digest(model.look), digest(model.look, rows)
+    assert (digest(model.look), digest(model.look, rows)) == before
 
     CHANGES[change](model)
 
-    assert digest(model.look) != before
+    assert digest(model.look) != before[0]
+    assert digest(model.look, rows) != before[1]
+
+
+@pytest.mark.parametrize("row", [([0], "0"), (([0],), "0")])
+def test_change_within_a_row_is_seen(row):
+    """Rows that hold lists are not compared by identity."""
+    model, rows = Model(), {}
+    model.rows[0] = row
+    before = digest(model.look, rows)
+
+    (row[0][0] if isinstance(row[0], tuple) else row[0]).append(1)
+
+    assert digest(model.look, rows) != before
 
 
 def test_same_again_is_no_change():
     """Setting an attribute to the same value, taking a lock or counting memory changes nothing."""
-    model = Model()
-    before = digest(model.look)
+    model, rows = Model(), {}
+    before = digest(model.look), digest(model.look, rows)
 
     model.rate, model.layers[2] = int("0"), (Options(),)
+    model.rows, model.index = [(i, str(i)) for i in range(1000)], dict(model.index)
     with model.lock:
         gc.collect()
-        assert digest(model.look) == before
+        assert (digest(model.look), digest(model.look, rows)) == before
 
 
 def test_change_of_a_closure_is_seen():
