@@ -86,8 +86,8 @@ from datamat.features import (
     Tokens,
     Video,
 )
-from datamat.features.base import dtype_of, holds_numbers
-from datamat.features.schema import register_feature
+from datamat.features.base import by_column, dtype_of, holds_numbers
+from datamat.features.registry import register_feature
 from datamat.folders import AbsentError, ChangedError, ExistsError, Folder, ReplaceIf, Stat, create_once
 from datamat.formats import Offsets, ShardFormat, get_format
 from datamat.options import Hook, WorkerOptions
@@ -643,7 +643,7 @@ class FeatureConformance:
         feature = self.make_feature()
         dtype, shape = feature.value_type()
         for value in self.make_values():
-            found = feature.decode("value", feature.encode("value", value))
+            found = feature.decode(feature.encode(value))
             place = f"decoded {_preview(value)}"
             if found is None:
                 assert feature.takes_none, f"{place}: found None, expected a {dtype}: takes_none is False"
@@ -666,9 +666,10 @@ class FeatureConformance:
         """`encoded_value` returns what `encode` stores as the same columns: a conversion changes nothing."""
         feature = self.make_feature()
         for value in self.make_values():
-            columns = feature.encode("value", value)
-            again = feature.encode("value", feature.encoded_value("value", columns))
-            _compare(_normal(again), _normal(columns), f"columns of {_preview(value)}, stored again")
+            stored = feature.encode(value)
+            again = feature.encode(feature.encoded_value(stored))
+            found, expected = (_normal(by_column("value", one)) for one in (again, stored))
+            _compare(found, expected, f"columns of {_preview(value)}, stored again")
 
     def test_equal_features_encode_equally(self) -> None:
         """One that was pickled, as on the way to a worker, is equal to the first, and gives the same columns."""
@@ -677,7 +678,7 @@ class FeatureConformance:
         assert pickled == feature, f"feature, pickled: found {pickled!r}, expected it to be equal to {feature!r}"
         _compare(hash(pickled), hash(feature), "hash of the feature, pickled")
         for value in self.make_values():
-            found, expected = (_normal(one.encode("value", value)) for one in (pickled, feature))
+            found, expected = (_normal(by_column("value", one.encode(value))) for one in (pickled, feature))
             _compare(found, expected, f"columns of {_preview(value)}, from the feature that was pickled")
 
     def test_block_equals_its_values(self) -> None:
@@ -704,7 +705,7 @@ class FeatureConformance:
         """What does not fit is a `SchemaError` that names the field."""
         for value in self.make_wrong_values():
             with _raises(SchemaError, "value", f"encode of {_preview(value)}"):
-                self.make_feature().encode("value", value)
+                self._features().encode({"key": "a", "value": value})
 
     def test_value_survives_every_format(self, tmp_path: pathlib.Path, format_name: str) -> None:
         """Records of a shard decode to each value: in order, by their numbers, and as a block."""
@@ -772,7 +773,7 @@ class FeatureConformance:
             register_feature(type(feature))
         Materializer(_Given(feature, values), "", output).run(executor=InlineExecutor(), progress=False)
         order = [int(str(sample["key"])) for sample in load(output)]
-        return [_bits(feature.decode("value", feature.encode("value", values[number]))) for number in order]
+        return [_bits(feature.decode(feature.encode(values[number]))) for number in order]
 
 
 def _kind_of(column: Any) -> str:

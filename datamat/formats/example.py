@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, final
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ExampleEncoder",
-    "as_ragged",
     "buffers_of",
     "check_block",
     "checked_record",
@@ -629,11 +627,6 @@ def _as_column(value: Any) -> Column:
     """Return a value of a row as records hold it: bytes as a list."""
     found: Column = value.tolist() if isinstance(value, np.ndarray) and value.dtype == object else value
     return found
-
-
-def as_ragged(values: NDArray[Any]) -> RaggedColumn:
-    """Return the same column, (n,) or (n, k), as readers have it."""
-    return RaggedColumn(values.reshape(-1), np.full(len(values), math.prod(values.shape[1:])))
 
 
 def pack_block(

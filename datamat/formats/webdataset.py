@@ -47,11 +47,20 @@ from datamat.features import (
     Tokens,
     Video,
 )
-from datamat.features.base import as_bfloat16, dtype_of, holds_numbers, rows_of, values_of
+from datamat.features.base import (
+    as_bfloat16,
+    by_column,
+    dtype_of,
+    holds_numbers,
+    ragged,
+    rows_of,
+    values_of,
+    whole,
+)
 from datamat.features.pictures import PictureFile, picture_extension, video_extension
 from datamat.features.values import sound_extension
 from datamat.formats import Block, Buffer, Offsets, Record, ShardFormat, ShardReader, ShardWriter
-from datamat.formats.example import as_ragged, check_block, checked_record
+from datamat.formats.example import check_block, checked_record
 from datamat.formats.io import BufferedFile, RangeReader, bound, located, read_up_to, refuse_finished
 from datamat.values import frozen
 
@@ -484,8 +493,13 @@ _Fields: TypeAlias = Mapping[str, "tuple[Feature, TarForm, Mapping[str, ArrowTyp
 
 @functools.lru_cache(maxsize=16)
 def _fields(features: Features) -> _Fields:
-    """Return feature, form and columns of each field."""
-    return {name: (feature, tar_form(feature), feature.columns(name)) for name, feature in features.items()}
+    """Return feature, form and columns of each field, these by what follows its name."""
+    return {name: (feature, tar_form(feature), feature.columns("")) for name, feature in features.items()}
+
+
+def _of_field(name: str, types: Mapping[str, ArrowType], columns: Mapping[str, Any]) -> Any:
+    """Return the columns of a field, as its feature takes them."""
+    return whole({part: columns[name + part] for part in types})
 
 
 def _members(record: Mapping[str, Any], fields: _Fields) -> list[bytes]:
@@ -495,15 +509,15 @@ def _members(record: Mapping[str, Any], fields: _Fields) -> list[bytes]:
     plain: dict[str, Any] = {}
     for name, (feature, form, types) in fields.items():
         if form.kind == "json":
-            plain[name] = form.to_json(feature.decode(name, record))
+            plain[name] = form.to_json(feature.decode(_of_field(name, types, record)))
         elif form.kind == "npy":
-            value = feature.decode(name, record)
+            value = feature.decode(_of_field(name, types, record))
             if value is not None:
                 pieces += member(f"{key}.{_member_field(name)}.npy", _npy(value))
         else:
-            for column, stored in types.items():
-                for extension, data in _files(form, record[column], is_one=_is_one(stored)):
-                    pieces += member(f"{key}.{_member_field(column)}.{extension}", data)
+            for part, stored in types.items():
+                for extension, data in _files(form, record[name + part], is_one=_is_one(stored)):
+                    pieces += member(f"{key}.{_member_field(name + part)}.{extension}", data)
     return pieces + member(f"{key}.json", _to_json(plain).encode())
 
 
@@ -516,14 +530,14 @@ def _block_members(columns: Block, fields: _Fields) -> Iterator[list[bytes]]:
     plain: dict[str, Sequence[Any]] = {}
     for name, (feature, form, types) in fields.items():
         if form.kind == "json":
-            plain[name] = [form.to_json(value) for value in _decoded(name, feature, columns)]
+            plain[name] = [form.to_json(value) for value in _decoded(feature, _of_field(name, types, columns))]
         elif form.kind == "npy":
-            files.append((_member_field(name), _npy_files(_decoded(name, feature, columns))))
+            files.append((_member_field(name), _npy_files(_decoded(feature, _of_field(name, types, columns)))))
         else:
-            for column, stored in types.items():
-                values, is_one = values_of(columns[column]), _is_one(stored)
-                files.append((_member_field(column), [_files(form, value, is_one=is_one) for value in values]))
-    for row, key in enumerate(_decoded("key", fields["key"][0], columns)):
+            for part, stored in types.items():
+                values, is_one = values_of(columns[name + part]), _is_one(stored)
+                files.append((_member_field(name + part), [_files(form, value, is_one=is_one) for value in values]))
+    for row, key in enumerate(_decoded(fields["key"][0], columns["key"])):
         stem = _member_key(key)
         pieces: list[bytes] = []
         for field, found in files:
@@ -533,17 +547,14 @@ def _block_members(columns: Block, fields: _Fields) -> Iterator[list[bytes]]:
         yield pieces + member(f"{stem}.json", text.encode())
 
 
-def _decoded(name: str, feature: Feature, columns: Block) -> Sequence[Any]:
+def _decoded(feature: Feature, stored: Any) -> Sequence[Any]:
     """Return the values of a field in a block."""
-    mine = {column: columns[column] for column in feature.columns(name)}
+    columns = by_column("", stored)
     if feature.decodes_blocks():
-        block = {
-            column: as_ragged(values) if isinstance(values, np.ndarray) else values for column, values in mine.items()
-        }
-        found = feature.decode_block(name, block)
+        found = feature.decode_block(whole({part: ragged(values) for part, values in columns.items()}))
         if found is not None:
             return list(found)
-    return [feature.decode(name, row) for row in rows_of(mine)]
+    return [feature.decode(whole(row)) for row in rows_of(columns)]
 
 
 def _npy_files(values: Sequence[Any]) -> list[list[tuple[str, bytes]]]:
@@ -575,12 +586,12 @@ def _record(members: Mapping[str, bytes], fields: _Fields) -> dict[str, Column]:
         files = {name.partition(".")[0]: data for name, data in members.items() if "." in name}
         for name, (feature, form, types) in fields.items():
             if form.kind == "file":
-                for column, stored in types.items():
+                for part, stored in types.items():
+                    field = _member_field(name + part)
                     if stored.kind == "bytes_list":
-                        record[column] = _list_of_files(members, _member_field(column))
-                        continue
-                    data = files[_member_field(column)]
-                    record[column] = [data] if stored.kind == "bytes" else _array(data)
+                        record[name + part] = _list_of_files(members, field)
+                    else:
+                        record[name + part] = [files[field]] if stored.kind == "bytes" else _array(files[field])
                 continue
             if form.kind == "json":
                 value = form.of_json(plain[name])
@@ -590,7 +601,7 @@ def _record(members: Mapping[str, bytes], fields: _Fields) -> dict[str, Column]:
                 value = _array(files[_member_field(name)])
                 if feature.value_type()[0] == "bfloat16":
                     value = as_bfloat16(value)
-            for column, found in feature.encode(name, value).items():
+            for column, found in by_column(name, feature.encode(value)).items():
                 record[column] = [found] if isinstance(found, bytes) else found
     except (KeyError, TypeError, ValueError) as exc:
         raise CorruptDataError(

@@ -234,7 +234,7 @@ if importlib.util.find_spec("soundfile"):
 
 if importlib.util.find_spec("av"):
     FRAMES = [np.random.default_rng(0).integers(0, 256, (n, 16, 16 + n, 3), np.uint8) for n in (1, 2, 5)]
-    VIDEOS = [Video(fps=10).encode("x", frames)["x"] for frames in FRAMES]
+    VIDEOS = [Video(fps=10).encode(frames) for frames in FRAMES]
     CASES["video"] = Case(
         Video((16, None), fps=10),
         [*FRAMES, *VIDEOS],
