@@ -574,8 +574,8 @@ class Lines(LinesFormat):
     def decoded(self, record):
         return record
 
-    def read_record(self, buffer, **place):
-        return self.decoded(super().read_record(buffer, **place))
+    def read_record(self, buffer, skip=0):
+        return self.decoded(super().read_record(buffer, skip))
 
 
 class WritesAtTheEnd(Lines):
@@ -668,15 +668,15 @@ class TornLineIsPassedOver(Lines):
 class ClaimsChecksums(Lines):
     has_checksums = True
 
-    def read_record(self, buffer, **place):
+    def read_record(self, buffer, skip=0):
         record = json.loads(bytes(buffer)[9:] or "{}")
         return {name: np.frombuffer(repr(value).encode(), np.uint8) for name, value in record.items()}
 
 
 class ErrorWithoutPlace(Lines):
-    def read_record(self, buffer, **place):
+    def read_file(self, file, *, path):
         try:
-            return super().read_record(buffer, **place)
+            yield from super().read_file(file, path=path)
         except CorruptDataError:
             raise CorruptDataError("bad checksum") from None
 

@@ -35,7 +35,6 @@ __all__ = [
     "as_bfloat16",
     "bytes_array",
     "dtype_of",
-    "encoded_block",
     "holds_numbers",
     "is_block_of_kind",
     "is_number_dtype",
@@ -349,6 +348,11 @@ class Feature(abc.ABC):
         super().__init_subclass__(**options)
         if "type_name" not in vars(cls):
             cls.type_name = cls.__name__
+        # A class with an `encode` of its own leaves behind how that which it is derived from encodes blocks.
+        for of_block, of_one in (("encode_block", {"encode"}), ("decode_block", {"decode", "decode_into"})):
+            nearest = next(kind for kind in cls.__mro__ if vars(kind).keys() & {of_block, *of_one})
+            if of_block not in vars(nearest):
+                setattr(cls, of_block, getattr(Feature, of_block))
 
     # ---------------------------------------------------------------- required
 
@@ -478,7 +482,7 @@ class Feature(abc.ABC):
 
     def encodes_blocks(self) -> bool:
         """Return whether `encode_block` was overridden, and not left behind by a subclass with another `encode`."""
-        return _is_overridden(type(self), "encode_block", {"encode"})
+        return type(self).encode_block is not Feature.encode_block
 
     def decode_into(self, stored: Any, out: np.ndarray | None, *, are_intact: bool = False) -> Any:
         """Return the value that `decode` returns.
@@ -512,7 +516,7 @@ class Feature(abc.ABC):
 
     def decodes_blocks(self) -> bool:
         """Return whether `decode_block` was overridden, and not left behind by a subclass with another `decode`."""
-        return _is_overridden(type(self), "decode_block", {"decode", "decode_into"})
+        return type(self).decode_block is not Feature.decode_block
 
     # ---------------------------------------------------------------- statistics
 
@@ -570,16 +574,6 @@ to_json_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=T
 """Returns the one text that stands for a JSON value: keys in order, no spaces, no NaN."""
 
 
-def _is_overridden(feature_type: type, method: str, single: set[str]) -> bool:
-    """Return whether the nearest class with one of these methods below `Feature` has the one for blocks."""
-    for kind in feature_type.__mro__:
-        if method in vars(kind):
-            return kind is not Feature
-        if single & vars(kind).keys():
-            return False
-    return False
-
-
 def gathered(values: Sequence[Column], kind: Kind) -> RaggedColumn | list[Any]:
     """Return the values of one column of n records as a column of a block."""
     if kind == "bytes":
@@ -597,11 +591,6 @@ def ragged(column: Any) -> ColumnBlock:
         found: ColumnBlock = column
         return found
     return RaggedColumn(column.reshape(-1), np.full(len(column), math.prod(column.shape[1:]), np.int64))
-
-
-def encoded_block(feature: Feature, values: Any) -> Any:
-    """Return what `encode_block` of a feature does, but never that of a class whose subclass has another `encode`."""
-    return feature.encode_block(values) if feature.encodes_blocks() else Feature.encode_block(feature, values)
 
 
 def by_column(name: str, stored: Any) -> dict[str, Any]:

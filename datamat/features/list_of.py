@@ -22,7 +22,6 @@ from datamat.features.base import (
     by_part,
     bytes_array,
     dtype_of,
-    encoded_block,
     gathered,
     holds_numbers,
     mismatch,
@@ -130,7 +129,7 @@ class ListOf(Composed):
                     return found
                 columns |= by_part(found)
             else:
-                block = by_part(encoded_block(layout.item, [as_array(item) for item in there]))
+                block = by_part(layout.item.encode_block([as_array(item) for item in there]))
         except SchemaError as error:
             raise self._refusal(items, error) from error
         for part, how in layout.columns.items():
@@ -165,7 +164,7 @@ class ListOf(Composed):
                 values = [_as_one(layout, row) for row in rows]
             return whole(columns | by_part(layout.array.encode_block(values)))
         counts = np.fromiter(map(len, rows), np.int64, len(rows))
-        block = by_part(encoded_block(layout.item, [item for row in rows for item in row]))
+        block = by_part(layout.item.encode_block([item for row in rows for item in row]))
         for part, how in layout.columns.items():
             sizes = counts
             if how.has_lengths:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
@@ -19,7 +20,7 @@ from datamat.features.base import (
     RaggedColumn,
     as_array,
     by_column,
-    encoded_block,
+    dtype_of,
     holds_numbers,
     is_block_of_kind,
     is_of_kind,
@@ -217,7 +218,7 @@ class Features(Mapping[str, Feature]):
             raise SchemaError(f"the columns of a block differ in length ({found}); give one value per row in each")
         block: dict[str, Any] = {}
         for name, feature in self._fields.items():
-            block.update(by_column(name, named(name, encoded_block, feature, values[name])))
+            block.update(by_column(name, named(name, feature.encode_block, values[name])))
         self._check_lists(block)
         for name, feature in self._foreign.items():
             _check_encoded(name, feature, block, "encode_block")
@@ -575,5 +576,6 @@ def _num_items(feature: Feature, name: str, columns: Mapping[str, Any]) -> Any:
         return (column.lengths // size).tolist()
     if stored.kind != "bytes":
         return len(column) // size
-    size *= stored.raw_dtype.itemsize
+    dtype, shape = feature.value_type()
+    size = dtype_of(dtype).itemsize * math.prod(one for one in shape if one)
     return len(column) // size if isinstance(column, bytes) else [len(value) // size for value in column]

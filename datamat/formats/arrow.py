@@ -1,29 +1,10 @@
 """Stored columns as typed Arrow columns, and back, many rows at a time.
 
-    feature                       stored column        Arrow type
-    Image, Mask, Depth            bytes                binary: the PNG or JPEG file
-    Text                          bytes                string
-    Bytes                         bytes                binary
-    Json                          bytes                arrow.json, the extension type, stored as string
-    Timestamp                     int64                timestamp[us], with tz=UTC if it is declared
-    ClassLabel                    int64                int64, or a list of it
-    BBoxes, Keypoints             float32              list of fixed_size_list of float
-    Polygons                      float32, int64       list of fixed_size_list[2] of float, list of int64
-    Scalar                        as its dtype says    that type; float16 and bfloat16 as float, complex numbers as
-                                                       binary
-    Tensor                        as its dtype says    lists of that type; with encoding="raw" or complex: binary
-    Tensor, several open sizes    also its shape       list of int64
-    ListOf                        a list of bytes,     list of the type
-                                  or as for Tensor
-    ListOf, items of any size     all of their items,  list of what the items hold, list of int64
-                                  and their lengths
-    Nullable                      a list of one or     the type; null for None
-                                  none
-    of another package            as its `columns` say
+The `arrow_type` of a feature says what it is to Arrow, by a table without pyarrow; docs/formats.md lists all of them.
 
-A size that the features fix becomes a fixed_size_list. No value is null but that of a `Nullable`. A list in it is
-null where it is empty, too: `NAME/present` tells. float64, uint64 and
-bfloat16, which records hold as bytes, are numbers in Arrow, and bytes again in a record that is read.
+A size that the features fix becomes a fixed_size_list. No value is null but that of a `Nullable`. A list in it
+is null where it is empty, too: `NAME/present` tells. float64, uint64 and bfloat16, which records hold as bytes, are
+numbers in Arrow, and bytes again in a record that is read.
 """
 
 from __future__ import annotations

@@ -34,7 +34,6 @@ __all__ = [
     "pack_block",
     "pack_varints",
     "read_varint",
-    "row_of",
     "unpack_varints",
     "varint",
     "varint_matrix",
@@ -612,20 +611,6 @@ def checked_record(record: Record, kinds: Mapping[str, Kind]) -> dict[str, Any]:
         if not is_of_kind(only, kind):
             raise SchemaError(wrong_value(name, kind, value))
         found[name] = only
-    return found
-
-
-def row_of(columns: Block, index: int) -> dict[str, Column]:
-    """Return one row of a block as a record."""
-    return {
-        name: np.ravel(values[index]) if isinstance(values, np.ndarray) else _as_column(values[index])
-        for name, values in columns.items()
-    }
-
-
-def _as_column(value: Any) -> Column:
-    """Return a value of a row as records hold it: bytes as a list."""
-    found: Column = value.tolist() if isinstance(value, np.ndarray) and value.dtype == object else value
     return found
 
 

@@ -267,23 +267,18 @@ class WebDatasetFormat(ShardFormat):
 
     def reader(self, path: str | os.PathLike[str], spans: RecordSpans) -> ShardReader:
         """Return a reader of single samples by ranges of bytes."""
-        return RangeReader(path, spans, self.read_record)
+        return RangeReader(path, spans, self._read_record)
 
-    def read_record(
-        self, buffer: Buffer, *, skip: int = 0, path: str = "", number: int = 0, offset: int = 0
-    ) -> dict[str, Column]:
+    def _read_record(self, buffer: Buffer, skip: int) -> dict[str, Column]:
         """Decode the sample whose members fill the buffer."""
         del skip
         file = io.BytesIO(buffer)
-        try:
-            found = self._read_sample(file)
-            if found is None or file.tell() != len(buffer):
-                raise CorruptDataError(
-                    f"the sample has {count_of(file.tell(), 'byte')}, but the index says {len(buffer):,}"
-                )
-            return found
-        except CorruptDataError as exc:
-            raise located(exc, path, number, offset) from exc
+        found = self._read_sample(file)
+        if found is None or file.tell() != len(buffer):
+            raise CorruptDataError(
+                f"the sample has {count_of(file.tell(), 'byte')}, but the index says {len(buffer):,}"
+            )
+        return found
 
     def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Column], tuple[int, ...]]]:
         """Yield each sample with the offset of its first header and its length."""

@@ -468,6 +468,20 @@ def test_dict_of_lists_is_taken_for_a_list_of_dicts():
 
 
 @pytest.mark.parametrize(
+    ("feature", "value"),
+    [(Scalar("complex64"), np.complex64(1 + 2j)), (Tensor((3,), "int16", "raw"), np.arange(3, dtype=np.int16))],
+    ids=["complex", "raw"],
+)
+def test_dicts_of_a_list_hold_numbers_that_are_stored_as_bytes(feature, value):
+    """Their columns say how many items there are, too."""
+    features = Features({"parts": ListOf({"value": feature, "n": Scalar("int8")})})
+
+    found = features.decode(features.encode({"key": "a", "parts": [{"value": value, "n": n} for n in range(2)]}))
+
+    assert np.array_equal(found["parts"]["value"], [value, value])
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"camera": 5}, "field 'camera' is declared a dict"),
