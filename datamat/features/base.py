@@ -34,12 +34,14 @@ __all__ = [
     "Shape",
     "as_bfloat16",
     "bytes_array",
+    "cut",
     "dtype_of",
     "holds_numbers",
     "is_block_of_kind",
     "is_number_dtype",
     "is_of_kind",
     "join_blocks",
+    "joined_spans",
     "num_bytes_of",
     "ragged",
     "rows_of",
@@ -53,8 +55,8 @@ Kind: TypeAlias = Literal["bytes", "bytes_list", "int64", "float32"]
 """What a column holds in each record: one bytes value, any number of them, int64 numbers or float32 numbers."""
 Shape: TypeAlias = tuple[int | None, ...]
 
-_LONG_ROW = 32
-"""Numbers in a row from which on copying slices is faster than gathering numbers by their places."""
+_LONG_SPAN_BYTES = 256
+"""Bytes of a span on average from which on copying slices is faster than gathering numbers by their places."""
 _PACKAGE = __name__.partition(".")[0]
 _PILLOW_MODES = {"L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
 """Modes whose arrays hold the pixels; palettes, truth values and other colour spaces become RGB."""
@@ -244,8 +246,7 @@ class RaggedColumn:
 
     def rows(self) -> list[np.ndarray]:
         """Return the values of each record, as views."""
-        bounds = self._bounds.tolist()
-        return [self.values[start:stop] for start, stop in itertools.pairwise(bounds)]
+        return cut(self.values, self.lengths)
 
     def take(self, order: np.ndarray) -> RaggedColumn:
         """Return the records at some places, in their order."""
@@ -254,16 +255,22 @@ class RaggedColumn:
         if len(lengths) and (self.lengths == self.lengths[0]).all():
             width = int(self.lengths[0])
             return RaggedColumn(self.values.reshape(-1, width)[order].reshape(-1) if width else self.values, lengths)
-        if lengths.sum() > _LONG_ROW * len(lengths):
-            return RaggedColumn(
-                np.concatenate([self.values[one:other] for one, other in _spans(starts, lengths)]), lengths
-            )
-        places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-        return RaggedColumn(self.values[places], lengths)
+        return RaggedColumn(joined_spans(self.values, starts, lengths), lengths)
 
 
-def _spans(starts: np.ndarray, lengths: np.ndarray) -> Iterable[tuple[int, int]]:
-    return zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+def joined_spans(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return spans of values (total,), one after the other, given where each begins and how many it holds."""
+    ends = np.cumsum(lengths)
+    if len(lengths) and ends[-1] * values.itemsize >= _LONG_SPAN_BYTES * len(lengths):
+        bounds = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+        return np.concatenate([values[one:other] for one, other in bounds])
+    found: np.ndarray = values[np.repeat(starts - ends + lengths, lengths) + np.arange(lengths.sum())]
+    return found
+
+
+def cut(data: Any, lengths: np.ndarray) -> list[Any]:
+    """Return slices of bytes or items, one after the other, given how many each holds."""
+    return [data[start:stop] for start, stop in itertools.pairwise([0, *np.cumsum(lengths).tolist()])]
 
 
 ColumnBlock: TypeAlias = RaggedColumn | Sequence[bytes] | Sequence[str]

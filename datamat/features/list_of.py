@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -21,6 +20,7 @@ from datamat.features.base import (
     as_array,
     by_part,
     bytes_array,
+    cut,
     dtype_of,
     gathered,
     holds_numbers,
@@ -193,8 +193,7 @@ class ListOf(Composed):
         else:
             block, counts = layout.block_of_items(stored)
             items: Any = layout.item.decode_block(block) if counts.any() else []
-            bounds = np.concatenate([[0], np.cumsum(counts)]).tolist()
-            rows = [items[start:stop] for start, stop in itertools.pairwise(bounds)]
+            rows = cut(items, counts)
             if layout.nothing is not None and not counts.any():
                 rows = list(map(layout.together, rows))
         return list(map(_spread, rows, stored["/present"].rows())) if layout.has_gaps else rows
@@ -388,7 +387,7 @@ class Packed(NamedTuple):
     def rows(self, leaves: Any, lengths: NDArray[np.int64]) -> ColumnBlock:
         """Return leaves as a column of n rows, of which each has some number of them."""
         if self.kind == "bytes":
-            return [leaves[start:stop] for start, stop in itertools.pairwise([0, *np.cumsum(lengths).tolist()])]
+            return cut(leaves, lengths)
         return RaggedColumn(bytes_array(leaves) if isinstance(leaves, list) else leaves, lengths)
 
 

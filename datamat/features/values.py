@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import importlib.util
 import io
-import itertools
 import json
 import math
 import struct
@@ -30,6 +29,7 @@ from datamat.features.base import (
     checked_int,
     checked_names,
     checked_shape,
+    cut,
     dtype_of,
     join_names,
     mismatch,
@@ -945,8 +945,7 @@ def _block_column(numbers: np.ndarray, lengths: np.ndarray | None, kind: Kind) -
     data = _to_column(numbers, kind)
     if lengths is None:
         lengths = np.full(len(numbers), numbers.shape[1])
-    ends = (np.cumsum(lengths) * numbers.dtype.itemsize).tolist()
-    return [data[start:stop] for start, stop in itertools.pairwise([0, *ends])]
+    return cut(data, lengths * numbers.dtype.itemsize)
 
 
 def numbers_in(values: Sequence[Any], dtype: np.dtype[Any]) -> np.ndarray | None:
