@@ -50,7 +50,7 @@ class ListOf(Composed):
 
     A sample holds a list, a tuple or an array. It reads back as an array (n, ...) if the items are numbers or arrays of
     one shape, and otherwise as a list; a batch is a list of those, and a ragged tensor in TensorFlow.
-    `ListOf( Scalar("int64"))` is stored as `Tensor((None,), "int64")` is, and `ListOf(ClassLabel(...))` as one with
+    `ListOf(Scalar("int64"))` is stored as `Tensor((None,), "int64")` is, and `ListOf(ClassLabel(...))` as one with
     `shape=(None,)`.
 
     Args:

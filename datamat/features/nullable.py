@@ -158,7 +158,10 @@ class Nullable(Composed):
         is_there = np.array([value is not None for value in rows], bool)
         there = values if is_there.all() else [value for value in rows if value is not None]
         mark = RaggedColumn(np.ones(len(there), np.int64), np.ones(len(there), np.int64))
-        block = {"/present": mark, **by_part(self.feature.encode_block(there))}
+        try:
+            block = {"/present": mark, **by_part(self.feature.encode_block(there))}
+        except SchemaError as error:
+            raise declared_as(self, self.feature, error) from error
         return whole({part: how.wrap_block(block[part], is_there) for part, how in self.layout.columns.items()})
 
     def decode_into(self, stored: Any, out: np.ndarray | None, *, are_intact: bool = False) -> Any:

@@ -75,8 +75,19 @@ class PictureFile(Feature, Geometry, Preview):
     def value_type(self) -> tuple[str, Shape]:
         return self.dtype, self.shape
 
+    def decode(self, column: Column) -> np.ndarray:
+        found: np.ndarray = self.decode_into(column, None)
+        return found
+
+    def prepare(self, value: Any) -> Any:
+        return self.decode(value) if isinstance(value, bytes) else value
+
     def encoded_value(self, column: Column) -> Any:
         return bytes(one_bytes(column))
+
+    def packages(self, *, drawn: bool) -> frozenset[str]:
+        del drawn  # every library decodes a PNG to the same numbers
+        return codecs.PNG_ENCODER
 
     def observe(self, column: Any) -> FieldStatistics:
         files = column
@@ -174,18 +185,10 @@ class Image(PictureFile):
             return _encoded(self, value, functools.partial(codecs.encode_jpeg, quality=self.quality))
         return _encoded(self, value, codecs.encode_png)
 
-    def decode(self, column: Column) -> np.ndarray:
-        return self.decode_into(column, None)
-
     def decode_into(self, column: Column, out: np.ndarray | None, *, are_intact: bool = False) -> np.ndarray:
         return codecs.decode_image(
             one_bytes(column), channels=self.channels, dtype=self.dtype, out=out, is_whole=are_intact
         )
-
-    def prepare(self, value: Any) -> Any:
-        if isinstance(value, bytes):
-            return codecs.decode_image(value, channels=self.channels, dtype=self.dtype)
-        return value
 
     def packages(self, *, drawn: bool) -> frozenset[str]:
         encoder = codecs.JPEG_ENCODER if self.encoding == "jpeg" else codecs.PNG_ENCODER
@@ -267,19 +270,9 @@ class Mask(PictureFile):
         self._check_ids(value)
         return _encoded(self, value, codecs.encode_png)
 
-    def decode(self, column: Column) -> np.ndarray:
-        return self.decode_into(column, None)
-
     def decode_into(self, column: Column, out: np.ndarray | None, *, are_intact: bool = False) -> np.ndarray:
         data = one_bytes(column)
         return codecs.decode_mask(data, dtype=self.dtype, out=out, is_whole=are_intact)
-
-    def prepare(self, value: Any) -> Any:
-        return codecs.decode_mask(value, dtype=self.dtype) if isinstance(value, bytes) else value
-
-    def packages(self, *, drawn: bool) -> frozenset[str]:
-        del drawn  # every library decodes a mask to the same ids
-        return codecs.PNG_ENCODER
 
     def observe_value(self, value: Any) -> FieldStatistics:
         if not isinstance(value, np.ndarray) or (self.dtype == "uint16" and not self.names):  # ids of instances
@@ -368,9 +361,6 @@ class Depth(PictureFile):
             value = np.ascontiguousarray(value, "<f4").view(np.uint8).reshape(*value.shape, 4)
         return _encoded(self, value, codecs.encode_png)
 
-    def decode(self, column: Column) -> np.ndarray:
-        return self.decode_into(column, None)
-
     def decode_into(self, column: Column, out: np.ndarray | None, *, are_intact: bool = False) -> np.ndarray:
         data = one_bytes(column)
         if self.dtype == "uint16":
@@ -390,10 +380,6 @@ class Depth(PictureFile):
             found = f"a {info.encoding} file of {info.bit_depth} bits per sample"
             raise mismatch(self, found, "decode it in read, and convert it to millimetres")
         return codecs.decode_mask(value, dtype="uint16")
-
-    def packages(self, *, drawn: bool) -> frozenset[str]:
-        del drawn  # every library decodes it to the same numbers
-        return codecs.PNG_ENCODER
 
     def observe_value(self, value: Any) -> FieldStatistics:
         if not isinstance(value, np.ndarray):
