@@ -10,8 +10,9 @@ import zlib
 import numpy as np
 
 from datamat.errors import CorruptDataError
+from datamat.features.base import rows_of
 from datamat.formats import Offsets, ShardAssembler, ShardFormat, ShardWriter
-from datamat.formats.example import check_block, checked_record, row_of
+from datamat.formats.example import check_block, checked_record
 from datamat.formats.io import RangeReader, located, refuse_finished
 
 
@@ -31,17 +32,18 @@ class LinesFormat(ShardFormat):
     def reader(self, path, spans):
         return RangeReader(path, spans, self.read_record)
 
-    def read_record(self, buffer, *, skip=0, path="", number=0, offset=0):
+    def read_record(self, buffer, skip=0):
         del skip
-        try:
-            return _decoded(bytes(buffer))
-        except CorruptDataError as error:
-            raise located(error, path, number, offset) from error
+        return _decoded(bytes(buffer))
 
     def read_file(self, file, *, path):
         offset = 0
         for number, line in enumerate(file):
-            yield self.read_record(line, path=path, number=number, offset=offset), (offset, len(line))
+            try:
+                record = self.read_record(line)
+            except CorruptDataError as error:
+                raise located(error, path, number, offset) from error
+            yield record, (offset, len(line))
             offset += len(line)
 
 
@@ -102,8 +104,9 @@ class LinesWriter(ShardWriter):
 
     def append_block(self, columns):
         refuse_finished(self._finished)
-        for index in range(check_block(columns, self._columns)):
-            self.append(row_of(columns, index))
+        check_block(columns, self._columns)
+        for record in rows_of(columns):
+            self.append(record)
 
     def finish(self):
         refuse_finished(self._finished)

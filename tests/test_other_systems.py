@@ -17,7 +17,7 @@ import pytest
 
 import datamat
 from datamat import Features, ListOf, Text, load, materialize
-from datamat.testing import CASES
+from datamat.testing.cases import CASES
 
 pytestmark = [pytest.mark.timeout(300)]
 

@@ -275,37 +275,37 @@ class Seconds(Feature):
     def __hash__(self):
         return hash(self.limit)
 
-    def columns(self, name):
-        return {name: ArrowType("int64")}
+    def arrow_type(self):
+        return ArrowType("int64")
 
     def value_type(self):
         return "float64", ()
 
-    def encode(self, name, value):
+    def encode(self, value):
         if not isinstance(value, float | int) or value > self.limit:
-            raise SchemaError(f"field {name!r} holds {value!r}; want at most {self.limit} seconds")
-        return {name: np.array([round(value * 1000)])}
+            raise SchemaError(f"the field holds {value!r}; want at most {self.limit} seconds")
+        return np.array([round(value * 1000)])
 
-    def decode(self, name, columns):
-        return np.float64(columns[name][0] / 1000)
+    def decode(self, column):
+        return np.float64(column[0] / 1000)
 
     def arguments(self):
         return {"limit": self.limit}
 
 
 class OtherColumns(Seconds):
-    def columns(self, name):
-        return {name: ArrowType("float32")}
+    def arrow_type(self):
+        return ArrowType("float32")
 
 
 class DecodesToOtherType(Seconds):
-    def decode(self, name, columns):
-        return np.float32(super().decode(name, columns))
+    def decode(self, column):
+        return np.float32(super().decode(column))
 
 
 class StoredAgainWithinRounding(Seconds):
-    def encoded_value(self, name, columns):
-        return round(self.decode(name, columns))
+    def encoded_value(self, column):
+        return round(self.decode(column))
 
 
 class NeverEqual(Seconds):
@@ -321,23 +321,23 @@ class ForgetsItsArgument(Seconds):
 
 
 class RaisesAnything(Seconds):
-    def encode(self, name, value):
-        return {name: np.array([round(value * 1000)])}
+    def encode(self, value):
+        return np.array([round(value * 1000)])
 
 
 class DecodesOnce(Seconds):
-    def decode_into(self, name, columns, out, *, are_intact=False):
-        return super().decode_into(name, columns, out, are_intact=are_intact) + 1
+    def decode_into(self, column, out, *, are_intact=False):
+        return super().decode_into(column, out, are_intact=are_intact) + 1
 
 
 class EncodesBlocksInSeconds(Seconds):
-    def encode_block(self, name, values):
-        return {name: np.array([round(value) for value in values])}
+    def encode_block(self, values):
+        return np.array([round(value) for value in values])
 
 
 class OtherInBlocks(Seconds):
-    def decode_block(self, name, columns):
-        return np.array([row[0] for row in columns[name].rows()]) / 999
+    def decode_block(self, column):
+        return np.array([row[0] for row in column.rows()]) / 999
 
 
 class UnknownToTfds(Seconds):
@@ -574,8 +574,8 @@ class Lines(LinesFormat):
     def decoded(self, record):
         return record
 
-    def read_record(self, buffer, **place):
-        return self.decoded(super().read_record(buffer, **place))
+    def read_record(self, buffer, skip=0):
+        return self.decoded(super().read_record(buffer, skip))
 
 
 class WritesAtTheEnd(Lines):
@@ -668,15 +668,15 @@ class TornLineIsPassedOver(Lines):
 class ClaimsChecksums(Lines):
     has_checksums = True
 
-    def read_record(self, buffer, **place):
+    def read_record(self, buffer, skip=0):
         record = json.loads(bytes(buffer)[9:] or "{}")
         return {name: np.frombuffer(repr(value).encode(), np.uint8) for name, value in record.items()}
 
 
 class ErrorWithoutPlace(Lines):
-    def read_record(self, buffer, **place):
+    def read_file(self, file, *, path):
         try:
-            return super().read_record(buffer, **place)
+            yield from super().read_file(file, path=path)
         except CorruptDataError:
             raise CorruptDataError("bad checksum") from None
 

@@ -85,8 +85,8 @@ class ImageInfo(NamedTuple):
 
 def refuse(name: str, found: str, wanted: str, remedy: str) -> InputError:
     """Return the error for an image called `name`: a path, key or field, or empty."""
-    place = repr(name) if name else "image data"
-    return InputError(f"{place}: {found}; want {wanted}; {remedy}")
+    place = f"{name!r}: " if name else ""
+    return InputError(f"{place}{found}; want {wanted}; {remedy}")
 
 
 def exif_orientation(exif: bytes | memoryview) -> int:

@@ -14,20 +14,24 @@ was found.
     statistics  Counts, Numbers: what is known of all values of a field
     pictures    Image, Mask, Depth, Video; Keypoints and Polygons in a picture
     values      ClassLabel, BBoxes, Text, Bytes, Json, Timestamp, Scalar, Tensor, Tokens, Audio
-    schema      Features; Nullable, ListOf; register_feature and the look-up of types by name
+    composed    what types that are made of another have in common, and how they are stored
+    nullable    Nullable: values that may be missing
+    list_of     ListOf
+    nesting     samples that hold dicts
+    registry    register_feature; types by their names in manifests
+    inference   features of a sample that has none declared
+    schema      Features: all of it together
 """
 
 from __future__ import annotations
 
 from datamat.features.base import ArrowType, Feature, RaggedColumn
+from datamat.features.list_of import ListOf
+from datamat.features.nullable import Nullable
 from datamat.features.pictures import Depth, Image, Keypoints, Mask, Polygons, Video
 from datamat.features.protocols import Geometry, Preview
-from datamat.features.schema import (
-    Features,
-    ListOf,
-    Nullable,
-    register_feature,
-)
+from datamat.features.registry import register_feature
+from datamat.features.schema import Features
 from datamat.features.statistics import Counts, Numbers, Statistics
 from datamat.features.values import (
     Audio,

@@ -12,7 +12,7 @@ import json
 import math
 import operator
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias, final, overload
 
 import numpy as np
@@ -34,13 +34,14 @@ __all__ = [
     "Shape",
     "as_bfloat16",
     "bytes_array",
+    "cut",
     "dtype_of",
-    "encoded_block",
     "holds_numbers",
     "is_block_of_kind",
     "is_number_dtype",
     "is_of_kind",
     "join_blocks",
+    "joined_spans",
     "num_bytes_of",
     "ragged",
     "rows_of",
@@ -54,8 +55,8 @@ Kind: TypeAlias = Literal["bytes", "bytes_list", "int64", "float32"]
 """What a column holds in each record: one bytes value, any number of them, int64 numbers or float32 numbers."""
 Shape: TypeAlias = tuple[int | None, ...]
 
-_LONG_ROW = 32
-"""Numbers in a row from which on copying slices is faster than gathering numbers by their places."""
+_LONG_SPAN_BYTES = 256
+"""Bytes of a span on average from which on copying slices is faster than gathering numbers by their places."""
 _PACKAGE = __name__.partition(".")[0]
 _PILLOW_MODES = {"L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
 """Modes whose arrays hold the pixels; palettes, truth values and other colour spaces become RGB."""
@@ -245,8 +246,7 @@ class RaggedColumn:
 
     def rows(self) -> list[np.ndarray]:
         """Return the values of each record, as views."""
-        bounds = self._bounds.tolist()
-        return [self.values[start:stop] for start, stop in itertools.pairwise(bounds)]
+        return cut(self.values, self.lengths)
 
     def take(self, order: np.ndarray) -> RaggedColumn:
         """Return the records at some places, in their order."""
@@ -255,16 +255,22 @@ class RaggedColumn:
         if len(lengths) and (self.lengths == self.lengths[0]).all():
             width = int(self.lengths[0])
             return RaggedColumn(self.values.reshape(-1, width)[order].reshape(-1) if width else self.values, lengths)
-        if lengths.sum() > _LONG_ROW * len(lengths):
-            return RaggedColumn(
-                np.concatenate([self.values[one:other] for one, other in _spans(starts, lengths)]), lengths
-            )
-        places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-        return RaggedColumn(self.values[places], lengths)
+        return RaggedColumn(joined_spans(self.values, starts, lengths), lengths)
 
 
-def _spans(starts: np.ndarray, lengths: np.ndarray) -> Iterable[tuple[int, int]]:
-    return zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+def joined_spans(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return spans of values (total,), one after the other, given where each begins and how many it holds."""
+    ends = np.cumsum(lengths)
+    if len(lengths) and ends[-1] * values.itemsize >= _LONG_SPAN_BYTES * len(lengths):
+        bounds = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+        return np.concatenate([values[one:other] for one, other in bounds])
+    found: np.ndarray = values[np.repeat(starts - ends + lengths, lengths) + np.arange(lengths.sum())]
+    return found
+
+
+def cut(data: Any, lengths: np.ndarray) -> list[Any]:
+    """Return slices of bytes or items, one after the other, given how many each holds."""
+    return [data[start:stop] for start, stop in itertools.pairwise([0, *np.cumsum(lengths).tolist()])]
 
 
 ColumnBlock: TypeAlias = RaggedColumn | Sequence[bytes] | Sequence[str]
@@ -293,12 +299,22 @@ def _join_columns(pieces: Sequence[ColumnBlock], order: np.ndarray | None) -> Co
     return joined if order is None else [joined[place] for place in order.tolist()]
 
 
+Stored: TypeAlias = Column | dict[str, Column]
+"""What a feature stores of a value: its column, or several by what follows the name of the field."""
+
+
 class Feature(abc.ABC):
     """One field of a sample: what it is, how it is stored, and how each format and reader sees it.
 
-    A feature type has three methods: `columns`, which gives its Arrow type, `encode` and `decode`. Every other method
-    has a default that follows from those three; override it if there is a better answer. Methods are called from
-    several threads and processes.
+    A feature type has three methods: `arrow_type`, `encode` and `decode`. Every other method has a default that follows
+    from those three; override it if there is a better answer. Methods are called from several threads and processes.
+
+    Most types store one column, and give and take that: the `Column` of a value, or the `ColumnBlock` of n values. A
+    type that stores several gives and takes a dict of them, by what follows the name of the field in theirs: `""` for
+    the column with that very name, `"/shape"`.
+
+    A feature does not know the name of its field. `Features` puts it into each `SchemaError` and `InputError`: in the
+    place of a leading "the field", or before the message.
 
     A feature is an immutable value: it equals others with the same declaration, and can be hashed and pickled. A frozen
     dataclass does all that, and `manifest.json` keeps its fields. `load` finds the class by `type_name`, through the
@@ -314,19 +330,19 @@ class Feature(abc.ABC):
         >>> import dataclasses
         >>> @frozen(slots=False)
         ... class Celsius(Feature):
-        ...     def columns(self, name):
-        ...         return {name: ArrowType("int64")}
+        ...     def arrow_type(self):
+        ...         return ArrowType("int64")
         ...
         ...     def value_type(self):
         ...         return "float64", ()
         ...
-        ...     def encode(self, name, value):
-        ...         return {name: np.array([round(value * 100)])}
+        ...     def encode(self, value):
+        ...         return np.array([round(value * 100)])
         ...
-        ...     def decode(self, name, columns):
-        ...         return columns[name][0] / 100
-        >>> Celsius().encode("t", 36.6)
-        {'t': array([3660])}
+        ...     def decode(self, column):
+        ...         return column[0] / 100
+        >>> Celsius().encode(36.6)
+        array([3660])
         >>> Celsius().declared()
         'Celsius float64'
     """
@@ -339,16 +355,21 @@ class Feature(abc.ABC):
         super().__init_subclass__(**options)
         if "type_name" not in vars(cls):
             cls.type_name = cls.__name__
+        # A class with an `encode` of its own leaves behind how that which it is derived from encodes blocks.
+        for of_block, of_one in (("encode_block", {"encode"}), ("decode_block", {"decode", "decode_into"})):
+            nearest = next(kind for kind in cls.__mro__ if vars(kind).keys() & {of_block, *of_one})
+            if of_block not in vars(nearest):
+                setattr(cls, of_block, getattr(Feature, of_block))
 
     # ---------------------------------------------------------------- required
 
     @abc.abstractmethod
-    def columns(self, name: str) -> dict[str, ArrowType]:
-        """Return the Arrow type of each column of field `name`; columns are called `name`, or begin with `name/`."""
+    def arrow_type(self) -> ArrowType | dict[str, ArrowType]:
+        """Return the Arrow type of the column, or of each."""
 
     @abc.abstractmethod
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
-        """Return the columns of one value: `bytes`, a list of them, or a 1-D int64 or float32 array: `ArrowType.kind`.
+    def encode(self, value: Any) -> Stored:
+        """Return the column of a value: `bytes`, a list of them, or a 1-D int64 or float32 array: `ArrowType.kind`.
 
         Equal values must give equal columns, in any process and at any time.
 
@@ -357,18 +378,22 @@ class Feature(abc.ABC):
         """
 
     @abc.abstractmethod
-    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
+    def decode(self, stored: Any) -> Any:
         """Return the value that `encode` was given: an array, a numpy number, or what the dtype stands for.
 
         Args:
-            name: name of the field, for messages and as prefix of its columns.
-            columns: columns of one record. A bytes column may be a list of its one value.
+            stored: what `encode` returned; but a bytes column may be a list of its one value.
 
         Raises:
             InputError: the bytes do not decode.
         """
 
     # ---------------------------------------------------------------- declaration
+
+    @final
+    def columns(self, name: str) -> dict[str, ArrowType]:
+        """Return the Arrow type of each column of a field, by the name of the column."""
+        return by_column(name, self.arrow_type())
 
     def value_type(self) -> tuple[str, Shape]:
         """Return dtype and shape of decoded values; by default those of the first column.
@@ -431,80 +456,78 @@ class Feature(abc.ABC):
         """Return the class names in the order of their ids; () if classes have no names, None if values are not ids."""
         return None
 
-    def prepare(self, name: str, value: Any) -> Any:
+    def prepare(self, value: Any) -> Any:
         """Return `value` as transforms expect it: decoded, if `read` returned encoded bytes."""
-        del name
         return value
 
-    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
+    def encoded_value(self, stored: Any) -> Any:
         """Return a value that `encode` stores as these very columns, such as the bytes of an encoded file."""
-        return self.decode(name, columns)
+        return self.decode(stored)
 
-    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+    def encode_block(self, values: Any) -> Any:
         """Return the columns of n values at once.
 
         The default encodes one value after the other. An override is called where a class has it at or below the class
         that defines `encode`, and gives the same columns as `encode`.
 
         Args:
-            name: name of the field, for messages and as prefix of its columns.
             values: an array (n, ...), a sequence of n values, or a `RaggedColumn` of values (total, ...).
 
         Returns:
-            For each bytes column a list of n bytes; for others an array (n,) or (n, k), or a `RaggedColumn`.
+            For a bytes column a list of n bytes; for others an array (n,) or (n, k), or a `RaggedColumn`.
 
         Raises:
             SchemaError: a value does not match the declaration.
         """
-        rows = [self.encode(name, value) for value in (values.rows() if isinstance(values, RaggedColumn) else values)]
-        kinds = {column: stored.kind for column, stored in self.columns(name).items()}
-        return {column: gathered([row[column] for row in rows], kind) for column, kind in kinds.items()}
+        rows: list[Any] = [
+            self.encode(value) for value in (values.rows() if isinstance(values, RaggedColumn) else values)
+        ]
+        types = self.arrow_type()
+        if isinstance(types, ArrowType):
+            return gathered(rows, types.kind)
+        return {part: gathered([row[part] for row in rows], one.kind) for part, one in types.items()}
 
     def encodes_blocks(self) -> bool:
         """Return whether `encode_block` was overridden, and not left behind by a subclass with another `encode`."""
-        return _is_overridden(type(self), "encode_block", {"encode"})
+        return type(self).encode_block is not Feature.encode_block
 
-    def decode_into(
-        self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
-    ) -> Any:
+    def decode_into(self, stored: Any, out: np.ndarray | None, *, are_intact: bool = False) -> Any:
         """Return the value that `decode` returns.
 
         Args:
-            name: name of the field, for messages and as prefix of its columns.
-            columns: columns of one record, by column name.
+            stored: what `decode` takes.
             out: memory to decode into, if that saves a copy; it may be overwritten in any case.
             are_intact: whether a checksum has shown that the columns are what `encode` returned.
         """
         del out, are_intact
-        return self.decode(name, columns)
+        return self.decode(stored)
 
     def is_ragged(self) -> bool:
         """Return whether a batch holds the values as a list, even where they could be one array."""
         dtype, shape = self.value_type()
         return None in shape or not holds_numbers(dtype)
 
-    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
+    def decode_block(self, stored: Any) -> np.ndarray | list[Any] | None:
         """Return what `decode` does, for n records at once; None for a type whose values are decoded one by one.
 
         Readers call it for small records where a class overrides it at or below the class that defines `decode`.
 
         Args:
-            name: name of the field, for messages and as prefix of its columns.
-            columns: columns of n records, by column name.
+            stored: the column of n records, or each of several: n bytes (or str), or a `RaggedColumn`.
 
         Returns:
             An array (n, ...) where all values have one shape by declaration, else a list of n values.
         """
-        del name, columns
+        del stored
         return None
 
     def decodes_blocks(self) -> bool:
         """Return whether `decode_block` was overridden, and not left behind by a subclass with another `decode`."""
-        return _is_overridden(type(self), "decode_block", {"decode", "decode_into"})
+        return type(self).decode_block is not Feature.decode_block
 
     # ---------------------------------------------------------------- statistics
 
-    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+    def observe(self, stored: Any) -> FieldStatistics:
         """Return what statistics keep of n values, from their columns; {} by default.
 
         A run calls it for the records that it writes, some hundred at a time, and adds up what it returns: so each
@@ -512,8 +535,7 @@ class Feature(abc.ABC):
         not its content. `manifest.json` has the result; see `Manifest.statistics`.
 
         Args:
-            name: name of the field, as prefix of its columns.
-            columns: columns of n records, by column name: lists of n bytes (or str), or a `RaggedColumn`.
+            stored: what `decode_block` takes.
 
         Returns:
             By the name of each statistic: `Counts` of class ids, `Numbers`, or an int that is added up. Names that
@@ -522,10 +544,10 @@ class Feature(abc.ABC):
         Example:
             >>> from datamat.features import Numbers
             >>> class Celsius(Feature):   # doctest: +SKIP
-            ...     def observe(self, name, columns):
-            ...         return {"degrees": Numbers.of(columns[name].values / 100)}
+            ...     def observe(self, column):
+            ...         return {"degrees": Numbers.of(column.values / 100)}
         """
-        del name, columns
+        del stored
         return {}
 
     def observe_value(self, value: Any) -> FieldStatistics:
@@ -544,18 +566,19 @@ class Feature(abc.ABC):
         return {}
 
 
+class DictFields(dict[str, Any]):
+    """What is declared of the fields of a dict, which nobody changes: all but `key`, which only a whole sample has."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        declared = getattr(fields, "as_declared", fields)  # of `Features`
+        super().__init__({name: feature for name, feature in declared.items() if name != "key"})
+
+    def __hash__(self) -> int:  # type: ignore[override]  # which a dict has not, as others change
+        return hash(tuple(self))
+
+
 to_json_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode
 """Returns the one text that stands for a JSON value: keys in order, no spaces, no NaN."""
-
-
-def _is_overridden(feature_type: type, method: str, single: set[str]) -> bool:
-    """Return whether the nearest class with one of these methods below `Feature` has the one for blocks."""
-    for kind in feature_type.__mro__:
-        if method in vars(kind):
-            return kind is not Feature
-        if single & vars(kind).keys():
-            return False
-    return False
 
 
 def gathered(values: Sequence[Column], kind: Kind) -> RaggedColumn | list[Any]:
@@ -577,10 +600,38 @@ def ragged(column: Any) -> ColumnBlock:
     return RaggedColumn(column.reshape(-1), np.full(len(column), math.prod(column.shape[1:]), np.int64))
 
 
-def encoded_block(feature: Feature, name: str, values: Any) -> dict[str, Any]:
-    """Return what `encode_block` of a feature does, but never that of a class whose subclass has another `encode`."""
-    encode = feature.encode_block if feature.encodes_blocks() else functools.partial(Feature.encode_block, feature)
-    return encode(name, values)
+def by_column(name: str, stored: Any) -> dict[str, Any]:
+    """Return what a feature has of its column, or of each of several, by the names of these."""
+    return {name + part: one for part, one in stored.items()} if isinstance(stored, dict) else {name: stored}
+
+
+def by_part(stored: Any) -> dict[str, Any]:
+    """Return what a feature has of its column, or of each of several, by what follows the name of the field."""
+    return stored if isinstance(stored, dict) else {"": stored}
+
+
+def whole(parts: dict[str, Any]) -> Any:
+    """Return what `by_part` was given."""
+    return parts[""] if len(parts) == 1 and "" in parts else parts
+
+
+def put_name(error: SchemaError | InputError, name: str) -> None:
+    """Put the name of a field into the message of an error that its feature has raised."""
+    text, place = str(error), f"field {name!r}"
+    error.args = (text.replace(_FIELD, place, 1) if text.startswith(_FIELD) else f"{place}: {text}",)
+
+
+def named(name: str, call: Callable[..., Any], *args: Any) -> Any:
+    """Return what a function of a feature returns; its errors have the name of the field."""
+    try:
+        return call(*args)
+    except (InputError, SchemaError) as error:
+        put_name(error, name)
+        raise
+
+
+_FIELD = "the field"
+"""Stands for the name of the field where messages of features begin with it."""
 
 
 def is_of_kind(value: Any, kind: Kind) -> bool:
@@ -725,19 +776,14 @@ def _array_of_torch(tensor: Any) -> np.ndarray:
     return np.asarray(tensor)
 
 
-def array_of(name: str, feature: Feature, value: Any) -> np.ndarray:
+def array_of(feature: Feature, value: Any) -> np.ndarray:
     if not isinstance(value, np.ndarray):
-        raise mismatch(name, feature, f"a {type(value).__name__}", "give a numpy array")
+        raise mismatch(feature, f"a {type(value).__name__}", "give a numpy array")
     return value
 
 
 def check_array(
-    name: str,
-    feature: Feature,
-    dtype: Any,
-    shape: tuple[int, ...],
-    wanted: Shape,
-    wanted_dtype: np.dtype[Any],
+    feature: Feature, dtype: Any, shape: tuple[int, ...], wanted: Shape, wanted_dtype: np.dtype[Any]
 ) -> None:
     same_dtype = np.dtype(dtype).newbyteorder("=") == wanted_dtype  # either byte order holds the same numbers
     same_shape = len(shape) == len(wanted) and all(w in (None, s) for s, w in zip(shape, wanted, strict=True))
@@ -745,21 +791,20 @@ def check_array(
         return
     found = f"{np.dtype(dtype).name} {shape_text(shape)}"
     raise mismatch(
-        name, feature, found, "cast or reshape it where it is made, in read or a transform, or change the declaration"
+        feature, found, "cast or reshape it where it is made, in read or a transform, or change the declaration"
     )
 
 
-def one_bytes(name: str, columns: Mapping[str, Column]) -> bytes:
-    column = columns[name]
+def one_bytes(column: Column) -> bytes:
     if isinstance(column, bytes):
         return column
     if len(column) != 1 or not isinstance(column[0], bytes):
-        raise SchemaError(f"column {name!r} of the record holds {count_of(len(column), 'value')}; want one bytes value")
+        raise SchemaError(f"its column in the record holds {count_of(len(column), 'value')}; want one bytes value")
     return column[0]
 
 
-def mismatch(name: str, feature: Feature, found: str, remedy: str) -> SchemaError:
-    return SchemaError(f"field {name!r} is declared {feature.declared()} but the sample holds {found}; {remedy}")
+def mismatch(feature: Feature, found: str, remedy: str) -> SchemaError:
+    return SchemaError(f"{_FIELD} is declared {feature.declared()} but the sample holds {found}; {remedy}")
 
 
 def shape_text(shape: Sequence[int | None]) -> str:

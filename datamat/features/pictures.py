@@ -32,6 +32,7 @@ from datamat.features.base import (
     shape_text,
 )
 from datamat.features.protocols import Geometry, Preview, Target
+from datamat.features.registry import built_in
 from datamat.features.statistics import Counts, FieldStatistics, Numbers
 from datamat.features.values import Tensor, side_by_side
 from datamat.values import frozen
@@ -68,20 +69,31 @@ class PictureFile(Feature, Geometry, Preview):
         """Whether Pillow keeps all bits of the file: of 16-bit colours it keeps the higher eight, and no floats."""
         return self.dtype == "uint8" or (self.dtype == "uint16" and self.shape[2:] in {(), (1,)})
 
-    def columns(self, name: str) -> dict[str, ArrowType]:
-        return {name: ArrowType("binary")}
+    def arrow_type(self) -> ArrowType:
+        return ArrowType("binary")
 
     def value_type(self) -> tuple[str, Shape]:
         return self.dtype, self.shape
 
-    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return bytes(one_bytes(name, columns))
+    def decode(self, column: Column) -> np.ndarray:
+        found: np.ndarray = self.decode_into(column, None)
+        return found
 
-    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        files = columns[name]
+    def prepare(self, value: Any) -> Any:
+        return self.decode(value) if isinstance(value, bytes) else value
+
+    def encoded_value(self, column: Column) -> Any:
+        return bytes(one_bytes(column))
+
+    def packages(self, *, drawn: bool) -> frozenset[str]:
+        del drawn  # every library decodes a PNG to the same numbers
+        return codecs.PNG_ENCODER
+
+    def observe(self, column: Any) -> FieldStatistics:
+        files = column
         height, width = self.shape[:2]
         if height is None or width is None:
-            infos = [codecs.probe(data, name=name) for data in files]  # type: ignore[arg-type,union-attr]
+            infos = [codecs.probe(data) for data in files]
             sizes = np.array([(info.height, info.width) for info in infos], np.int64).reshape(-1, 2)
         else:
             sizes = np.full((len(files), 2), (height, width), np.int64)
@@ -149,50 +161,34 @@ class Image(PictureFile):
         """Number of channels, 1 to 4."""
         return int(self.shape[2] or 3)
 
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
+    def encode(self, value: Any) -> Column:
         if isinstance(value, bytes):
-            info = codecs.probe(value, whole=True, name=name)
+            info = codecs.probe(value, whole=True)
             if codecs.can_keep_image(info, channels=self.channels, dtype=self.dtype):
                 shape = (info.height, info.width, self.channels)
-                check_array(name, self, self.dtype, shape, self.shape, np.dtype(self.dtype))
-                codecs.check_pixels(value, name=name)
-                return {name: value}
-            value = self.prepare(name, value)
-        value = array_of(name, self, value)
+                check_array(self, self.dtype, shape, self.shape, np.dtype(self.dtype))
+                codecs.check_pixels(value)
+                return value
+            value = self.prepare(value)
+        value = array_of(self, value)
         if value.ndim == 2 and self.channels == 1:
             value = value[..., None]
         if value.dtype.kind == "f":
             raise mismatch(
-                name,
                 self,
                 f"{value.dtype.name} {shape_text(value.shape)}",
                 "pictures are stored as whole numbers: normalize when they are read, by transform= of to_tf, to_torch "
                 f"or to_numpy; or round and cast to {self.dtype} in read or the transform",
             )
-        check_array(name, self, value.dtype, value.shape, self.shape, np.dtype(self.dtype))
+        check_array(self, value.dtype, value.shape, self.shape, np.dtype(self.dtype))
         if self.encoding == "jpeg":
-            return _encoded(name, self, value, functools.partial(codecs.encode_jpeg, quality=self.quality))
-        return _encoded(name, self, value, codecs.encode_png)
+            return _encoded(self, value, functools.partial(codecs.encode_jpeg, quality=self.quality))
+        return _encoded(self, value, codecs.encode_png)
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
-        return self.decode_into(name, columns, None)
-
-    def decode_into(
-        self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
-    ) -> np.ndarray:
+    def decode_into(self, column: Column, out: np.ndarray | None, *, are_intact: bool = False) -> np.ndarray:
         return codecs.decode_image(
-            one_bytes(name, columns),
-            channels=self.channels,
-            dtype=self.dtype,
-            name=name,
-            out=out,
-            is_whole=are_intact,
+            one_bytes(column), channels=self.channels, dtype=self.dtype, out=out, is_whole=are_intact
         )
-
-    def prepare(self, name: str, value: Any) -> Any:
-        if isinstance(value, bytes):
-            return codecs.decode_image(value, channels=self.channels, dtype=self.dtype, name=name)
-        return value
 
     def packages(self, *, drawn: bool) -> frozenset[str]:
         encoder = codecs.JPEG_ENCODER if self.encoding == "jpeg" else codecs.PNG_ENCODER
@@ -262,33 +258,21 @@ class Mask(PictureFile):
                 "class one"
             )
 
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
+    def encode(self, value: Any) -> Column:
         if isinstance(value, bytes):
-            info = codecs.probe(value, whole=True, name=name)
+            info = codecs.probe(value, whole=True)
             if codecs.can_keep_mask(info, dtype=self.dtype):
-                check_array(name, self, self.dtype, (info.height, info.width), self.shape, np.dtype(self.dtype))
-                return {name: value}
-            value = self.prepare(name, value)
-        value = array_of(name, self, value)
-        check_array(name, self, value.dtype, value.shape, self.shape, np.dtype(self.dtype))
-        self._check_ids(name, value)
-        return _encoded(name, self, value, codecs.encode_png)
+                check_array(self, self.dtype, (info.height, info.width), self.shape, np.dtype(self.dtype))
+                return value
+            value = self.prepare(value)
+        value = array_of(self, value)
+        check_array(self, value.dtype, value.shape, self.shape, np.dtype(self.dtype))
+        self._check_ids(value)
+        return _encoded(self, value, codecs.encode_png)
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
-        return self.decode_into(name, columns, None)
-
-    def decode_into(
-        self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
-    ) -> np.ndarray:
-        data = one_bytes(name, columns)
-        return codecs.decode_mask(data, dtype=self.dtype, name=name, out=out, is_whole=are_intact)
-
-    def prepare(self, name: str, value: Any) -> Any:
-        return codecs.decode_mask(value, dtype=self.dtype, name=name) if isinstance(value, bytes) else value
-
-    def packages(self, *, drawn: bool) -> frozenset[str]:
-        del drawn  # every library decodes a mask to the same ids
-        return codecs.PNG_ENCODER
+    def decode_into(self, column: Column, out: np.ndarray | None, *, are_intact: bool = False) -> np.ndarray:
+        data = one_bytes(column)
+        return codecs.decode_mask(data, dtype=self.dtype, out=out, is_whole=are_intact)
 
     def observe_value(self, value: Any) -> FieldStatistics:
         if not isinstance(value, np.ndarray) or (self.dtype == "uint16" and not self.names):  # ids of instances
@@ -308,7 +292,7 @@ class Mask(PictureFile):
     def target(self) -> Target:
         return "mask"
 
-    def _check_ids(self, name: str, mask: np.ndarray) -> None:
+    def _check_ids(self, mask: np.ndarray) -> None:
         if not self.names or mask.size == 0 or int(mask.max()) < len(self.names):
             return
         ignored = _MOST_IDS[self.dtype] - 1
@@ -316,7 +300,7 @@ class Mask(PictureFile):
         if wrong.any():
             row, column = (int(i) for i in np.argwhere(wrong)[0])
             raise SchemaError(
-                f"field {name!r} is declared {self.declared()} but pixel (row {row}, column {column}) holds class id "
+                f"the field is declared {self.declared()} but pixel (row {row}, column {column}) holds class id "
                 f"{int(mask[row, column])}; declare the class, or map the id in read ({ignored} is free for `not "
                 "labelled`)"
             )
@@ -345,7 +329,7 @@ class Depth(PictureFile):
         'uint16 (height, width) of millimetres'
         >>> metres = np.array([[0.5, np.nan]], np.float32)
         >>> depth = Depth(dtype="float32")
-        >>> depth.decode("depth", depth.encode("depth", metres))
+        >>> depth.decode(depth.encode(metres))
         array([[0.5, nan]], dtype=float32)
     """
 
@@ -360,51 +344,42 @@ class Depth(PictureFile):
         if len(self.shape) != 2:
             raise SchemaError(f"Depth: shape is {self.shape}; want (height, width)")
 
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
+    def encode(self, value: Any) -> Column:
         if isinstance(value, bytes):
-            info = codecs.probe(value, whole=True, name=name)
+            info = codecs.probe(value, whole=True)
             if self.dtype == "uint16" and codecs.can_keep_mask(info, dtype="uint16"):
-                check_array(name, self, np.uint16, (info.height, info.width), self.shape, np.dtype(np.uint16))
-                return {name: value}
-            value = self.prepare(name, value)
-        value = array_of(name, self, value)
+                check_array(self, np.uint16, (info.height, info.width), self.shape, np.dtype(np.uint16))
+                return value
+            value = self.prepare(value)
+        value = array_of(self, value)
         if value.dtype != self.dtype and value.dtype.kind in "fiu" and value.ndim == 2:
             remedy = "np.rint(metres * 1000).astype(np.uint16)" if self.dtype == "uint16" else "metres as float32"
             found = f"{value.dtype.name} {shape_text(value.shape)}"
-            raise mismatch(name, self, found, f"convert it in read ({remedy}), or change the declaration")
-        check_array(name, self, value.dtype, value.shape, self.shape, np.dtype(self.dtype))
+            raise mismatch(self, found, f"convert it in read ({remedy}), or change the declaration")
+        check_array(self, value.dtype, value.shape, self.shape, np.dtype(self.dtype))
         if self.dtype == "float32":
             value = np.ascontiguousarray(value, "<f4").view(np.uint8).reshape(*value.shape, 4)
-        return _encoded(name, self, value, codecs.encode_png)
+        return _encoded(self, value, codecs.encode_png)
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
-        return self.decode_into(name, columns, None)
-
-    def decode_into(
-        self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
-    ) -> np.ndarray:
-        data = one_bytes(name, columns)
+    def decode_into(self, column: Column, out: np.ndarray | None, *, are_intact: bool = False) -> np.ndarray:
+        data = one_bytes(column)
         if self.dtype == "uint16":
-            return codecs.decode_mask(data, dtype="uint16", name=name, out=out, is_whole=are_intact)
+            return codecs.decode_mask(data, dtype="uint16", out=out, is_whole=are_intact)
         is_free = out is not None and out.dtype == np.float32 and out.flags.c_contiguous
         levels = out.view(np.uint8).reshape(*out.shape, 4) if is_free and out is not None else None
-        found = codecs.decode_image(data, channels=4, name=name, out=levels, is_whole=are_intact)
+        found = codecs.decode_image(data, channels=4, out=levels, is_whole=are_intact)
         return out if out is not None and found is levels else found.view("<f4")[..., 0]
 
-    def prepare(self, name: str, value: Any) -> Any:
+    def prepare(self, value: Any) -> Any:
         if not isinstance(value, bytes):
             return value
         if self.dtype == "float32":
-            return codecs.decode_floats(value, name=name)
-        info = codecs.probe(value, name=name)
+            return codecs.decode_floats(value)
+        info = codecs.probe(value)
         if info.bit_depth < 16:
             found = f"a {info.encoding} file of {info.bit_depth} bits per sample"
-            raise mismatch(name, self, found, "decode it in read, and convert it to millimetres")
-        return codecs.decode_mask(value, dtype="uint16", name=name)
-
-    def packages(self, *, drawn: bool) -> frozenset[str]:
-        del drawn  # every library decodes it to the same numbers
-        return codecs.PNG_ENCODER
+            raise mismatch(self, found, "decode it in read, and convert it to millimetres")
+        return codecs.decode_mask(value, dtype="uint16")
 
     def observe_value(self, value: Any) -> FieldStatistics:
         if not isinstance(value, np.ndarray):
@@ -416,8 +391,8 @@ class Depth(PictureFile):
         shape = "(height, width)" if self.shape == (None, None) else shape_text(self.shape)
         return f"{self.dtype} {shape} of {'millimetres' if self.dtype == 'uint16' else 'metres'}"
 
-    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return bytes(one_bytes(name, columns)) if self.dtype == "uint16" else self.decode(name, columns)
+    def encoded_value(self, column: Column) -> Any:
+        return bytes(one_bytes(column)) if self.dtype == "uint16" else self.decode(column)
 
     def target(self) -> Target:
         return "depth"
@@ -448,8 +423,8 @@ class Keypoints(Feature, Geometry, Preview):
         names: names of the points, in order, for shapes with a fixed number of them.
 
     Example:
-        >>> Keypoints().encode("corners", [[10, 20.5]])
-        {'corners': array([10. , 20.5], dtype=float32)}
+        >>> Keypoints().encode([[10, 20.5]])
+        array([10. , 20.5], dtype=float32)
         >>> Keypoints((None, 17, 3)).declared()
         'float32 (?, 17, 3) of (x, y, visibility)'
     """
@@ -470,35 +445,36 @@ class Keypoints(Feature, Geometry, Preview):
         if self.names and len(self.names) != self.shape[-2]:
             raise SchemaError(f"Keypoints: {len(self.names)} names for the shape {self.shape}; want one for each point")
 
-    def columns(self, name: str) -> dict[str, ArrowType]:
-        return self._tensor.columns(name)
+    def arrow_type(self) -> ArrowType | dict[str, ArrowType]:
+        return self._tensor.arrow_type()
 
     def value_type(self) -> tuple[str, Shape]:
         return "float32", self.shape
 
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
-        value = array_of(name, self, self.prepare(name, value))
-        check_array(name, self, value.dtype, value.shape, self.shape, np.dtype(np.float32))
+    def encode(self, value: Any) -> Column:
+        value = array_of(self, self.prepare(value))
+        check_array(self, value.dtype, value.shape, self.shape, np.dtype(np.float32))
         levels = value[..., 2] if self.shape[-1] == 3 else np.zeros(0, np.float32)
         if not np.isfinite(value).all() or not np.isin(levels, (0, 1, 2)).all():
             good = np.isfinite(value).all(-1) & (np.isin(levels, (0, 1, 2)) if levels.size else True)
             place = tuple(np.argwhere(~good)[0].tolist())
             remedy = "give finite numbers, and a visibility of 0 (not labelled), 1 (hidden) or 2 (visible)"
-            raise mismatch(name, self, f"point {place} = {value[place].tolist()}", remedy)
-        return {name: value.reshape(-1).astype(np.float32, copy=False)}
+            raise mismatch(self, f"point {place} = {value[place].tolist()}", remedy)
+        numbers: np.ndarray = value.reshape(-1).astype(np.float32, copy=False)
+        return numbers
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return self._tensor.decode(name, columns)
+    def decode(self, column: Column) -> Any:
+        return self._tensor.decode(column)
 
-    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
-        return self._tensor.decode_block(name, columns)
+    def decode_block(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
+        return self._tensor.decode_block(column)
 
-    def prepare(self, name: str, value: Any) -> Any:
-        return _numbers_of(name, self, value, self.shape) if isinstance(value, (list, tuple)) else value
+    def prepare(self, value: Any) -> Any:
+        return _numbers_of(self, value, self.shape) if isinstance(value, (list, tuple)) else value
 
-    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        numbers = self._tensor.observe(name, columns)
-        values = columns[name].values.reshape(-1, self.shape[-1])  # type: ignore[union-attr,arg-type]
+    def observe(self, column: Any) -> FieldStatistics:
+        numbers = self._tensor.observe(column)
+        values = column.values.reshape(-1, self.shape[-1])
         if self.shape[-1] == 3:
             return {**numbers, "visibility": Counts.of(values[:, 2].astype(np.int64))}
         return numbers
@@ -561,10 +537,10 @@ class Polygons(Feature, Geometry, Preview):
     Example:
         >>> triangle, square = [[0, 0], [4, 0], [0, 4]], [5, 5, 9, 5, 9, 9, 5, 9]
         >>> polygons = Polygons()
-        >>> columns = polygons.encode("outlines", [triangle, square])
-        >>> columns["outlines/sizes"]
+        >>> columns = polygons.encode([triangle, square])
+        >>> columns["/sizes"]
         array([3, 4])
-        >>> polygons.decode("outlines", columns)[0]
+        >>> polygons.decode(columns)[0]
         array([[ 0.,  0.],
                [ 4.,  0.],
                [ 0.,  4.],
@@ -573,15 +549,15 @@ class Polygons(Feature, Geometry, Preview):
 
     preview = "outlines"
 
-    def columns(self, name: str) -> dict[str, ArrowType]:
-        return {name: ArrowType("float32", (None, 2)), f"{name}/sizes": ArrowType("int64", (None,))}
+    def arrow_type(self) -> dict[str, ArrowType]:
+        return {"": ArrowType("float32", (None, 2)), "/sizes": ArrowType("int64", (None,))}
 
     def value_type(self) -> tuple[str, Shape]:
         return "float32", (None, None, 2)
 
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
-        value = array_of(name, self, self.prepare(name, value))
-        check_array(name, self, value.dtype, value.shape, (None, None, 2), np.dtype(np.float32))
+    def encode(self, value: Any) -> dict[str, Column]:
+        value = array_of(self, self.prepare(value))
+        check_array(self, value.dtype, value.shape, (None, None, 2), np.dtype(np.float32))
         is_there = ~np.isnan(value).any(-1)
         sizes = is_there.sum(axis=1)
         is_padded = is_there == (np.arange(value.shape[1]) < sizes[:, None])
@@ -589,26 +565,26 @@ class Polygons(Feature, Geometry, Preview):
         if len(wrong):
             place = tuple(wrong[0].tolist())
             remedy = "give finite numbers, and NaN only behind the last vertex of a polygon"
-            raise mismatch(name, self, f"vertex {place} = {value[place].tolist()}", remedy)
-        return {name: value[is_there].reshape(-1), f"{name}/sizes": sizes.astype(np.int64)}
+            raise mismatch(self, f"vertex {place} = {value[place].tolist()}", remedy)
+        return {"": value[is_there].reshape(-1), "/sizes": sizes.astype(np.int64)}
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
-        sizes = np.asarray(columns[f"{name}/sizes"], np.int64)
+    def decode(self, columns: Mapping[str, Column]) -> Any:
+        sizes = np.asarray(columns["/sizes"], np.int64)
         value = np.full((len(sizes), max(sizes.tolist(), default=0), 2), np.nan, np.float32)
-        value[np.arange(value.shape[1]) < sizes[:, None]] = np.asarray(columns[name], np.float32).reshape(-1, 2)
+        value[np.arange(value.shape[1]) < sizes[:, None]] = np.asarray(columns[""], np.float32).reshape(-1, 2)
         return value
 
-    def prepare(self, name: str, value: Any) -> Any:
+    def prepare(self, value: Any) -> Any:
         if not isinstance(value, (list, tuple)):
             return value
-        polygons = [_numbers_of(name, self, polygon, (None, 2)).reshape(-1, 2) for polygon in value]
+        polygons = [_numbers_of(self, polygon, (None, 2)).reshape(-1, 2) for polygon in value]
         padded = np.full((len(polygons), max(map(len, polygons), default=0), 2), np.nan, np.float32)
         for row, polygon in zip(padded, polygons, strict=True):
             row[: len(polygon)] = polygon
         return padded
 
-    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        sizes = columns[f"{name}/sizes"]
+    def observe(self, columns: Any) -> FieldStatistics:
+        sizes = columns["/sizes"]
         assert isinstance(sizes, RaggedColumn)
         return {"polygons": Numbers.of(sizes.lengths, with_bins=True), "vertices": Numbers.of(sizes.values)}
 
@@ -646,20 +622,20 @@ def _floats(shape: Shape) -> Tensor:
     return Tensor(shape, "float32")
 
 
-def _numbers_of(name: str, feature: Feature, value: Any, shape: Shape) -> np.ndarray:
+def _numbers_of(feature: Feature, value: Any, shape: Shape) -> np.ndarray:
     """Return nested lists of numbers as an array; an empty list has no rows."""
     try:
         found = np.asarray(value, np.float32)
     except (TypeError, ValueError) as error:
         remedy = "give an array, or nested lists of numbers"
-        raise mismatch(name, feature, f"a {type(value).__name__} that is no array ({error})", remedy) from error
+        raise mismatch(feature, f"a {type(value).__name__} that is no array ({error})", remedy) from error
     if not found.size:
         return found.reshape([size or 0 for size in shape])
     if found.ndim == 1 and len(found) % 2 == 0 and shape == (None, 2) and isinstance(feature, Polygons):
         return found.reshape(-1, 2)  # COCO's flat lists
     if found.ndim != len(shape) or found.shape[-1] != shape[-1]:
         remedy = "give (x, y) for each vertex or a flat list of them" if shape == (None, 2) else "reshape it in read"
-        raise mismatch(name, feature, f"numbers of shape {shape_text(found.shape)}", remedy)
+        raise mismatch(feature, f"numbers of shape {shape_text(found.shape)}", remedy)
     return found
 
 
@@ -682,18 +658,16 @@ def _checked_dtype(dtype: Any, where: str, dtypes: tuple[str, ...]) -> str:
     return str(found)
 
 
-def _encoded(
-    name: str, feature: Feature, pixels: np.ndarray, encode: Callable[[np.ndarray], bytes]
-) -> dict[str, Column]:
+def _encoded(feature: Feature, pixels: np.ndarray, encode: Callable[[np.ndarray], bytes]) -> bytes:
     """Return the column of an array; refuse one that cannot be stored or read back."""
     found = f"{pixels.dtype} {shape_text(pixels.shape)}"
     if pixels.shape[0] * pixels.shape[1] > codecs.MAX_PIXELS:
         remedy = f"readers take {codecs.MAX_PIXELS} pixels at most: tile it or shrink it in read"
-        raise mismatch(name, feature, found, remedy)
+        raise mismatch(feature, found, remedy)
     try:
-        return {name: encode(pixels)}
+        return encode(pixels)
     except OptionError as error:
-        raise mismatch(name, feature, found, str(error)) from error
+        raise mismatch(feature, found, str(error)) from error
 
 
 def picture_extension(data: bytes) -> str:
@@ -800,34 +774,34 @@ class Video(Feature, Preview):
         if not self.decoded and (self.num_frames or self.stride):
             raise SchemaError("Video: num_frames and stride choose frames, and decoded=False gives files; drop one")
 
-    def columns(self, name: str) -> dict[str, ArrowType]:
-        return {name: ArrowType("binary")}
+    def arrow_type(self) -> ArrowType:
+        return ArrowType("binary")
 
     def value_type(self) -> tuple[str, Shape]:
         return ("uint8", (self.num_frames, *self.shape, 3)) if self.decoded else ("bytes", ())
 
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
+    def encode(self, value: Any) -> Column:
         if isinstance(value, (bytes, bytearray, memoryview)):
             data = bytes(value)
-            self._check(name, data)
-            return {name: data}
-        frames = array_of(name, self, value)
+            self._check(data)
+            return data
+        frames = array_of(self, value)
         if self.fps is None:
             found = f"an array, {frames.dtype.name} {shape_text(frames.shape)}"
             remedy = "give the bytes of a file, declare fps= to store arrays"
-            raise mismatch(name, self, found, f"{remedy}, or decoded=False where a transform need not see frames")
-        check_array(name, self, frames.dtype, frames.shape, (None, *self.shape, 3), np.dtype(np.uint8))
+            raise mismatch(self, found, f"{remedy}, or decoded=False where a transform need not see frames")
+        check_array(self, frames.dtype, frames.shape, (None, *self.shape, 3), np.dtype(np.uint8))
         if not frames.size:
-            raise mismatch(name, self, "no pixels", "leave the sample out: raise Skip(...)")
-        return {name: _ffv1(frames, self.fps)}
+            raise mismatch(self, "no pixels", "leave the sample out: raise Skip(...)")
+        return _ffv1(frames, self.fps)
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
-        data = one_bytes(name, columns)
-        return _frames(name, data, self._numbers) if self.decoded else data
+    def decode(self, column: Column) -> Any:
+        data = one_bytes(column)
+        return _frames(data, self._numbers) if self.decoded else data
 
-    def prepare(self, name: str, value: Any) -> Any:
+    def prepare(self, value: Any) -> Any:
         # All frames: what a transform makes of them is stored, and `decode` chooses among what is stored.
-        return _frames(name, value, range) if self.decoded and isinstance(value, bytes) else value
+        return _frames(value, range) if self.decoded and isinstance(value, bytes) else value
 
     def frames(self, data: bytes, numbers: Sequence[int] | Callable[[int], Iterable[int]] | None = None) -> np.ndarray:
         """Return frames of a file, uint8 (n, height, width, 3): what a transform reads where `decoded` is False.
@@ -851,20 +825,20 @@ class Video(Feature, Preview):
             ...     return {**sample, "video": Video().frames(sample["video"], numbers)}
         """
         if numbers is None:
-            return _frames("video", data, self._numbers)
-        return _frames("video", data, numbers if callable(numbers) else lambda _: numbers)
+            return _frames(data, self._numbers)
+        return _frames(data, numbers if callable(numbers) else lambda _: numbers)
 
-    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> bytes:
-        return one_bytes(name, columns)
+    def encoded_value(self, column: Column) -> bytes:
+        return one_bytes(column)
 
     def packages(self, *, drawn: bool) -> frozenset[str]:
         del drawn  # files are kept, whatever decodes them
         return frozenset() if self.fps is None else frozenset({"av"})
 
-    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+    def observe(self, column: Any) -> FieldStatistics:
         if importlib.util.find_spec("av") is None:
             return {}
-        seconds = [_duration(data) for data in columns[name]]  # type: ignore[arg-type,union-attr]
+        seconds = [_duration(data) for data in column]
         known = np.array([one for one in seconds if one is not None], np.float64)
         return {"seconds": Numbers.of(known)}
 
@@ -890,18 +864,18 @@ class Video(Feature, Preview):
         start = max(num_frames - 1 - (self.num_frames - 1) * self.stride, 0) // 2
         return [min(start + place * self.stride, num_frames - 1) for place in range(self.num_frames)]
 
-    def _check(self, name: str, data: bytes) -> None:
+    def _check(self, data: bytes) -> None:
         """Refuse a file that is not as declared, or does not decode to its end."""
         num_frames, size, rate = 0, (0, 0), None
-        for frame, average_rate in _decoded_video(name, data):
+        for frame, average_rate in _decoded_video(data):
             shown = _size_of(frame)
             if num_frames and shown != size:
                 found = f"a video of {size} in which frame {num_frames} is {shown}"
-                raise mismatch(name, self, found, "scale it in read")
+                raise mismatch(self, found, "scale it in read")
             num_frames, size, rate = num_frames + 1, shown, average_rate
         if missing := _missing_bytes(data):
             raise InputError(
-                f"field {name!r} holds a {video_extension(data)} file that is cut short: {missing} bytes are missing; "
+                f"the field holds a {video_extension(data)} file that is cut short: {missing} bytes are missing; "
                 f"{_WHOLE}"
             )
         fits = all(want in (None, found) for want, found in zip(self.shape, size, strict=True))
@@ -910,7 +884,7 @@ class Video(Feature, Preview):
         if not fits:
             at = "" if rate is None else f" at {float(rate):g} fps"
             remedy = "scale or convert it in read, or change the declaration"
-            raise mismatch(name, self, f"a video of {shape_text((num_frames, *size, 3))}{at}", remedy)
+            raise mismatch(self, f"a video of {shape_text((num_frames, *size, 3))}{at}", remedy)
 
 
 def video_extension(data: bytes) -> str:
@@ -976,7 +950,7 @@ def _av() -> Any:
     return av
 
 
-def _decoded_video(name: str, data: bytes) -> Iterator[tuple[Any, fractions.Fraction | None]]:
+def _decoded_video(data: bytes) -> Iterator[tuple[Any, fractions.Fraction | None]]:
     """Yield each frame of a file as an `av.VideoFrame`, in the order in which they are shown, with the rate.
 
     Raises:
@@ -986,24 +960,24 @@ def _decoded_video(name: str, data: bytes) -> Iterator[tuple[Any, fractions.Frac
     av = _av()
     kind = video_extension(data)
     if not kind:
-        raise InputError(f"field {name!r}: {len(data)} bytes are no video; {_WHOLE}")
+        raise InputError(f"the field: {len(data)} bytes are no video; {_WHOLE}")
     number = 0
     try:
         with _opened(av, data, kind) as file:
             stream = _stream(av, file)
             if stream is None:
-                raise InputError(f"field {name!r} holds a {kind} file without a video that FFmpeg decodes; {_WHOLE}")
+                raise InputError(f"the field holds a {kind} file without a video that FFmpeg decodes; {_WHOLE}")
             stream.codec_context.thread_count = 1  # the others are taken by other samples
             for frame in file.decode(stream):
                 if frame.is_corrupt:
-                    raise InputError(f"field {name!r} holds a {kind} file whose frame {number} is damaged; {_WHOLE}")
+                    raise InputError(f"the field holds a {kind} file whose frame {number} is damaged; {_WHOLE}")
                 yield frame, stream.average_rate
                 number += 1
     except (av.FFmpegError, EOFError) as error:
         where = f"fails at frame {number}" if number else "does not decode"
-        raise InputError(f"field {name!r} holds a {kind} file that {where} ({error}); {_WHOLE}") from error
+        raise InputError(f"the field holds a {kind} file that {where} ({error}); {_WHOLE}") from error
     if not number:
-        raise InputError(f"field {name!r} holds a {kind} file without a frame; {_WHOLE}")
+        raise InputError(f"the field holds a {kind} file without a frame; {_WHOLE}")
 
 
 def _opened(av: Any, data: bytes, kind: str) -> Any:
@@ -1019,11 +993,10 @@ def _stream(av: Any, file: Any) -> Any:
     return found[0] if found else None
 
 
-def _frames(name: str, data: bytes, choose: Callable[[int], Iterable[int]]) -> np.ndarray:
+def _frames(data: bytes, choose: Callable[[int], Iterable[int]]) -> np.ndarray:
     """Return frames of a file, uint8 (n, height, width, 3).
 
     Args:
-        name: name of the field, for messages.
         data: the file.
         choose: returns which frames are wanted, given how many there are.
     """
@@ -1035,7 +1008,7 @@ def _frames(name: str, data: bytes, choose: Callable[[int], Iterable[int]]) -> n
         for place, number in enumerate(wanted):
             places.setdefault(number, []).append(place)
         found, total = None, 0
-        for total, (frame, _) in enumerate(_decoded_video(name, data), start=1):
+        for total, (frame, _) in enumerate(_decoded_video(data), start=1):
             if found is None:
                 found = np.empty((len(wanted), *_size_of(frame), 3), np.uint8)
             if total - 1 in places:
@@ -1103,3 +1076,6 @@ def _ffv1(frames: np.ndarray, fps: float) -> bytes:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
         container.mux(stream.encode())
     return file.getvalue()
+
+
+built_in(Depth, Image, Keypoints, Mask, Polygons, Video)

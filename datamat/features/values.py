@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import importlib.util
 import io
-import itertools
 import json
 import math
 import struct
@@ -24,11 +23,13 @@ from datamat.features.base import (
     Kind,
     RaggedColumn,
     Shape,
+    Stored,
     array_of,
     check_array,
     checked_int,
     checked_names,
     checked_shape,
+    cut,
     dtype_of,
     join_names,
     mismatch,
@@ -37,6 +38,7 @@ from datamat.features.base import (
     to_json_text,
 )
 from datamat.features.protocols import Geometry, Preview, Target
+from datamat.features.registry import built_in
 from datamat.features.statistics import Counts, FieldStatistics, Numbers
 from datamat.values import frozen
 
@@ -88,8 +90,8 @@ class ClassLabel(Feature):
         shape: () for one label, (None,) for a list of any length, (n,) for a list of n.
 
     Example:
-        >>> ClassLabel(names=("cat", "dog")).encode("label", "dog")
-        {'label': array([1])}
+        >>> ClassLabel(names=("cat", "dog")).encode("dog")
+        array([1])
     """
 
     names: tuple[str, ...] = ()
@@ -112,37 +114,37 @@ class ClassLabel(Feature):
         if not self.num_classes or self.num_classes < 1:
             raise SchemaError("ClassLabel: no classes; give names=(...) or num_classes=")
 
-    def columns(self, name: str) -> dict[str, ArrowType]:
-        return {name: ArrowType("int64", self.shape)}
+    def arrow_type(self) -> ArrowType:
+        return ArrowType("int64", self.shape)
 
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
+    def encode(self, value: Any) -> Column:
         if not self.shape:
-            return {name: np.array([self._id(name, value)], np.int64)}
+            return np.array([self._id(value)], np.int64)
         if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, np.ndarray)) or np.ndim(value) == 0:
-            raise mismatch(name, self, f"a {type(value).__name__}", "give a list of labels")
-        ids = np.array([self._id(name, item) for item in value], np.int64)
-        check_array(name, self, ids.dtype, ids.shape, self.shape, ids.dtype)
-        return {name: ids}
+            raise mismatch(self, f"a {type(value).__name__}", "give a list of labels")
+        ids = np.array([self._id(item) for item in value], np.int64)
+        check_array(self, ids.dtype, ids.shape, self.shape, ids.dtype)
+        return ids
 
-    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+    def encode_block(self, values: Any) -> Any:
         if not self.shape and isinstance(values, (list, tuple)):
             found = numbers_in(values, np.dtype(np.int64))
         else:
             found = _integers_of(values)
         if found is None or not self._are_ids(found):
-            return Feature.encode_block(self, name, values)  # which knows names, and refuses other ids
-        numbers, lengths, _ = _stacked(name, self, values if self.shape else found, self.shape, found.dtype)
-        return {name: _block_column(numbers, lengths, "int64")}
+            return Feature.encode_block(self, values)  # which knows names, and refuses other ids
+        numbers, lengths, _ = _stacked(self, values if self.shape else found, self.shape, found.dtype)
+        return _block_column(numbers, lengths, "int64")
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
-        ids = np.asarray(columns[name], np.int64)
+    def decode(self, column: Column) -> Any:
+        ids = np.asarray(column, np.int64)
         return ids if self.shape else _only(ids)
 
-    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
-        return _block_of(columns[name], self.shape, "int64")
+    def decode_block(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
+        return _block_of(column, self.shape, "int64")
 
-    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        ids = _numbers_of(columns[name], "int64")
+    def observe(self, column: Any) -> FieldStatistics:
+        ids = _numbers_of(column, "int64")
         found: FieldStatistics = {"classes": Counts.of(ids.values)}
         return {**found, "length": Numbers.of(ids.lengths, with_bins=True)} if self.shape == (None,) else found
 
@@ -157,15 +159,15 @@ class ClassLabel(Feature):
     def _are_ids(self, values: np.ndarray) -> bool:
         return not values.size or bool(values.min() >= 0 and values.max() < (self.num_classes or 0))
 
-    def _id(self, name: str, value: Any) -> int:
+    def _id(self, value: Any) -> int:
         if isinstance(value, str):
             if value not in self.names:
-                raise mismatch(name, self, f"the name {value!r}", f"use one of {join_names(self.names)}")
+                raise mismatch(self, f"the name {value!r}", f"use one of {join_names(self.names)}")
             return self.names.index(value)
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-            raise mismatch(name, self, f"{value!r} ({type(value).__name__})", "give an int or a class name")
+            raise mismatch(self, f"{value!r} ({type(value).__name__})", "give an int or a class name")
         if not 0 <= value < (self.num_classes or 0):
-            raise mismatch(name, self, f"class id {value}", "declare the class, or map the id in read")
+            raise mismatch(self, f"class id {value}", "declare the class, or map the id in read")
         return int(value)
 
 
@@ -185,8 +187,8 @@ class BBoxes(Feature, Geometry, Preview):
         rotated: whether boxes have an angle.
 
     Example:
-        >>> BBoxes().encode("boxes", np.array([[0, 0, 0.5, 1]], np.float32))
-        {'boxes': array([0. , 0. , 0.5, 1. ], dtype=float32)}
+        >>> BBoxes().encode(np.array([[0, 0, 0.5, 1]], np.float32))
+        array([0. , 0. , 0.5, 1. ], dtype=float32)
     """
 
     rotated: bool = False
@@ -198,24 +200,22 @@ class BBoxes(Feature, Geometry, Preview):
     def _width(self) -> int:
         return 5 if self.rotated else 4
 
-    def columns(self, name: str) -> dict[str, ArrowType]:
-        return {name: ArrowType("float32", (None, self._width))}
+    def arrow_type(self) -> ArrowType:
+        return ArrowType("float32", (None, self._width))
 
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
-        boxes = array_of(name, self, self._listed(value) if isinstance(value, (list, tuple)) else value)
-        check_array(name, self, boxes.dtype, boxes.shape, (None, self._width), np.dtype(np.float32))
+    def encode(self, value: Any) -> Column:
+        boxes = array_of(self, self._listed(value) if isinstance(value, (list, tuple)) else value)
+        check_array(self, boxes.dtype, boxes.shape, (None, self._width), np.dtype(np.float32))
         good = _are_boxes(boxes)
         if not good.all():
             place = int(np.flatnonzero(~good)[0])
-            raise mismatch(
-                name,
-                self,
-                f"box {place} = {boxes[place].tolist()}",
+            remedy = (
                 "give finite numbers, and sizes of 0 or more"
                 if self.rotated
-                else "clip it to [0, 1] with min <= max in read",
+                else "clip it to [0, 1] with min <= max in read"
             )
-        return {name: _to_column(boxes.reshape(-1), "float32")}
+            raise mismatch(self, f"box {place} = {boxes[place].tolist()}", remedy)
+        return _to_column(boxes.reshape(-1), "float32")
 
     def _listed(self, boxes: Sequence[Any]) -> Any:
         """Return a list of boxes as an array, or as it is where it is none."""
@@ -224,22 +224,22 @@ class BBoxes(Feature, Geometry, Preview):
         except (TypeError, ValueError):
             return boxes
 
-    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+    def encode_block(self, values: Any) -> Any:
         if not isinstance(values, (np.ndarray, RaggedColumn)) and not all(isinstance(v, np.ndarray) for v in values):
-            return Feature.encode_block(self, name, values)  # which takes lists of boxes
-        numbers, lengths, _ = _stacked(name, self, values, (None, self._width), np.dtype(np.float32))
+            return Feature.encode_block(self, values)  # which takes lists of boxes
+        numbers, lengths, _ = _stacked(self, values, (None, self._width), np.dtype(np.float32))
         if not _are_boxes(numbers.reshape(-1, self._width)).all():
-            return Feature.encode_block(self, name, values)  # which names the box
-        return {name: _block_column(numbers, lengths, "float32")}
+            return Feature.encode_block(self, values)  # which names the box
+        return _block_column(numbers, lengths, "float32")
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
-        return np.asarray(columns[name], np.float32).reshape(-1, self._width)
+    def decode(self, column: Column) -> np.ndarray:
+        return np.asarray(column, np.float32).reshape(-1, self._width)
 
-    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
-        return _block_of(columns[name], (None, self._width), "float32")
+    def decode_block(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
+        return _block_of(column, (None, self._width), "float32")
 
-    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        lengths = _numbers_of(columns[name], "float32").lengths
+    def observe(self, column: Any) -> FieldStatistics:
+        lengths = _numbers_of(column, "float32").lengths
         return {"boxes": Numbers.of(lengths // self._width, with_bins=True)}
 
     def declared(self) -> str:
@@ -285,31 +285,31 @@ class BBoxes(Feature, Geometry, Preview):
 class Text(Feature):
     """A string, stored as UTF-8."""
 
-    def columns(self, name: str) -> dict[str, ArrowType]:
-        return {name: ArrowType("string")}
+    def arrow_type(self) -> ArrowType:
+        return ArrowType("string")
 
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
+    def encode(self, value: Any) -> Column:
         if not isinstance(value, str):
-            raise mismatch(name, self, f"{type(value).__name__}", "give a str; decode bytes in read")
-        return {name: _utf8(name, self, value)}
+            raise mismatch(self, f"{type(value).__name__}", "give a str; decode bytes in read")
+        return _utf8(self, value)
 
-    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+    def encode_block(self, values: Any) -> Any:
         if set(map(type, values)) <= {str}:
             try:
-                return {name: list(map(str.encode, values))}
+                return list(map(str.encode, values))
             except UnicodeEncodeError:
                 pass  # the loop below raises, and names the value
-        return {name: [self.encode(name, value)[name] for value in values]}
+        return [self.encode(value) for value in values]
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> str:
-        return one_bytes(name, columns).decode()
+    def decode(self, column: Column) -> str:
+        return one_bytes(column).decode()
 
-    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
-        values: Any = columns[name]
+    def decode_block(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
+        values: Any = column
         return list(values) if len(values) and isinstance(values[0], str) else [value.decode() for value in values]
 
-    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        texts = [value if isinstance(value, str) else value.decode() for value in columns[name]]  # type: ignore[union-attr]
+    def observe(self, column: Any) -> FieldStatistics:
+        texts = [value if isinstance(value, str) else value.decode() for value in column]
         return {"characters": _lengths(texts)}
 
     def declared(self) -> str:
@@ -323,32 +323,32 @@ class Bytes(Feature):
     A sample holds bytes, a bytearray or a memoryview; it reads back as bytes.
 
     Example:
-        >>> Bytes().encode("mesh", bytearray(b"ply"))
-        {'mesh': b'ply'}
+        >>> Bytes().encode(bytearray(b"ply"))
+        b'ply'
     """
 
-    def columns(self, name: str) -> dict[str, ArrowType]:
-        return {name: ArrowType("binary")}
+    def arrow_type(self) -> ArrowType:
+        return ArrowType("binary")
 
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
+    def encode(self, value: Any) -> Column:
         if not isinstance(value, (bytes, bytearray, memoryview)):
             remedy = "encode text in read" if isinstance(value, str) else "give bytes, such as array.tobytes()"
-            raise mismatch(name, self, f"a {type(value).__name__}", remedy)
-        return {name: bytes(value)}
+            raise mismatch(self, f"a {type(value).__name__}", remedy)
+        return bytes(value)
 
-    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+    def encode_block(self, values: Any) -> Any:
         if set(map(type, values)) <= {bytes}:
-            return {name: list(values)}
-        return {name: [self.encode(name, value)[name] for value in values]}
+            return list(values)
+        return [self.encode(value) for value in values]
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> bytes:
-        return one_bytes(name, columns)
+    def decode(self, column: Column) -> bytes:
+        return one_bytes(column)
 
-    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
-        return list(columns[name])  # type: ignore[arg-type]
+    def decode_block(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
+        return list(column)  # type: ignore[arg-type]
 
-    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        return {"bytes": _lengths(columns[name])}
+    def observe(self, column: Any) -> FieldStatistics:
+        return {"bytes": _lengths(column)}
 
     def declared(self) -> str:
         return "bytes"
@@ -362,67 +362,65 @@ class Json(Feature):
     are stored as lists, numpy's numbers as Python's; a dict reads back with its keys in order.
 
     Example:
-        >>> column = Json().encode("info", {"tags": ("sea", "dusk"), "f": 2.8, "by": None})
+        >>> column = Json().encode({"tags": ("sea", "dusk"), "f": 2.8, "by": None})
         >>> column
-        {'info': b'{"by":null,"f":2.8,"tags":["sea","dusk"]}'}
-        >>> Json().decode("info", column)
+        b'{"by":null,"f":2.8,"tags":["sea","dusk"]}'
+        >>> Json().decode(column)
         {'by': None, 'f': 2.8, 'tags': ['sea', 'dusk']}
     """
 
     takes_none = True
 
-    def columns(self, name: str) -> dict[str, ArrowType]:
-        return {name: ArrowType("json")}
+    def arrow_type(self) -> ArrowType:
+        return ArrowType("json")
 
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
+    def encode(self, value: Any) -> Column:
         try:
             text = to_json_text(value)
             if json.loads(text) == value:  # not so where a key is a number, which the encoder turns into text
-                return {name: text.encode()}
+                return text.encode()
         except (TypeError, ValueError, RecursionError):
             pass  # what the encoder does not know is converted below, or refused with its place
         try:
-            return {name: to_json_text(self._plain(name, value, "")).encode()}
+            return to_json_text(self._plain(value, "")).encode()
         except RecursionError as error:
-            raise mismatch(
-                name, self, "a value that is nested too deep, or holds itself", "flatten it in read"
-            ) from error
+            raise mismatch(self, "a value that is nested too deep, or holds itself", "flatten it in read") from error
 
-    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
-        return {name: [self.encode(name, value)[name] for value in values]}
+    def encode_block(self, values: Any) -> Any:
+        return [self.encode(value) for value in values]
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return json.loads(one_bytes(name, columns))
+    def decode(self, column: Column) -> Any:
+        return json.loads(one_bytes(column))
 
-    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
-        return [json.loads(value) for value in columns[name]]  # type: ignore[union-attr]
+    def decode_block(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
+        return [json.loads(value) for value in column]  # type: ignore[union-attr]
 
     def declared(self) -> str:
         return "JSON"
 
-    def _plain(self, name: str, value: Any, place: str) -> Any:
+    def _plain(self, value: Any, place: str) -> Any:
         """Return a part of a value in the types that JSON has; `place` says which, as in `["boxes"][2]`."""
         where = f" at {place}" if place else ""
         if isinstance(value, (np.ndarray, np.generic)):
-            return self._plain(name, value.tolist(), place)
+            return self._plain(value.tolist(), place)
         if isinstance(value, Mapping):
             for key in value:
                 if not isinstance(key, str):
                     remedy = "use str for keys, which is all that JSON has"
-                    raise mismatch(name, self, f"the key {key!r} ({type(key).__name__}){where}", remedy)
-            return {str(key): self._plain(name, item, f"{place}[{key!r}]") for key, item in value.items()}
+                    raise mismatch(self, f"the key {key!r} ({type(key).__name__}){where}", remedy)
+            return {str(key): self._plain(item, f"{place}[{key!r}]") for key, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._plain(name, item, f"{place}[{number}]") for number, item in enumerate(value)]
+            return [self._plain(item, f"{place}[{number}]") for number, item in enumerate(value)]
         if isinstance(value, float) and not math.isfinite(value):
-            raise mismatch(name, self, f"{value!r}{where}, which JSON has not", "give None, or a field of its own")
+            raise mismatch(self, f"{value!r}{where}, which JSON has not", "give None, or a field of its own")
         if isinstance(value, str):
-            _utf8(name, self, value, where)
+            _utf8(self, value, where)
         elif value is not None and not isinstance(value, (bool, int, float)):
             remedy = (
                 "give dicts, lists, str, numbers, booleans and None, or declare what holds it: ListOf(...), or "
                 "ListOf({...}) for a list of dicts"
             )
-            raise mismatch(name, self, f"a {type(value).__name__}{where}", remedy)
+            raise mismatch(self, f"a {type(value).__name__}{where}", remedy)
         return value
 
 
@@ -441,10 +439,10 @@ class Timestamp(Feature):
     Example:
         >>> import datetime
         >>> noon = datetime.datetime(2026, 11, 23, 12, tzinfo=datetime.timezone.utc)
-        >>> column = Timestamp(tz="UTC").encode("taken", noon)
+        >>> column = Timestamp(tz="UTC").encode(noon)
         >>> column
-        {'taken': array([1795435200000000])}
-        >>> Timestamp(tz="UTC").decode("taken", column)
+        array([1795435200000000])
+        >>> Timestamp(tz="UTC").decode(column)
         np.datetime64('2026-11-23T12:00:00.000000')
     """
 
@@ -454,54 +452,54 @@ class Timestamp(Feature):
         if self.tz not in _EPOCHS:
             raise SchemaError(f"Timestamp: tz is {self.tz!r}; want 'UTC', to which all others are converted, or None")
 
-    def columns(self, name: str) -> dict[str, ArrowType]:
-        return {name: ArrowType(self.declared())}
+    def arrow_type(self) -> ArrowType:
+        return ArrowType(self.declared())
 
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
-        return {name: np.array([self._microseconds(name, value)], np.int64)}
+    def encode(self, value: Any) -> Column:
+        return np.array([self._microseconds(value)], np.int64)
 
-    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+    def encode_block(self, values: Any) -> Any:
         if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind == "M":
             found = values.astype(_TIME)
             if (found.astype(values.dtype) == values).all():  # NaT equals nothing
-                return {name: found.view(np.int64)}
-        return {name: np.array([self._microseconds(name, value) for value in values], np.int64)}
+                return found.view(np.int64)
+        return np.array([self._microseconds(value) for value in values], np.int64)
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return _only(np.asarray(columns[name], np.int64)).view(_TIME)
+    def decode(self, column: Column) -> Any:
+        return _only(np.asarray(column, np.int64)).view(_TIME)
 
-    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
-        found = _block_of(columns[name], (), "int64")
+    def decode_block(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
+        found = _block_of(column, (), "int64")
         return np.asarray(found).view(_TIME)
 
-    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        return {"microseconds": Numbers.of(_numbers_of(columns[name], "int64").values)}
+    def observe(self, column: Any) -> FieldStatistics:
+        return {"microseconds": Numbers.of(_numbers_of(column, "int64").values)}
 
     def declared(self) -> str:
         return "timestamp[us]" if self.tz is None else f"timestamp[us, tz={self.tz}]"
 
-    def _microseconds(self, name: str, value: Any) -> int:
+    def _microseconds(self, value: Any) -> int:
         if isinstance(value, np.ndarray) and value.ndim == 0:
             value = value[()]
         if isinstance(value, np.datetime64):
             found = value.astype(_TIME)
             if found.astype(value.dtype) != value:  # back in its own unit; NaT equals nothing
-                raise mismatch(name, self, f"{value!r}, which is no time in whole microseconds", "round it in read")
+                raise mismatch(self, f"{value!r}, which is no time in whole microseconds", "round it in read")
             return int(found.view(np.int64))
         if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
             value = datetime.datetime(value.year, value.month, value.day)
         if not isinstance(value, datetime.datetime):
-            raise mismatch(name, self, f"{value!r} ({type(value).__name__})", "give a datetime or a numpy.datetime64")
+            raise mismatch(self, f"{value!r} ({type(value).__name__})", "give a datetime or a numpy.datetime64")
         is_missing = value != value  # noqa: PLR0124 -- true of pandas' NaT
         if is_missing or getattr(value, "nanosecond", None):  # which pandas has, too
-            raise mismatch(name, self, f"{value!r}, which is no time in whole microseconds", "round it in read")
+            raise mismatch(self, f"{value!r}, which is no time in whole microseconds", "round it in read")
         if (value.utcoffset() is None) != (self.tz is None):
             found, remedy = (
                 ("without a time zone", "add it in read, with value.replace(tzinfo=...), or declare Timestamp()")
                 if self.tz
                 else ("with a time zone", "declare Timestamp(tz='UTC'), which takes any, or remove it in read")
             )
-            raise mismatch(name, self, f"{value!r}, {found}", remedy)
+            raise mismatch(self, f"{value!r}, {found}", remedy)
         since = value - _EPOCHS[self.tz]
         return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
@@ -518,8 +516,8 @@ class Scalar(Feature):
             complex128; or bfloat16, which comes with the package ml_dtypes.
 
     Example:
-        >>> Scalar("int32").encode("id", 7)
-        {'id': array([7])}
+        >>> Scalar("int32").encode(7)
+        array([7])
     """
 
     dtype: str = "float32"
@@ -527,37 +525,37 @@ class Scalar(Feature):
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", _checked_dtype(self.dtype, "Scalar"))
 
-    def columns(self, name: str) -> dict[str, ArrowType]:
-        return {name: ArrowType("binary" if self.dtype in _NOT_IN_ARROW else self.dtype)}
+    def arrow_type(self) -> ArrowType:
+        return ArrowType("binary" if self.dtype in _NOT_IN_ARROW else self.dtype)
 
     def value_type(self) -> tuple[str, Shape]:
         return self.dtype, ()
 
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
-        found = _scalar_of(name, self, value, dtype_of(self.dtype))
-        return {name: _to_column(found.reshape(1), KIND_OF_DTYPE[self.dtype])}
+    def encode(self, value: Any) -> Column:
+        found = _scalar_of(self, value, dtype_of(self.dtype))
+        return _to_column(found.reshape(1), KIND_OF_DTYPE[self.dtype])
 
-    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+    def encode_block(self, values: Any) -> Any:
         kind = KIND_OF_DTYPE[self.dtype]
         if not isinstance(values, np.ndarray):
             numbers = numbers_in(values, dtype_of(self.dtype))
             if numbers is None:
-                return Feature.encode_block(self, name, values)  # which names the value that does not fit
+                return Feature.encode_block(self, values)  # which names the value that does not fit
             values = numbers
-        check_array(name, self, values.dtype, values.shape, (None,), dtype_of(self.dtype))
-        return {name: _block_column(values[:, None], None, kind) if kind == "bytes" else _to_column(values, kind)}
+        check_array(self, values.dtype, values.shape, (None,), dtype_of(self.dtype))
+        return _block_column(values[:, None], None, kind) if kind == "bytes" else _to_column(values, kind)
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return _only(_from_column(columns[name], self.dtype))
+    def decode(self, column: Column) -> Any:
+        return _only(_from_column(column, self.dtype))
 
-    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
-        return _block_of(columns[name], (), self.dtype)
+    def decode_block(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
+        return _block_of(column, (), self.dtype)
 
     def declared(self) -> str:
         return f"{self.dtype} scalar"
 
-    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        numbers = _numbers_of(columns[name], self.dtype).values
+    def observe(self, column: Any) -> FieldStatistics:
+        numbers = _numbers_of(column, self.dtype).values
         return {} if numbers.dtype.kind == "c" else {"value": Numbers.of(numbers)}
 
 
@@ -578,8 +576,8 @@ class Tensor(Feature, Preview):
             wider integers stays numbers, because most are small.
 
     Example:
-        >>> Tensor((2,), "float32").encode("point", np.array([1, 2], np.float32))
-        {'point': array([1., 2.], dtype=float32)}
+        >>> Tensor((2,), "float32").encode(np.array([1, 2], np.float32))
+        array([1., 2.], dtype=float32)
     """
 
     shape: Shape = (None,)
@@ -638,60 +636,56 @@ class Tensor(Feature, Preview):
         # Those in the middle of four equal parts: the outermost slices of a volume tend to be empty.
         return side_by_side([pixels[(2 * part + 1) * len(pixels) // (2 * _SLICES)] for part in range(_SLICES)])
 
-    def columns(self, name: str) -> dict[str, ArrowType]:
+    def arrow_type(self) -> ArrowType | dict[str, ArrowType]:
         if self.encoding == "raw" or self.dtype in _NOT_IN_ARROW:
             found = ArrowType("binary")
         else:
             # A size of 0 crashes pyarrow (26.0.1: a division by zero); such tensors hold no numbers anyway.
             is_nested = None not in self.shape[1:] and 0 not in self.shape
             found = ArrowType(self.dtype, self.shape if is_nested else (None,), is_raw=self._kind == "bytes")
-        return {name: found, **({f"{name}/shape": ArrowType("int64", (None,))} if self.keeps_shape else {})}
+        return {"": found, "/shape": ArrowType("int64", (None,))} if self.keeps_shape else found
 
     def value_type(self) -> tuple[str, Shape]:
         return self.dtype, self.shape
 
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
-        array = array_of(name, self, _without_items(value, self.shape, self.dtype))
-        check_array(name, self, array.dtype, array.shape, self.shape, dtype_of(self.dtype))
-        columns = {name: _to_column(array.reshape(-1), self._kind)}
-        if self.keeps_shape:
-            columns[f"{name}/shape"] = np.array(array.shape, np.int64)
-        return columns
+    def encode(self, value: Any) -> Stored:
+        array = array_of(self, _without_items(value, self.shape, self.dtype))
+        check_array(self, array.dtype, array.shape, self.shape, dtype_of(self.dtype))
+        column = _to_column(array.reshape(-1), self._kind)
+        return {"": column, "/shape": np.array(array.shape, np.int64)} if self.keeps_shape else column
 
-    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+    def encode_block(self, values: Any) -> Any:
         if isinstance(values, (list, tuple)):
             values = [_without_items(value, self.shape, self.dtype) for value in values]
-        numbers, lengths, shapes = _stacked(name, self, values, self.shape, dtype_of(self.dtype))
-        columns = {name: _block_column(numbers, lengths, self._kind)}
-        if self.keeps_shape:
-            columns[f"{name}/shape"] = shapes
-        return columns
+        numbers, lengths, shapes = _stacked(self, values, self.shape, dtype_of(self.dtype))
+        column = _block_column(numbers, lengths, self._kind)
+        return {"": column, "/shape": shapes} if self.keeps_shape else column
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
-        flat = _from_column(columns[name], self.dtype)
+    def decode(self, stored: Any) -> np.ndarray:
         if self.keeps_shape:
-            return flat.reshape(tuple(int(size) for size in columns[f"{name}/shape"]))
+            return _from_column(stored[""], self.dtype).reshape(tuple(int(size) for size in stored["/shape"]))
+        flat = _from_column(stored, self.dtype)
         if None not in self.shape:
             return flat.reshape(self.shape)  # type: ignore[arg-type]
         known = int(np.prod([size for size in self.shape if size is not None]))
         return flat.reshape([flat.size // known if size is None else size for size in self.shape])
 
-    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
+    def decode_block(self, stored: Any) -> np.ndarray | list[Any] | None:
         if not self.keeps_shape:
-            return _block_of(columns[name], self.shape, self.dtype)
-        rows = _numbers_of(columns[name], self.dtype).rows()
-        shapes = _numbers_of(columns[f"{name}/shape"], "int64").matrix(len(self.shape))
+            return _block_of(stored, self.shape, self.dtype)
+        rows = _numbers_of(stored[""], self.dtype).rows()
+        shapes = _numbers_of(stored["/shape"], "int64").matrix(len(self.shape))
         return [row.reshape(shape) for row, shape in zip(rows, shapes.tolist(), strict=True)]
 
-    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+    def observe(self, stored: Any) -> FieldStatistics:
         if self.keeps_shape:
-            sizes = _numbers_of(columns[f"{name}/shape"], "int64").matrix(len(self.shape))
+            sizes = _numbers_of(stored["/shape"], "int64").matrix(len(self.shape))
             places = [place for place, size in enumerate(self.shape) if size is None]
             return {f"size[{place}]": Numbers.of(sizes[:, place]) for place in places}
         known = math.prod(size for size in self.shape if size is not None)
         if None not in self.shape or not known:
             return {}
-        return {"length": Numbers.of(_item_counts(columns[name], self.dtype) // known, with_bins=True)}
+        return {"length": Numbers.of(_item_counts(stored, self.dtype) // known, with_bins=True)}
 
     def declared(self) -> str:
         return f"{self.dtype} {shape_text(self.shape)}"
@@ -713,8 +707,8 @@ class Tokens(Feature):
     Example:
         >>> Tokens(vocab_size=50_257)
         Tokens(dtype='uint16', vocab_size=50257)
-        >>> Tokens(vocab_size=50_257).encode("text", [464, 3797])
-        {'text': b'\xd0\x01\xd5\x0e'}
+        >>> Tokens(vocab_size=50_257).encode([464, 3797])
+        b'\xd0\x01\xd5\x0e'
     """
 
     dtype: str | None = None
@@ -734,33 +728,33 @@ class Tokens(Feature):
         if self.vocab_size is not None and self.vocab_size - 1 > np.iinfo(dtype).max:
             raise SchemaError(f"Tokens: {dtype} does not hold the ids of vocab_size={self.vocab_size}; leave dtype out")
 
-    def columns(self, name: str) -> dict[str, ArrowType]:
-        return {name: ArrowType(str(self.dtype), (None,), is_raw=True)}
+    def arrow_type(self) -> ArrowType:
+        return ArrowType(str(self.dtype), (None,), is_raw=True)
 
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
-        ids = self._array(name, value)
+    def encode(self, value: Any) -> Column:
+        ids = self._array(value)
         low, high = self._bounds
         wrong = np.flatnonzero((ids < low) | (ids > high))
         if len(wrong):
             remedy = f"ids run from {low} to {high}: declare a larger vocab_size or another dtype"
-            raise mismatch(name, self, f"token {wrong[0]} = {ids[wrong[0]]}", remedy)
-        return {name: _to_column(ids.astype(self.dtype), "bytes")}
+            raise mismatch(self, f"token {wrong[0]} = {ids[wrong[0]]}", remedy)
+        return _to_column(ids.astype(self.dtype), "bytes")
 
-    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+    def encode_block(self, values: Any) -> Any:
         ids = _integers_of(values)
         if ids is None or not self._holds(ids) or not _are_flat(values):
-            return Feature.encode_block(self, name, values)  # which takes lists, and names the token that does not fit
+            return Feature.encode_block(self, values)  # which takes lists, and names the token that does not fit
         lengths = values.lengths if isinstance(values, RaggedColumn) else np.fromiter(map(len, values), np.int64)
-        return {name: _block_column(ids.reshape(-1).astype(self.dtype), lengths, "bytes")}
+        return _block_column(ids.reshape(-1).astype(self.dtype), lengths, "bytes")
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
-        return _from_column(columns[name], str(self.dtype))
+    def decode(self, column: Column) -> np.ndarray:
+        return _from_column(column, str(self.dtype))
 
-    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
-        return _block_of(columns[name], (None,), str(self.dtype))
+    def decode_block(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
+        return _block_of(column, (None,), str(self.dtype))
 
-    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        return {"tokens": Numbers.of(_item_counts(columns[name], str(self.dtype)), with_bins=True)}
+    def observe(self, column: Any) -> FieldStatistics:
+        return {"tokens": Numbers.of(_item_counts(column, str(self.dtype)), with_bins=True)}
 
     def declared(self) -> str:
         return f"{self.dtype} tokens (?,)" + ("" if self.vocab_size is None else f" of {self.vocab_size}")
@@ -777,20 +771,20 @@ class Tokens(Feature):
         low, high = self._bounds
         return not ids.size or (int(ids.min()) >= low and int(ids.max()) <= high)
 
-    def _array(self, name: str, value: Any) -> np.ndarray:
+    def _array(self, value: Any) -> np.ndarray:
         """Return the ids as integers (n,) of any dtype."""
         if isinstance(value, (list, tuple)):
             for place, one in enumerate(() if set(map(type, value)) <= {int} else value):
                 if not isinstance(one, (int, np.integer)) or isinstance(one, bool):
-                    raise mismatch(name, self, f"{one!r} ({type(one).__name__}) as token {place}", "give ids as int")
+                    raise mismatch(self, f"{one!r} ({type(one).__name__}) as token {place}", "give ids as int")
             try:
                 return np.array(value, np.int64)
             except OverflowError:
                 return np.array(value, object)
-        found = array_of(name, self, value)
+        found = array_of(self, value)
         if found.dtype.kind not in "iu" or found.ndim != 1:
             remedy = "give integers (n,): a list of int, or an array"
-            raise mismatch(name, self, f"{found.dtype.name} {shape_text(found.shape)}", remedy)
+            raise mismatch(self, f"{found.dtype.name} {shape_text(found.shape)}", remedy)
         return found
 
 
@@ -853,12 +847,12 @@ def side_by_side(pictures: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(row[1:], axis=1)
 
 
-def _utf8(name: str, feature: Feature, text: str, where: str = "") -> bytes:
+def _utf8(feature: Feature, text: str, where: str = "") -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
         found = f"{text!r}{where}, which UTF-8 cannot hold"
-        raise mismatch(name, feature, found, "replace the lone surrogate") from error
+        raise mismatch(feature, found, "replace the lone surrogate") from error
 
 
 def _checked_dtype(dtype: Any, where: str) -> str:
@@ -871,24 +865,24 @@ def _checked_dtype(dtype: Any, where: str) -> str:
     return str(name)
 
 
-def _scalar_of(name: str, feature: Feature, value: Any, dtype: np.dtype[Any]) -> np.ndarray:
+def _scalar_of(feature: Feature, value: Any, dtype: np.dtype[Any]) -> np.ndarray:
     """Return `value` as a 0-d array of `dtype`; refuse one that would change by more than rounding to a float32."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if isinstance(value, np.generic):
         if value.dtype != dtype:
-            raise mismatch(name, feature, f"{value!r} ({value.dtype.name})", "cast it in read")
+            raise mismatch(feature, f"{value!r} ({value.dtype.name})", "cast it in read")
         return np.asarray(value)
     fits = _PYTHON_TYPES[dtype.kind]
     if not isinstance(value, fits) or (isinstance(value, bool) and dtype.kind != "b"):
-        raise mismatch(name, feature, f"{value!r} ({type(value).__name__})", "cast it in read")
+        raise mismatch(feature, f"{value!r} ({type(value).__name__})", "cast it in read")
     try:
         with np.errstate(over="ignore"):
             found = np.asarray(value, dtype)
     except OverflowError as error:
-        raise mismatch(name, feature, f"{value!r}, which does not fit", "declare a wider dtype") from error
+        raise mismatch(feature, f"{value!r}, which does not fit", "declare a wider dtype") from error
     if _is_changed(value, found):
-        raise mismatch(name, feature, f"{value!r}, which does not fit", "declare a wider dtype")
+        raise mismatch(feature, f"{value!r}, which does not fit", "declare a wider dtype")
     return found
 
 
@@ -907,12 +901,11 @@ def _without_items(value: Any, shape: Shape, dtype: str) -> Any:
 
 
 def _stacked(
-    name: str, feature: Feature, values: Any, shape: Shape, dtype: np.dtype[Any]
+    feature: Feature, values: Any, shape: Shape, dtype: np.dtype[Any]
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
     """Return the numbers of n arrays, all in one.
 
     Args:
-        name: name of the field, for messages.
         feature: feature of the field, for messages.
         values: an array (n, ...), a `RaggedColumn` of values (total, ...), or a sequence of n arrays.
         shape: wanted shape of each value.
@@ -926,19 +919,19 @@ def _stacked(
         SchemaError: a value has another shape or dtype.
     """
     if isinstance(values, np.ndarray) and values.dtype != object:
-        check_array(name, feature, values.dtype, values.shape, (None, *shape), dtype)
+        check_array(feature, values.dtype, values.shape, (None, *shape), dtype)
         shapes = np.tile(np.array(values.shape[1:], np.int64), (len(values), 1))
         return values.reshape(len(values), math.prod(values.shape[1:])), None, shapes
     if isinstance(values, RaggedColumn):
         inner = values.values.shape[1:]
         for length in np.unique(values.lengths).tolist():
-            check_array(name, feature, values.values.dtype, (length, *inner), shape, dtype)
+            check_array(feature, values.values.dtype, (length, *inner), shape, dtype)
         sizes = [np.full(len(values), size) for size in inner]
         return values.values.reshape(-1), values.lengths * math.prod(inner), np.stack([values.lengths, *sizes], axis=1)
     for found_dtype, found in dict.fromkeys(
-        (array.dtype, array.shape) for array in (array_of(name, feature, value) for value in values)
+        (array.dtype, array.shape) for array in (array_of(feature, value) for value in values)
     ):
-        check_array(name, feature, found_dtype, found, shape, dtype)
+        check_array(feature, found_dtype, found, shape, dtype)
     shapes = np.array([value.shape for value in values], np.int64).reshape(len(values), len(shape))
     numbers = np.concatenate([np.empty(0, dtype), *(value.reshape(-1) for value in values)])
     return numbers, shapes.prod(axis=1), shapes
@@ -952,8 +945,7 @@ def _block_column(numbers: np.ndarray, lengths: np.ndarray | None, kind: Kind) -
     data = _to_column(numbers, kind)
     if lengths is None:
         lengths = np.full(len(numbers), numbers.shape[1])
-    ends = (np.cumsum(lengths) * numbers.dtype.itemsize).tolist()
-    return [data[start:stop] for start, stop in itertools.pairwise([0, *ends])]
+    return cut(data, lengths * numbers.dtype.itemsize)
 
 
 def numbers_in(values: Sequence[Any], dtype: np.dtype[Any]) -> np.ndarray | None:
@@ -1116,39 +1108,39 @@ class Audio(Feature, Preview):
         if self.encoding not in {"exact", "flac"}:
             raise SchemaError(f"Audio: encoding is {self.encoding!r}; want 'exact' or 'flac'")
 
-    def columns(self, name: str) -> dict[str, ArrowType]:
-        return {name: ArrowType("binary")}
+    def arrow_type(self) -> ArrowType:
+        return ArrowType("binary")
 
     def value_type(self) -> tuple[str, Shape]:
         return "float32", (None, self.num_channels)
 
-    def encode(self, name: str, value: Any) -> dict[str, Column]:
+    def encode(self, value: Any) -> Column:
         if isinstance(value, (bytes, bytearray, memoryview)):
             data = bytes(value)
-            samples, rate = decoded_sound(name, data)
+            samples, rate = decoded_sound(data)
             if self.sample_rate not in {None, rate} or self.num_channels not in {None, samples.shape[1]}:
                 found = f"a file of {rate} Hz with {samples.shape[1]} channels"
-                raise mismatch(name, self, found, "resample or mix it in read, or change the declaration")
-            return {name: data}
-        return {name: self._encoded(name, self._samples(name, value))}
+                raise mismatch(self, found, "resample or mix it in read, or change the declaration")
+            return data
+        return self._encoded(self._samples(value))
 
-    def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
-        return decoded_sound(name, one_bytes(name, columns))[0]
+    def decode(self, column: Column) -> np.ndarray:
+        return decoded_sound(one_bytes(column))[0]
 
-    def prepare(self, name: str, value: Any) -> Any:
-        return decoded_sound(name, value)[0] if isinstance(value, bytes) else value
+    def prepare(self, value: Any) -> Any:
+        return decoded_sound(value)[0] if isinstance(value, bytes) else value
 
-    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> bytes:
-        return one_bytes(name, columns)
+    def encoded_value(self, column: Column) -> bytes:
+        return one_bytes(column)
 
     def packages(self, *, drawn: bool) -> frozenset[str]:
         del drawn  # files that are kept may lie beside arrays
         return frozenset({"soundfile"})
 
-    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+    def observe(self, column: Any) -> FieldStatistics:
         if importlib.util.find_spec("soundfile") is None:
             return {}
-        seconds = [_duration(data) for data in columns[name]]  # type: ignore[arg-type,union-attr]
+        seconds = [_duration(data) for data in column]
         return {"seconds": Numbers.of(np.array([one for one in seconds if one is not None], np.float64))}
 
     def declared(self) -> str:
@@ -1170,31 +1162,29 @@ class Audio(Feature, Preview):
         picture[-_SPECTRUM_HEIGHT:] = _spectrogram(value.mean(axis=1) if value.size else np.zeros(0, np.float32))
         return picture
 
-    def _samples(self, name: str, value: Any) -> np.ndarray:
+    def _samples(self, value: Any) -> np.ndarray:
         """Return an array as float32 (num_samples, num_channels)."""
-        array = array_of(name, self, value)
+        array = array_of(self, value)
         if self.sample_rate is None:
             found = f"an array, {array.dtype.name} {shape_text(array.shape)}"
-            raise mismatch(name, self, found, "declare its rate: Audio(sample_rate=...)")
+            raise mismatch(self, found, "declare its rate: Audio(sample_rate=...)")
         array = array[:, None] if array.ndim == 1 else array
         if array.dtype == np.int16:
             array = array.astype(np.float32) / np.float32(1 << 15)
-        check_array(name, self, array.dtype, array.shape, (None, self.num_channels), np.dtype(np.float32))
+        check_array(self, array.dtype, array.shape, (None, self.num_channels), np.dtype(np.float32))
         if not array.shape[1] or not np.isfinite(array).all():
             found = "no channels" if not array.shape[1] else "a sample that is not finite"
-            raise mismatch(name, self, found, "repair it in read")
+            raise mismatch(self, found, "repair it in read")
         return array
 
-    def _encoded(self, name: str, samples: np.ndarray) -> bytes:
+    def _encoded(self, samples: np.ndarray) -> bytes:
         assert self.sample_rate is not None, "`_samples` refuses arrays without it"
         if self.encoding == "flac":
             if not len(samples) or np.abs(samples).max() > 1:
                 found = "no samples" if not len(samples) else f"the level {np.abs(samples).max():.3g}, beyond 1"
-                raise mismatch(name, self, found, "scale it in read, or declare encoding='exact'")
+                raise mismatch(self, found, "scale it in read, or declare encoding='exact'")
             if samples.shape[1] > _MOST_FLAC_CHANNELS or self.sample_rate > _MOST_FLAC_RATE:
-                raise mismatch(
-                    name, self, f"{samples.shape[1]} channels", "declare encoding='exact': FLAC has 8 at most"
-                )
+                raise mismatch(self, f"{samples.shape[1]} channels", "declare encoding='exact': FLAC has 8 at most")
             levels = np.rint(samples * np.float32(1 << 15)).clip(-(1 << 15), (1 << 15) - 1)
             return _flac(levels.astype(np.int16), self.sample_rate, "PCM_16")
         if len(samples) and samples.shape[1] <= _MOST_FLAC_CHANNELS and self.sample_rate <= _MOST_FLAC_RATE:
@@ -1253,7 +1243,7 @@ def _soundfile() -> Any:
     return soundfile
 
 
-def decoded_sound(name: str, data: bytes) -> tuple[np.ndarray, int]:
+def decoded_sound(data: bytes) -> tuple[np.ndarray, int]:
     """Return the samples of a file, float32 (num_samples, num_channels), and its rate.
 
     Raises:
@@ -1269,10 +1259,10 @@ def decoded_sound(name: str, data: bytes) -> tuple[np.ndarray, int]:
             samples = file.read(dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:
         raise InputError(
-            f"field {name!r}: {len(data)} bytes do not decode as sound ({error.error_string}); {wanted}"
+            f"the field: {len(data)} bytes do not decode as sound ({error.error_string}); {wanted}"
         ) from error
     if kind not in _SOUNDS:
-        raise InputError(f"field {name!r} holds a sound file of the format {kind}; {wanted}")
+        raise InputError(f"the field holds a sound file of the format {kind}; {wanted}")
     missing = _missing_bytes(data) if _SOUNDS[kind] == "wav" else 0
     if missing or len(samples) != num_samples:
         found = (
@@ -1280,7 +1270,7 @@ def decoded_sound(name: str, data: bytes) -> tuple[np.ndarray, int]:
             if missing
             else f"{len(samples)} of {count_of(num_samples, 'sample')} are there"
         )
-        raise InputError(f"field {name!r} holds a {kind} file that is cut short: {found}; {wanted}")
+        raise InputError(f"the field holds a {kind} file that is cut short: {found}; {wanted}")
     return samples, int(rate)
 
 
@@ -1310,3 +1300,6 @@ def _float_wav(samples: np.ndarray, rate: int) -> bytes:
     chunks = [(b"fmt ", head), (b"fact", struct.pack("<I", len(samples))), (b"data", data)]
     body = b"WAVE" + b"".join(kind + struct.pack("<I", len(content)) + content for kind, content in chunks)
     return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+built_in(Audio, BBoxes, Bytes, ClassLabel, Json, Scalar, Tensor, Text, Timestamp, Tokens)

@@ -1,29 +1,10 @@
 """Stored columns as typed Arrow columns, and back, many rows at a time.
 
-    feature                       stored column        Arrow type
-    Image, Mask, Depth            bytes                binary: the PNG or JPEG file
-    Text                          bytes                string
-    Bytes                         bytes                binary
-    Json                          bytes                arrow.json, the extension type, stored as string
-    Timestamp                     int64                timestamp[us], with tz=UTC if it is declared
-    ClassLabel                    int64                int64, or a list of it
-    BBoxes, Keypoints             float32              list of fixed_size_list of float
-    Polygons                      float32, int64       list of fixed_size_list[2] of float, list of int64
-    Scalar                        as its dtype says    that type; float16 and bfloat16 as float, complex numbers as
-                                                       binary
-    Tensor                        as its dtype says    lists of that type; with encoding="raw" or complex: binary
-    Tensor, several open sizes    also its shape       list of int64
-    ListOf                        a list of bytes,     list of the type
-                                  or as for Tensor
-    ListOf, items of any size     all of their items,  list of what the items hold, list of int64
-                                  and their lengths
-    Nullable                      a list of one or     the type; null for None
-                                  none
-    of another package            as its `columns` say
+The `arrow_type` of a feature says what it is to Arrow, by a table without pyarrow; docs/formats.md lists all of them.
 
-A size that the features fix becomes a fixed_size_list. No value is null but that of a `Nullable`. A list in it is
-null where it is empty, too: `NAME/present` tells. float64, uint64 and
-bfloat16, which records hold as bytes, are numbers in Arrow, and bytes again in a record that is read.
+A size that the features fix becomes a fixed_size_list. No value is null but that of a `Nullable`. A list in it
+is null where it is empty, too: `NAME/present` tells. float64, uint64 and bfloat16, which records hold as bytes, are
+numbers in Arrow, and bytes again in a record that is read.
 """
 
 from __future__ import annotations
@@ -50,7 +31,8 @@ from datamat.features import (
     Tokens,
     Video,
 )
-from datamat.features.base import as_bfloat16, bytes_array, dtype_of, holds_numbers
+from datamat.features.base import as_bfloat16, dtype_of, gathered, holds_numbers
+from datamat.features.nullable import Maybe
 from datamat.features.pictures import PictureFile
 from datamat.values import frozen
 
@@ -216,20 +198,12 @@ class ArrowColumn:
         """Return the Arrow array of values of which a record may hold none."""
         import pyarrow as pa
 
+        present = self._of_present
         if isinstance(values, np.ndarray):
-            return self._of_present.to_arrow(values)
-        lengths = (
-            values.lengths if isinstance(values, RaggedColumn) else np.array([len(value) for value in values], int)
-        )
-        is_there = lengths > 0
-        there: Any
-        if isinstance(values, RaggedColumn):
-            there = RaggedColumn(values.values, lengths[is_there])
-        else:
-            there = [value for value in values if len(value)]
-        if self.stored.kind == "bytes_list":
-            there = there.values.tolist() if isinstance(there, RaggedColumn) else [value[0] for value in there]
-        found = self._of_present.to_arrow(there)
+            return present.to_arrow(values)
+        column: Any = values if isinstance(values, RaggedColumn) else gathered(values, self.stored.kind)
+        is_there = column.lengths > 0
+        found = present.to_arrow(Maybe.of_type(present.stored).unwrap_block(column, is_there))
         places = pa.array(np.cumsum(is_there) - 1, pa.int64(), mask=~is_there)
         return _typed(_plain(found).take(places), self.type)
 
@@ -239,43 +213,6 @@ class ArrowColumn:
         stored = dataclasses.replace(self.stored, is_nullable=False, is_raw=self.stored.kind == "bytes_list")
         return dataclasses.replace(self, stored=stored)
 
-    def _getter_of_nullable(self, chunks: Any) -> Callable[[int], Column]:
-        is_there, there = self._present(chunks)
-        places = np.cumsum(is_there) - 1
-        get, kind = self._of_present.getter(there), self.stored.kind
-
-        def value(row: int) -> Column:
-            if is_there[row]:
-                return get(int(places[row]))
-            return [] if kind == "bytes_list" else np.empty(0, kind)
-
-        return value
-
-    def _taker_of_nullable(self, chunks: Any) -> Callable[[NDArray[np.int64]], ColumnBlock]:
-        is_there, there = self._present(chunks)
-        places = np.cumsum(is_there) - 1
-        get, take_plain = self._of_present.getter(there), self._of_present.taker(there)
-
-        def take(rows: NDArray[np.int64]) -> Any:
-            if (
-                self.stored.kind == "bytes_list" and self.stored.holds_numbers
-            ):  # bytes, which tell a value without numbers from none
-                return [get(row)[0] for row in rows.tolist()]
-            return take_plain(rows)
-
-        def values_of(rows: NDArray[np.int64]) -> RaggedColumn:
-            found = is_there[rows]
-            values: Any = take(places[rows[found]]) if found.any() else ()
-            lengths = found.astype(np.int64)
-            if isinstance(values, RaggedColumn):
-                lengths[found] = values.lengths
-                return RaggedColumn(values.values, lengths)
-            if self.stored.kind == "bytes_list":
-                return RaggedColumn(bytes_array(values), lengths)
-            return RaggedColumn(np.empty(0, self.stored.kind), lengths)
-
-        return values_of
-
     def _present(self, chunks: Any) -> tuple[NDArray[np.bool_], Any]:
         """Return which rows hold a value, bool (n,), and their values, as a chunked array."""
         import pyarrow as pa
@@ -283,6 +220,28 @@ class ArrowColumn:
         array = _combined(chunks)
         is_there = array.is_valid().to_numpy(zero_copy_only=False)
         return is_there, pa.chunked_array([_typed(_plain(array).drop_null(), self.type)], self.type)
+
+    def _getter_of_nullable(self, chunks: Any) -> Callable[[int], Column]:
+        is_there, there = self._present(chunks)
+        places, present = np.cumsum(is_there) - 1, self._of_present
+        get, nothing = present.getter(there), Maybe.of_type(present.stored).nothing
+        return lambda row: get(int(places[row])) if is_there[row] else nothing()
+
+    def _taker_of_nullable(self, chunks: Any) -> Callable[[NDArray[np.int64]], ColumnBlock]:
+        is_there, there = self._present(chunks)
+        places, present = np.cumsum(is_there) - 1, self._of_present
+        get: Callable[[int], Any] = present.getter(there)
+        take, how = present.taker(there), Maybe.of_type(present.stored)
+        is_raw = how.of == "bytes" and self.stored.holds_numbers  # bytes tell a value without numbers from none
+
+        def values_of(rows: NDArray[np.int64]) -> RaggedColumn:
+            found = is_there[rows]
+            mine = places[rows[found]]
+            if is_raw or not len(mine):
+                return how.wrap_block(gathered([get(place)[0] for place in mine.tolist()], how.of), found)
+            return how.wrap_block(take(mine), found)
+
+        return values_of
 
     def _lists(self, values: Sequence[Any] | RaggedColumn | NDArray[Any]) -> Any:
         """Return the Arrow array of n lists of bytes; an empty one is null where the column may be null."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, final
 
@@ -11,7 +10,15 @@ import numpy as np
 
 from datamat.errors import CorruptDataError, SchemaError
 from datamat.features import RaggedColumn
-from datamat.features.base import DTYPE_OF_KIND, bytes_array, is_block_of_kind, is_of_kind, rows_of
+from datamat.features.base import (
+    DTYPE_OF_KIND,
+    bytes_array,
+    cut,
+    is_block_of_kind,
+    is_of_kind,
+    joined_spans,
+    rows_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ExampleEncoder",
-    "as_ragged",
     "buffers_of",
     "check_block",
     "checked_record",
@@ -36,7 +42,6 @@ __all__ = [
     "pack_block",
     "pack_varints",
     "read_varint",
-    "row_of",
     "unpack_varints",
     "varint",
     "varint_matrix",
@@ -617,25 +622,6 @@ def checked_record(record: Record, kinds: Mapping[str, Kind]) -> dict[str, Any]:
     return found
 
 
-def row_of(columns: Block, index: int) -> dict[str, Column]:
-    """Return one row of a block as a record."""
-    return {
-        name: np.ravel(values[index]) if isinstance(values, np.ndarray) else _as_column(values[index])
-        for name, values in columns.items()
-    }
-
-
-def _as_column(value: Any) -> Column:
-    """Return a value of a row as records hold it: bytes as a list."""
-    found: Column = value.tolist() if isinstance(value, np.ndarray) and value.dtype == object else value
-    return found
-
-
-def as_ragged(values: NDArray[Any]) -> RaggedColumn:
-    """Return the same column, (n,) or (n, k), as readers have it."""
-    return RaggedColumn(values.reshape(-1), np.full(len(values), math.prod(values.shape[1:])))
-
-
 def pack_block(
     columns: Block,
     kinds: Mapping[str, Kind],
@@ -695,10 +681,7 @@ def encode_examples(columns: Block, kinds: Mapping[str, Kind]) -> Iterator[bytes
         SchemaError: the columns are not those of `kinds`.
     """
     packed, sizes = pack_block(columns, kinds, header=_no_headers, trailer_size=0)
-    raw, start = packed.tobytes(), 0
-    for end in np.cumsum(sizes).tolist():
-        yield raw[start:end]
-        start = end
+    yield from cut(packed.tobytes(), sizes)
 
 
 def _no_headers(sizes: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -844,16 +827,12 @@ def _lay_out(fields: _Layout, num_rows: int) -> NDArray[np.uint8]:
     pieces: list[list[bytes]] = []
     for kind, some in groups:
         if kind is _Run:
-            pieces += (_cut(run.data, run.lengths) for run in cast("list[_Run]", some))
+            pieces += (cut(run.data, run.lengths) for run in cast("list[_Run]", some))
         else:
             found, lengths = _matrix(cast("list[_Field]", some), num_rows)
-            pieces.append(_cut(found.tobytes(), lengths))
+            pieces.append(cut(found.tobytes(), lengths))
     joined = bytearray().join(itertools.chain.from_iterable(zip(*pieces, strict=True)))
     return np.frombuffer(joined, np.uint8)
-
-
-def _cut(data: bytes, lengths: NDArray[np.int64]) -> list[bytes]:
-    return [data[start:stop] for start, stop in itertools.pairwise([0, *np.cumsum(lengths).tolist()])]
 
 
 def _matrix(fields: list[_Field], num_rows: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -979,16 +958,10 @@ def _block_lists(data: bytes, begin: NDArray[np.int64], end: NDArray[np.int64]) 
 def _gathered(raw: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Return the bytes of spans, one after the other."""
     width = int(lengths[0])
-    found: NDArray[np.uint8]
     if (lengths == width).all() and width < _LARGE_SPAN_BYTES:
-        found = raw[starts[:, None] + np.arange(width)].reshape(-1)
-    elif lengths.sum() >= _LARGE_SPAN_BYTES * len(lengths):
-        bounds = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
-        found = np.concatenate([raw[one:other] for one, other in bounds])
-    else:
-        ends = np.cumsum(lengths)
-        found = raw[np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1])]
-    return found
+        found: NDArray[np.uint8] = raw[starts[:, None] + np.arange(width)].reshape(-1)
+        return found
+    return joined_spans(raw, starts, lengths)
 
 
 def _unpacked_rows(raw: NDArray[np.uint8], lengths: NDArray[np.int64]) -> RaggedColumn:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, final
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def refuse_finished(finished: bool) -> None:
 def located(error: Exception, path: str, number: int, offset: int) -> CorruptDataError:
     """Return an error that says which record is damaged, and what to do about it."""
     return CorruptDataError(
-        f"{path or 'shard'}: record {number} at byte {offset} is damaged: {error}; "
+        f"{path}: record {number} at byte {offset} is damaged: {error}; "
         f"remove the file and run the job again to rebuild it"
     )
 
@@ -67,24 +68,6 @@ def located(error: Exception, path: str, number: int, offset: int) -> CorruptDat
 # ---------------------------------------------------------------- ranges
 #
 # Single records, for formats where the range of bytes in `Offsets` is all that one needs.
-
-
-class ReadRecord(Protocol):
-    """Decodes the record that a line of `Offsets` points to, after testing its checksums."""
-
-    def __call__(self, buffer: Buffer, *, skip: int, path: str, number: int, offset: int) -> dict[str, Column]:
-        """Return the record.
-
-        Args:
-            buffer: bytes of the file in the record's range.
-            skip: position of the record in a decompressed member; 0 for formats without members.
-            path: path of the file, for messages.
-            number: position of the record in the file, from 0, for messages.
-            offset: position of the buffer in the file, for messages.
-
-        Raises:
-            CorruptDataError: the record is damaged; the message gives path, record, byte and what is wrong.
-        """
 
 
 _positions = threading.Lock()
@@ -117,7 +100,8 @@ class RangeReader(ShardReader):
     Args:
         path: path of the shard, which is opened at once and stays open until `close`.
         spans: lookup of where each record lies.
-        read_record: function that decodes one record.
+        read_record: function that decodes one record, given the bytes in its range and its position in them once they
+            are decompressed; it raises `CorruptDataError` where a checksum or anything else is wrong.
         read_intact: function that does so although what the record is stored with is damaged, or returns None; or None.
     """
 
@@ -127,8 +111,8 @@ class RangeReader(ShardReader):
         self,
         path: str | os.PathLike[str],
         spans: RecordSpans,
-        read_record: ReadRecord,
-        read_intact: Callable[..., dict[str, Column] | None] | None = None,
+        read_record: Callable[[Buffer, int], dict[str, Column]],
+        read_intact: Callable[[Buffer, int], dict[str, Column] | None] | None = None,
     ) -> None:
         self._descriptor = -1
         self._path = os.fspath(path)
@@ -145,22 +129,18 @@ class RangeReader(ShardReader):
 
     def read_intact(self, number: int) -> dict[str, Column] | None:
         """Return a record that is intact, although what it is stored with is damaged; None where it is not."""
-        if self._read_intact is None:
-            return None
-        try:
-            return self._read(number, self._read_intact)
-        except CorruptDataError:
-            return None
+        with contextlib.suppress(CorruptDataError):
+            return None if self._read_intact is None else self._read(number, self._read_intact)
+        return None
 
-    def _read(self, number: int, read_record: Callable[..., Found]) -> Found:
+    def _read(self, number: int, read_record: Callable[[Buffer, int], Found]) -> Found:
         offset, size, skip = self._spans.span(number)
-        if offset + size > self._num_bytes:  # `pread` would allocate all of it before it reads
-            raise CorruptDataError(
-                f"{self._path}: record {number} at byte {offset} is damaged: it should end at byte {offset + size}, "
-                f"but the file has {self._num_bytes}; remove the file and run the job again to rebuild it"
-            )
-        data = read_at(self._descriptor, size, offset)
-        return read_record(data, skip=skip, path=self._path, number=number, offset=offset)
+        try:
+            if offset + size > self._num_bytes:  # `pread` would allocate all of it before it reads
+                raise CorruptDataError(f"it should end at byte {offset + size}, but the file has {self._num_bytes}")
+            return read_record(read_at(self._descriptor, size, offset), skip)
+        except CorruptDataError as exc:
+            raise located(exc, self._path, number, offset) from exc
 
     def spans(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return offset, size and skip of some records, int64 (n, 3), all of them inside the file."""
@@ -186,7 +166,7 @@ _GAP_BYTES = 4096  # to read that much for nothing costs less than another call
 
 def read_spans(
     readers: Sequence[ShardReader], which: NDArray[np.int64], numbers: NDArray[np.int64]
-) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64]]:
     """Return the ranges of many records, read in as few calls as make sense.
 
     Args:
@@ -195,15 +175,14 @@ def read_spans(
         numbers: int64 (n,), the number of each record in its file.
 
     Returns:
-        Bytes that hold the ranges; where the range of each record begins there, its size and the record's skip, each
-        int64 (n,). Records of the same range share it.
+        Bytes that hold the ranges; where the range of each record begins there, and its size, each int64 (n,). Records
+        of the same range share it.
 
     Raises:
         CorruptDataError: a range is not inside its file.
     """
     pieces: list[bytes] = []
-    spans = np.empty((len(numbers), 3), np.int64)
-    starts = np.empty(len(numbers), np.int64)
+    starts, of_record = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64)
     base = 0
     for place, reader in enumerate(readers):
         assert isinstance(reader, RangeReader), "the format makes them"
@@ -211,7 +190,7 @@ def read_spans(
         if not len(mine):
             continue
         found = reader.spans(numbers[mine])
-        spans[mine] = found
+        of_record[mine] = found[:, 1]
         order = np.argsort(found[:, 0], kind="stable")
         begins = found[order, 0]
         ends = np.maximum.accumulate(begins + found[order, 1])
@@ -227,7 +206,7 @@ def read_spans(
     data = b"".join(pieces) if len(pieces) != 1 else pieces[0]
     if len(data) != base:
         raise CorruptDataError("a file became shorter while it was read")
-    return data, starts, spans[:, 1], spans[:, 2]
+    return data, starts, of_record
 
 
 # ---------------------------------------------------------------- buffered
@@ -260,7 +239,7 @@ class BufferedFile:
             if self._used + size > BUFFER_BYTES:
                 self.flush()
                 if size > BUFFER_BYTES:
-                    self._write(memoryview(piece))
+                    write_all(self._file, memoryview(piece))
                     continue
             end = self._used + size
             self._buffer[self._used : end] = piece
@@ -268,11 +247,8 @@ class BufferedFile:
 
     def flush(self) -> None:
         """Write the buffer."""
-        self._write(self._buffer[: self._used])
+        write_all(self._file, self._buffer[: self._used])
         self._used = 0
-
-    def _write(self, data: memoryview) -> None:
-        write_all(self._file, data)
 
 
 def write_all(file: BinaryIO, data: memoryview) -> None:

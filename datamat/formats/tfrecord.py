@@ -21,7 +21,7 @@ import struct
 import weakref
 import zlib
 from array import array
-from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias, TypeVar, final
 
 import google_crc32c
 import numpy as np
@@ -293,7 +293,7 @@ class TFRecordFormat(ShardFormat):
 
     def reader(self, path: str | os.PathLike[str], spans: RecordSpans) -> ShardReader:
         """Return a reader of single records by ranges of bytes."""
-        return RangeReader(path, spans, self.read_record)
+        return RangeReader(path, spans, _read_record)
 
     def read_block(
         self,
@@ -304,24 +304,10 @@ class TFRecordFormat(ShardFormat):
     ) -> Mapping[str, ColumnBlock] | None:
         """Return the columns of many records, if all have the form that this format writes."""
         try:
-            data, starts, sizes, _ = read_spans(readers, which, numbers)
+            data, starts, sizes = read_spans(readers, which, numbers)
         except CorruptDataError:
             return None
         return _decode_frames(data, starts, sizes, kinds)
-
-    def read_record(
-        self, buffer: Buffer, *, skip: int = 0, path: str = "", number: int = 0, offset: int = 0
-    ) -> dict[str, Column]:
-        """Decode the record that fills the buffer."""
-        try:
-            payload, size = unframe(buffer, skip)
-            if size != len(buffer) - skip:
-                raise CorruptDataError(
-                    f"the record has {count_of(size, 'byte')}, but the index says {len(buffer) - skip:,}"
-                )
-            return decode_example(payload)
-        except CorruptDataError as exc:
-            raise located(exc, path, number, offset) from exc
 
     def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Column], tuple[int, ...]]]:
         """Yield each record with its offset and size."""
@@ -366,7 +352,7 @@ class GzipTFRecordFormat(ShardFormat):
 
     def reader(self, path: str | os.PathLike[str], spans: RecordSpans) -> ShardReader:
         """Return a reader of single records by ranges of bytes."""
-        return RangeReader(path, spans, self.read_record, _read_intact)
+        return RangeReader(path, spans, _read_record_of_member, _read_intact)
 
     def read_block(
         self,
@@ -400,15 +386,6 @@ class GzipTFRecordFormat(ShardFormat):
         if payloads.max() > MAX_EXAMPLE_BYTES:
             return None
         return _decode_frames(inflated, places, payloads.astype(np.int64) + FRAMING_BYTES, kinds)
-
-    def read_record(
-        self, buffer: Buffer, *, skip: int = 0, path: str = "", number: int = 0, offset: int = 0
-    ) -> dict[str, Column]:
-        """Inflate the member that fills the buffer and decode the record at `skip`."""
-        try:
-            return decode_example(unframe(_whole_member(buffer), skip)[0])
-        except CorruptDataError as exc:
-            raise located(exc, path, number, offset) from exc
 
     def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Column], tuple[int, ...]]]:
         """Yield each record with offset and size of its member, and its position inside."""
@@ -445,14 +422,24 @@ def _whole_member(buffer: Buffer) -> bytes:
     return member
 
 
-def _read_intact(
-    buffer: Buffer, *, skip: int = 0, path: str = "", number: int = 0, offset: int = 0
-) -> dict[str, Column] | None:
+def _read_record(buffer: Buffer, skip: int) -> dict[str, Column]:
+    """Decode the record that fills the buffer."""
+    payload, size = unframe(buffer, skip)
+    if size != len(buffer) - skip:
+        raise CorruptDataError(f"the record has {count_of(size, 'byte')}, but the index says {len(buffer) - skip:,}")
+    return decode_example(payload)
+
+
+def _read_record_of_member(buffer: Buffer, skip: int) -> dict[str, Column]:
+    """Inflate the member that fills the buffer and decode the record at `skip`."""
+    return decode_example(unframe(_whole_member(buffer), skip)[0])
+
+
+def _read_intact(buffer: Buffer, skip: int) -> dict[str, Column] | None:
     """Decode the record at `skip` of a damaged member, if its own checksums show that the damage has not reached it.
 
     What precedes a flipped bit is inflated as it was.
     """
-    del path, number, offset
     inflate, found, end = zlib.decompressobj(_GZIP), bytearray(), skip + _HEADER_BYTES
     for start in range(0, len(buffer), _INTACT_BYTES):
         try:
@@ -510,7 +497,7 @@ class _TFRecordWriter(ShardWriter):
 
     __slots__ = ("_columns", "_encoder", "_finished", "_sink", "_sizes")
 
-    def __init__(self, sink: _RecordSink, columns: Mapping[str, Kind]) -> None:
+    def __init__(self, sink: _PlainSink | _GzipSink, columns: Mapping[str, Kind]) -> None:
         self._columns = dict(columns)
         self._encoder = ExampleEncoder(self._columns)
         self._sink = sink
@@ -547,19 +534,6 @@ class _TFRecordWriter(ShardWriter):
         refuse_finished(self._finished)
         self._finished = True
         return self._sink.finish(np.array(self._sizes, np.uint64))
-
-
-class _RecordSink(Protocol):
-    """Takes framed records."""
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    def add_record(self, pieces: Sequence[bytes], size: int) -> None: ...
-
-    def add_block(self, records: memoryview, sizes: NDArray[np.int64]) -> None: ...
-
-    def finish(self, sizes: NDArray[np.uint64]) -> Offsets: ...
 
 
 @final

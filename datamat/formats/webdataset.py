@@ -47,11 +47,20 @@ from datamat.features import (
     Tokens,
     Video,
 )
-from datamat.features.base import as_bfloat16, dtype_of, holds_numbers, rows_of, values_of
+from datamat.features.base import (
+    as_bfloat16,
+    by_column,
+    dtype_of,
+    holds_numbers,
+    ragged,
+    rows_of,
+    values_of,
+    whole,
+)
 from datamat.features.pictures import PictureFile, picture_extension, video_extension
 from datamat.features.values import sound_extension
 from datamat.formats import Block, Buffer, Offsets, Record, ShardFormat, ShardReader, ShardWriter
-from datamat.formats.example import as_ragged, check_block, checked_record
+from datamat.formats.example import check_block, checked_record
 from datamat.formats.io import BufferedFile, RangeReader, bound, located, read_up_to, refuse_finished
 from datamat.values import frozen
 
@@ -258,23 +267,18 @@ class WebDatasetFormat(ShardFormat):
 
     def reader(self, path: str | os.PathLike[str], spans: RecordSpans) -> ShardReader:
         """Return a reader of single samples by ranges of bytes."""
-        return RangeReader(path, spans, self.read_record)
+        return RangeReader(path, spans, self._read_record)
 
-    def read_record(
-        self, buffer: Buffer, *, skip: int = 0, path: str = "", number: int = 0, offset: int = 0
-    ) -> dict[str, Column]:
+    def _read_record(self, buffer: Buffer, skip: int) -> dict[str, Column]:
         """Decode the sample whose members fill the buffer."""
         del skip
         file = io.BytesIO(buffer)
-        try:
-            found = self._read_sample(file)
-            if found is None or file.tell() != len(buffer):
-                raise CorruptDataError(
-                    f"the sample has {count_of(file.tell(), 'byte')}, but the index says {len(buffer):,}"
-                )
-            return found
-        except CorruptDataError as exc:
-            raise located(exc, path, number, offset) from exc
+        found = self._read_sample(file)
+        if found is None or file.tell() != len(buffer):
+            raise CorruptDataError(
+                f"the sample has {count_of(file.tell(), 'byte')}, but the index says {len(buffer):,}"
+            )
+        return found
 
     def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Column], tuple[int, ...]]]:
         """Yield each sample with the offset of its first header and its length."""
@@ -484,8 +488,13 @@ _Fields: TypeAlias = Mapping[str, "tuple[Feature, TarForm, Mapping[str, ArrowTyp
 
 @functools.lru_cache(maxsize=16)
 def _fields(features: Features) -> _Fields:
-    """Return feature, form and columns of each field."""
-    return {name: (feature, tar_form(feature), feature.columns(name)) for name, feature in features.items()}
+    """Return feature, form and columns of each field, these by what follows its name."""
+    return {name: (feature, tar_form(feature), feature.columns("")) for name, feature in features.items()}
+
+
+def _of_field(name: str, types: Mapping[str, ArrowType], columns: Mapping[str, Any]) -> Any:
+    """Return the columns of a field, as its feature takes them."""
+    return whole({part: columns[name + part] for part in types})
 
 
 def _members(record: Mapping[str, Any], fields: _Fields) -> list[bytes]:
@@ -495,15 +504,15 @@ def _members(record: Mapping[str, Any], fields: _Fields) -> list[bytes]:
     plain: dict[str, Any] = {}
     for name, (feature, form, types) in fields.items():
         if form.kind == "json":
-            plain[name] = form.to_json(feature.decode(name, record))
+            plain[name] = form.to_json(feature.decode(_of_field(name, types, record)))
         elif form.kind == "npy":
-            value = feature.decode(name, record)
+            value = feature.decode(_of_field(name, types, record))
             if value is not None:
                 pieces += member(f"{key}.{_member_field(name)}.npy", _npy(value))
         else:
-            for column, stored in types.items():
-                for extension, data in _files(form, record[column], is_one=_is_one(stored)):
-                    pieces += member(f"{key}.{_member_field(column)}.{extension}", data)
+            for part, stored in types.items():
+                for extension, data in _files(form, record[name + part], is_one=_is_one(stored)):
+                    pieces += member(f"{key}.{_member_field(name + part)}.{extension}", data)
     return pieces + member(f"{key}.json", _to_json(plain).encode())
 
 
@@ -516,14 +525,14 @@ def _block_members(columns: Block, fields: _Fields) -> Iterator[list[bytes]]:
     plain: dict[str, Sequence[Any]] = {}
     for name, (feature, form, types) in fields.items():
         if form.kind == "json":
-            plain[name] = [form.to_json(value) for value in _decoded(name, feature, columns)]
+            plain[name] = [form.to_json(value) for value in _decoded(feature, _of_field(name, types, columns))]
         elif form.kind == "npy":
-            files.append((_member_field(name), _npy_files(_decoded(name, feature, columns))))
+            files.append((_member_field(name), _npy_files(_decoded(feature, _of_field(name, types, columns)))))
         else:
-            for column, stored in types.items():
-                values, is_one = values_of(columns[column]), _is_one(stored)
-                files.append((_member_field(column), [_files(form, value, is_one=is_one) for value in values]))
-    for row, key in enumerate(_decoded("key", fields["key"][0], columns)):
+            for part, stored in types.items():
+                values, is_one = values_of(columns[name + part]), _is_one(stored)
+                files.append((_member_field(name + part), [_files(form, value, is_one=is_one) for value in values]))
+    for row, key in enumerate(_decoded(fields["key"][0], columns["key"])):
         stem = _member_key(key)
         pieces: list[bytes] = []
         for field, found in files:
@@ -533,17 +542,14 @@ def _block_members(columns: Block, fields: _Fields) -> Iterator[list[bytes]]:
         yield pieces + member(f"{stem}.json", text.encode())
 
 
-def _decoded(name: str, feature: Feature, columns: Block) -> Sequence[Any]:
+def _decoded(feature: Feature, stored: Any) -> Sequence[Any]:
     """Return the values of a field in a block."""
-    mine = {column: columns[column] for column in feature.columns(name)}
+    columns = by_column("", stored)
     if feature.decodes_blocks():
-        block = {
-            column: as_ragged(values) if isinstance(values, np.ndarray) else values for column, values in mine.items()
-        }
-        found = feature.decode_block(name, block)
+        found = feature.decode_block(whole({part: ragged(values) for part, values in columns.items()}))
         if found is not None:
             return list(found)
-    return [feature.decode(name, row) for row in rows_of(mine)]
+    return [feature.decode(whole(row)) for row in rows_of(columns)]
 
 
 def _npy_files(values: Sequence[Any]) -> list[list[tuple[str, bytes]]]:
@@ -575,12 +581,12 @@ def _record(members: Mapping[str, bytes], fields: _Fields) -> dict[str, Column]:
         files = {name.partition(".")[0]: data for name, data in members.items() if "." in name}
         for name, (feature, form, types) in fields.items():
             if form.kind == "file":
-                for column, stored in types.items():
+                for part, stored in types.items():
+                    field = _member_field(name + part)
                     if stored.kind == "bytes_list":
-                        record[column] = _list_of_files(members, _member_field(column))
-                        continue
-                    data = files[_member_field(column)]
-                    record[column] = [data] if stored.kind == "bytes" else _array(data)
+                        record[name + part] = _list_of_files(members, field)
+                    else:
+                        record[name + part] = [files[field]] if stored.kind == "bytes" else _array(files[field])
                 continue
             if form.kind == "json":
                 value = form.of_json(plain[name])
@@ -590,7 +596,7 @@ def _record(members: Mapping[str, bytes], fields: _Fields) -> dict[str, Column]:
                 value = _array(files[_member_field(name)])
                 if feature.value_type()[0] == "bfloat16":
                     value = as_bfloat16(value)
-            for column, found in feature.encode(name, value).items():
+            for column, found in by_column(name, feature.encode(value)).items():
                 record[column] = [found] if isinstance(found, bytes) else found
     except (KeyError, TypeError, ValueError) as exc:
         raise CorruptDataError(

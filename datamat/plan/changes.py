@@ -25,8 +25,8 @@ from datamat.directory.manifest import (
 )
 from datamat.errors import CorruptDataError, OutputError, count_of, join_problems
 from datamat.features import Image, Numbers, Statistics
+from datamat.features.composed import innermost
 from datamat.features.pictures import PictureFile
-from datamat.features.schema import innermost
 from datamat.folders import AbsentError
 from datamat.folders.local import read_regular
 from datamat.formats import Offsets, get_format
@@ -140,7 +140,8 @@ def open_reused(
 
 def _with_seen(record: dict[str, Column], features: Features, measured: Sequence[str]) -> dict[str, Column]:
     """Return a record with what statistics keep of its values: decoded, they are what was encoded."""
-    seen = {name: features[name].observe_value(features[name].decode(name, record)) for name in measured}
+    values = {name: features[name].decode(features.stored(name, record)) for name in measured}
+    seen = {name: features[name].observe_value(value) for name, value in values.items()}
     return MadeColumns.of(record, seen) if seen else record
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from datamat.errors import SampleError, SchemaError
 from datamat.features.base import as_array, is_number_dtype
-from datamat.features.schema import FLAT
+from datamat.features.nesting import FLAT
 from datamat.parallel import PathosExecutor, physical_cores
 from datamat.parallel.process_role import refuse_in_fork
 from datamat.readers.sharing import BlockUser, SharedFolder, block_owner
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from datamat.features import Features
-    from datamat.features.schema import Nesting
+    from datamat.features.nesting import Nesting
     from datamat.readers.sharing import Returned
 
 

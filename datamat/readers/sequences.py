@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from datamat.errors import OptionError, SampleError, count_of
-from datamat.features.schema import value_at, with_value
+from datamat.features.nesting import value_at, with_value
 from datamat.readers.batches import permuted, supervised_fields
 from datamat.values import frozen
 

@@ -23,7 +23,7 @@ import numpy as np
 import xxhash
 
 from datamat.errors import OptionError, SampleError
-from datamat.features.schema import value_at
+from datamat.features.nesting import value_at
 from datamat.parallel import physical_cores
 from datamat.readers.batches import Order, Selected, records_at
 from datamat.readers.loader import DecodingThreads

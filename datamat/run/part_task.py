@@ -171,7 +171,7 @@ class _Observer:
         for column, values in self._values.items():
             value: Any = record[column]
             if type(value) is not bytes and self._kinds[column] == "bytes":
-                value = one_bytes(column, record)
+                value = one_bytes(value)
             if column in self._parts:
                 value = self._parts[column](value)
             values.append(value.copy() if isinstance(value, np.ndarray) else value)  # `read` may fill it anew

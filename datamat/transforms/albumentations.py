@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 import numpy as np
 
 from datamat.errors import OptionError, SchemaError
+from datamat.features.base import named
 from datamat.transforms.seeding import RandomStreams, Sample, Stage, signature_of, with_rng
 from datamat.transforms.targets import geometry_of, target_of
 from datamat.values import frozen
@@ -588,7 +589,7 @@ def _label_column(name: str, feature: Any, value: Any) -> np.ndarray:
 
 
 def _label_array(name: str, feature: Any, value: Any) -> Any:
-    return np.asarray(value) if feature.class_names() is None else feature.encode(name, value)[name]
+    return np.asarray(value) if feature.class_names() is None else named(name, feature.encode, value)
 
 
 def _boxes_to(box_format: str, boxes: Any, size: tuple[int, int]) -> np.ndarray:

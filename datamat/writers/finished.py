@@ -29,6 +29,7 @@ class FinishedSource(DataSource):
         self._records = RecordFiles(loaded, manifest.shards, shard_format, RecordCache(0))
         self._keys = KeyIndex(loaded, manifest, None, self._records)
         self._splits = {split: sum(info.num_records for info in infos) for split, infos in manifest.splits.items()}
+        self._features = manifest.features
         self.features = {name: feature for name, feature in manifest.features.items() if name != "key"}
         self.identity = [info.checksum for info in manifest.shards]
         self.dicts = frozenset(manifest.features.nesting.groups)
@@ -38,7 +39,8 @@ class FinishedSource(DataSource):
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         columns: Any = self._records.read_record(number)
-        return {name: feature.encoded_value(name, columns) for name, feature in self.features.items()}
+        stored = self._features.stored
+        return {name: feature.encoded_value(stored(name, columns)) for name, feature in self.features.items()}
 
     def keys_and_splits(self) -> Iterator[tuple[str, str | None]]:
         splits = itertools.chain.from_iterable(itertools.repeat(*item) for item in self._splits.items())

@@ -176,7 +176,7 @@ def resampled(data: bytes, rate: int | None) -> Any:
     """Return a file of sound, or its samples at another rate, as `datasets.Audio(sampling_rate=)` decodes it."""
     if rate is None:
         return data
-    samples, own = decoded_sound("", data)
+    samples, own = decoded_sound(data)
     return data if own == rate else _needed("soxr", "soxr", "Audio(sampling_rate=...)").resample(samples, own, rate)
 
 

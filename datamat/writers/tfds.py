@@ -141,7 +141,7 @@ class TfdsSource(DataSource):
         if (items := getattr(feature, "feature", None)) is not None:
             return _items_of(name, items, columns)
         if isinstance(feature, _STORED_AS_GIVEN):
-            return feature.encoded_value(name, columns)
+            return feature.encoded_value(columns[name])
         if isinstance(column, list) and column:
             data = zlib.decompress(column[0]) if name in self._deflated else column[0]
             column = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))

@@ -38,11 +38,11 @@ FILES = {
 def test_files_are_kept_and_decode_as_soundfile_does(data):
     feature = Audio(16_000, 2)
 
-    columns = feature.encode("x", data)
+    stored = feature.encode(data)
 
-    assert columns == {"x": data}
-    assert np.array_equal(feature.decode("x", columns), soundfile.read(io.BytesIO(data), dtype="float32")[0])
-    assert feature.prepare("x", data).shape == feature.decode("x", columns).shape
+    assert stored == data
+    assert np.array_equal(feature.decode(stored), soundfile.read(io.BytesIO(data), dtype="float32")[0])
+    assert feature.prepare(data).shape == feature.decode(stored).shape
     assert type(Features.infer({"x": data})["x"]) is Audio
 
 
@@ -66,25 +66,25 @@ def test_arrays_come_back_bit_for_bit(array, extension):
     wanted = array.astype(np.float32) / 32768 if array.dtype == np.int16 else array
     wanted = wanted[:, None] if wanted.ndim == 1 else wanted
 
-    columns = feature.encode("x", array)
+    stored = feature.encode(array)
 
-    found = feature.decode("x", columns)
+    found = feature.decode(stored)
     assert found.dtype == np.float32
     assert np.array_equal(found, wanted)
-    assert (tar_form(feature).extension(columns["x"]), feature.encode("x", array)) == (extension, columns)
-    assert soundfile.info(io.BytesIO(columns["x"])).samplerate == 16_000
-    assert len(columns["x"]) < array.nbytes + 200 or extension == "wav"
+    assert (tar_form(feature).extension(stored), feature.encode(array)) == (extension, stored)
+    assert soundfile.info(io.BytesIO(stored)).samplerate == 16_000
+    assert len(stored) < array.nbytes + 200 or extension == "wav"
 
 
 def test_flac_rounds_where_it_is_asked_to():
     feature = Audio(16_000, encoding="flac")
     wave = np.sin(np.arange(3000, dtype=np.float32))
 
-    found = feature.decode("x", feature.encode("x", wave))
+    found = feature.decode(feature.encode(wave))
 
     assert 0 < np.abs(found[:, 0] - wave).max() <= 1 / 32768
     with pytest.raises(SchemaError, match="the level 3, beyond 1; scale it in read, or declare encoding='exact'"):
-        feature.encode("x", wave / np.abs(wave).max() * 3)
+        feature.encode(wave / np.abs(wave).max() * 3)
 
 
 WRONG = {
@@ -104,7 +104,7 @@ WRONG = {
 @pytest.mark.parametrize(("feature", "value", "message"), WRONG.values(), ids=WRONG)
 def test_values_that_do_not_fit_are_refused(feature, value, message):
     with pytest.raises(SchemaError, match=message):
-        feature.encode("x", value)
+        feature.encode(value)
 
 
 BROKEN = {
@@ -122,7 +122,7 @@ BROKEN = {
 @pytest.mark.parametrize(("data", "message"), BROKEN.values(), ids=BROKEN)
 def test_files_that_do_not_decode_are_refused(data, message):
     with pytest.raises(InputError, match=message):
-        Audio().encode("x", data)
+        Audio().encode(data)
 
 
 def test_waveform_and_spectrogram_are_displayed():

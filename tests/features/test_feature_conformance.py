@@ -32,6 +32,7 @@ from datamat import (
     testing,
 )
 from datamat.codecs import encode_jpeg, encode_png
+from datamat.testing import cases
 
 if TYPE_CHECKING:
     from datamat.features import Feature
@@ -97,11 +98,11 @@ CASES = {
         [[2**64], [-1], np.array([-1])],
     ),
     "label": Case(ClassLabel(names=("cat", "dog")), [0, 1, np.int64(0)]),
-    "boxes": Case(BBoxes(), [np.zeros((0, 4), np.float32), np.array([[0, 0.25, 0.5, 1]], np.float32), testing.BOXES]),
+    "boxes": Case(BBoxes(), [np.zeros((0, 4), np.float32), np.array([[0, 0.25, 0.5, 1]], np.float32), cases.BOXES]),
     "rotated boxes": Case(
         BBoxes(rotated=True),
         [np.zeros((0, 5), np.float32), np.array([[5, -4, 3, 0, 400.5], [1, 2, 3, 4, -90]], np.float32), ROTATED],
-        [testing.BOXES, np.array([[1, 1, -1, 1, 0]], np.float32), np.array([[1, 1, 1, np.nan, 0]], np.float32)],
+        [cases.BOXES, np.array([[1, 1, -1, 1, 0]], np.float32), np.array([[1, 1, 1, np.nan, 0]], np.float32)],
     ),
     "keypoints": Case(
         Keypoints((None, 2, 3), names=("eye", "ear")),
@@ -124,13 +125,13 @@ CASES = {
     "image": Case(Image((8, 6, 3)), [PIXELS, encode_png(PIXELS), encode_jpeg(PIXELS)], is_lossy=True),
     "image of 16 bits": Case(
         Image((None, None, 3), dtype="uint16"),
-        [testing.DEEP, testing.DEEP.astype(">u2"), testing.DEEP[:2, :3], np.zeros((1, 1, 3), np.uint16)],
-        [PIXELS, testing.DEEP.astype(np.float32), testing.DEEP[..., :2], testing.DEEP.astype(np.int32)],
+        [cases.DEEP, cases.DEEP.astype(">u2"), cases.DEEP[:2, :3], np.zeros((1, 1, 3), np.uint16)],
+        [PIXELS, cases.DEEP.astype(np.float32), cases.DEEP[..., :2], cases.DEEP.astype(np.int32)],
     ),
     "grey and alpha": Case(
         Image((8, 6, 2)),
-        [testing.PIXELS[..., :2], testing.PIXELS[..., 2:], np.zeros((8, 6, 2), np.uint8)],
-        [testing.PIXELS, testing.PIXELS[..., 0], testing.PIXELS[..., :2].astype(np.float32)],
+        [cases.PIXELS[..., :2], cases.PIXELS[..., 2:], np.zeros((8, 6, 2), np.uint8)],
+        [cases.PIXELS, cases.PIXELS[..., 0], cases.PIXELS[..., :2].astype(np.float32)],
     ),
     "mask": Case(
         Mask((8, 6), names=("sky", "road")),
@@ -143,7 +144,7 @@ CASES = {
     ),
     "depth": Case(
         Depth((8, 6)),
-        [testing.DEEP[..., 0], np.zeros((8, 6), np.uint16), np.full((8, 6), 65535, np.uint16)],
+        [cases.DEEP[..., 0], np.zeros((8, 6), np.uint16), np.full((8, 6), 65535, np.uint16)],
         [
             np.ones((8, 6), np.float32),
             np.ones((8, 6), np.uint8),
@@ -153,7 +154,7 @@ CASES = {
     ),
     "depth in metres": Case(
         Depth(dtype="float32"),
-        [testing.METRES, testing.METRES.T, np.zeros((1, 1), np.float32)],
+        [cases.METRES, cases.METRES.T, np.zeros((1, 1), np.float32)],
         [np.ones((8, 6)), np.ones((8, 6), np.uint16), np.ones((8, 6, 1), np.float32)],
     ),
     "optional number": Case(
@@ -205,7 +206,7 @@ CASES = {
 if importlib.util.find_spec("ml_dtypes"):
     CASES["bfloat16"] = Case(
         Tensor((None,), "bfloat16"),
-        [testing.extremes("bfloat16")[:count] for count in (6, 0, 1)],
+        [cases.extremes("bfloat16")[:count] for count in (6, 0, 1)],
         [np.zeros(2, np.float32), np.zeros(2, np.float16)],
     )
     CASES["bfloat16 scalar"] = Case(Scalar("bfloat16"), [0.1, -0.0, float("inf")], [np.float32(1), 257, 1e300, True])
@@ -234,7 +235,7 @@ if importlib.util.find_spec("soundfile"):
 
 if importlib.util.find_spec("av"):
     FRAMES = [np.random.default_rng(0).integers(0, 256, (n, 16, 16 + n, 3), np.uint8) for n in (1, 2, 5)]
-    VIDEOS = [Video(fps=10).encode("x", frames)["x"] for frames in FRAMES]
+    VIDEOS = [Video(fps=10).encode(frames) for frames in FRAMES]
     CASES["video"] = Case(
         Video((16, None), fps=10),
         [*FRAMES, *VIDEOS],

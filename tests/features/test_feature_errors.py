@@ -23,17 +23,17 @@ class Odd(Feature):
 
     type_name = "feature_errors_odd"
 
-    def columns(self, name):
-        return {name: ArrowType("int64")}
+    def arrow_type(self):
+        return ArrowType("int64")
 
-    def encode(self, name, value):
-        return {name: np.zeros(1, np.float32)}
+    def encode(self, value):
+        return np.zeros(1, np.float32)
 
-    def encode_block(self, name, values):
-        return {name: np.zeros(len(values), np.float32)}
+    def encode_block(self, values):
+        return np.zeros(len(values), np.float32)
 
-    def decode(self, name, columns):
-        return columns[name][0]
+    def decode(self, column):
+        return column[0]
 
 
 @register_feature
@@ -43,10 +43,10 @@ class Refusing(Odd):
 
     type_name = "feature_errors_refusing"
 
-    def encode(self, name, value):
-        return {name: np.array([value])}
+    def encode(self, value):
+        return np.array([value])
 
-    def decode(self, name, columns):
+    def decode(self, column):
         raise InputError("it does not decode")
 
 

@@ -16,7 +16,7 @@ import datamat
 from datamat import DatasetWriter, Features, Image, IndexRow, ListOf, Materializer, Nullable, Scalar, WorkerOptions
 from datamat.directory.sidecars.tfds import tfds_entries
 from datamat.errors import MissingDependencyError, OptionError, SchemaError
-from datamat.features import ArrowType, Feature, Geometry, register_feature, schema
+from datamat.features import ArrowType, Feature, Geometry, register_feature, registry
 from datamat.readers.tf import TfOptions, in_python, tf_field
 from datamat.testing import FeatureConformance
 
@@ -29,33 +29,33 @@ SOUNDS = [np.linspace(-1, 1, 2 * number + 2, dtype=np.float32).reshape(-1, 2) fo
 class Celsius(Feature):
     """A feature with only the required methods, stored in hundredths of a degree."""
 
-    def columns(self, name):
-        return {name: ArrowType("int64")}
+    def arrow_type(self):
+        return ArrowType("int64")
 
     def value_type(self):
         return "float64", ()
 
-    def encode(self, name, value):
-        return {name: np.array([round(value * 100)])}
+    def encode(self, value):
+        return np.array([round(value * 100)])
 
-    def decode(self, name, columns):
-        return np.float64(columns[name][0] / 100)
+    def decode(self, column):
+        return np.float64(column[0] / 100)
 
 
 @dataclasses.dataclass(frozen=True)
 class Pairs(Feature):
     """A feature of an Arrow type, `encode` and `decode` alone."""
 
-    def columns(self, name):
-        return {name: ArrowType("int16", (None, 2))}
+    def arrow_type(self):
+        return ArrowType("int16", (None, 2))
 
-    def encode(self, name, value):
+    def encode(self, value):
         if not isinstance(value, np.ndarray) or value.dtype != np.int16 or value.shape[1:] != (2,):
-            raise SchemaError(f"field {name!r} is declared {self.declared()} but the sample holds {value!r}")
-        return {name: value.reshape(-1).astype(np.int64)}
+            raise SchemaError(f"the field is declared {self.declared()} but the sample holds {value!r}")
+        return value.reshape(-1).astype(np.int64)
 
-    def decode(self, name, columns):
-        return np.asarray(columns[name]).astype(np.int16).reshape(-1, 2)
+    def decode(self, column):
+        return np.asarray(column).astype(np.int16).reshape(-1, 2)
 
 
 PAIRS = [np.arange(4, dtype=np.int16).reshape(2, 2), np.empty((0, 2), np.int16), np.full((1, 2), -9, np.int16)]
@@ -98,9 +98,9 @@ class TestListsOfCelsius(FeatureConformance):
 
 
 @pytest.fixture(autouse=True)
-def registry(monkeypatch):
+def no_other_types(monkeypatch):
     """Leave the registered classes as they were."""
-    monkeypatch.setattr(schema, "_registered", {})
+    monkeypatch.setattr(registry, "_registered", {})
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def numbered(sample):
 def test_foreign_feature_goes_through_every_format_and_reader(tmp_path, installed, format_name):
     """It is written, read by record and in batches, verified, drawn, exported and inspected."""
     folder = write(tmp_path / "out", installed, format_name)
-    schema._registered.clear()
+    registry._registered.clear()
     register_feature(Celsius)
 
     dataset = datamat.load(folder, "train")
@@ -219,13 +219,13 @@ def test_class_is_found_only_where_it_is_known(tmp_path, installed):
     folder = write(tmp_path / "out", installed, "tfrecord")
     declared = json.loads((folder / "manifest.json").read_text())["features"]
     assert declared["sound"] == {"type": "Waveform", "module": "datamat_squares", "channels": 2}
-    schema._registered.clear()
+    registry._registered.clear()
 
     with pytest.raises(MissingDependencyError, match=r"'degrees'.*'Celsius'.*test_foreign_features.*register_feature"):
         datamat.load(folder)
     register_feature(Celsius)
     shutil.rmtree(tmp_path / "site")
-    schema._registered.pop("Waveform", None)
+    registry._registered.pop("Waveform", None)
     with pytest.raises(MissingDependencyError, match=r"'sound'.*'Waveform'.*'datamat_squares'.*install"):
         datamat.load(folder)
 
@@ -241,12 +241,12 @@ class Incomparable(Celsius):
 
 
 class OfBytes(Celsius):
-    def columns(self, name):
-        return {name: "int64"}
+    def arrow_type(self):
+        return "int64"
 
 
 class Elsewhere(Celsius):
-    def columns(self, name):
+    def arrow_type(self):
         return {"other": ArrowType("int64")}
 
 
@@ -281,7 +281,7 @@ class Unread(DatasetWriter):
         (Unregistered(), MissingDependencyError, "'degrees' .*register_feature"),
         (Incomparable(), SchemaError, "frozen dataclass"),
         (OfBytes(), SchemaError, "want an ArrowType"),
-        (Elsewhere(), SchemaError, "columns"),
+        (Elsewhere(), SchemaError, "arrow_type"),
         (Oddly(), SchemaError, "value_type"),
         (Unwritable(), SchemaError, "write arguments"),
     ],
@@ -296,8 +296,8 @@ def test_feature_that_lacks_something_is_refused_by_plan(tmp_path, feature, erro
 
 
 class Listed(Celsius):
-    def encode(self, name, value):
-        return {name: [value]}
+    def encode(self, value):
+        return [value]
 
 
 def test_columns_that_only_some_formats_hold_are_refused():
@@ -336,7 +336,7 @@ def test_edit_of_a_foreign_class_rebuilds(tmp_path, monkeypatch):
 
     run()
     assert run().did_nothing
-    monkeypatch.setattr(Celsius, "encode", lambda self, name, value: {name: np.array([round(value * 1000)])})
+    monkeypatch.setattr(Celsius, "encode", lambda self, value: np.array([round(value * 1000)]))
     assert run().num_shards_written == 1
 
 
@@ -361,15 +361,14 @@ def test_foreign_field_follows_the_image(tmp_path):
 class Disparity(Feature, Geometry):
     """A disparity map of fixed shape, stored raw, moved like a mask and decoded in blocks."""
 
-    def columns(self, name):
-        return {name: ArrowType("uint8", (4, 4), is_raw=True)}
+    def arrow_type(self):
+        return ArrowType("uint8", (4, 4), is_raw=True)
 
-    def encode(self, name, value):
-        return {name: value.tobytes()}
+    def encode(self, value):
+        return value.tobytes()
 
-    def decode(self, name, columns):
-        data = columns[name]
-        return np.frombuffer(data if isinstance(data, bytes) else data[0], np.uint8).reshape(4, 4)
+    def decode(self, column):
+        return np.frombuffer(column if isinstance(column, bytes) else column[0], np.uint8).reshape(4, 4)
 
     def target(self):
         return "mask"
@@ -404,17 +403,17 @@ SCALE = 10
 
 @dataclasses.dataclass(frozen=True)
 class Scaled(Feature):
-    def columns(self, name):
-        return {name: ArrowType("int64")}
+    def arrow_type(self):
+        return ArrowType("int64")
 
     def value_type(self):
         return "float64", ()
 
-    def encode(self, name, value):
-        return {name: np.array([round(value * SCALE)])}
+    def encode(self, value):
+        return np.array([round(value * SCALE)])
 
-    def decode(self, name, columns):
-        return columns[name][0] / SCALE
+    def decode(self, column):
+        return column[0] / SCALE
 """
 
 

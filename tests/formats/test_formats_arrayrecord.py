@@ -19,7 +19,7 @@ from datamat.errors import CorruptDataError
 from datamat.features import Features, Tensor
 from datamat.formats import Offsets, get_format
 from datamat.formats.example import ExampleEncoder, varint
-from datamat.testing import MIXED, mixed
+from datamat.testing.cases import MIXED, mixed
 
 array_record_module = pytest.importorskip(
     "array_record.python.array_record_module", reason="the package array-record is not installed"

@@ -17,7 +17,7 @@ from datamat.features import Bytes, Features, Image, ListOf, Mask, Nullable, Sca
 from datamat.features.base import dtype_of
 from datamat.formats import Offsets, get_format, parquet
 from datamat.formats.parquet import ParquetFormat
-from datamat.testing import CASES, MIXED, TABLE, mixed
+from datamat.testing.cases import CASES, MIXED, TABLE, mixed
 
 
 def write(folder, features, samples, *, cuts=(), shard_format=None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -15,9 +16,9 @@ from hypothesis import strategies as st
 
 from datamat.errors import CorruptDataError, SchemaError
 from datamat.features import BBoxes, Features, Image, Scalar, Tensor
-from datamat.formats import get_format
+from datamat.formats import Offsets, get_format
 from datamat.formats.webdataset import BLOCK_BYTES, END_OF_ARCHIVE, member
-from datamat.testing import IMAGES, MIXED, ODD_KEYS, mixed
+from datamat.testing.cases import IMAGES, MIXED, ODD_KEYS, mixed
 
 WEBDATASETS_RULE = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 
@@ -142,10 +143,15 @@ def test_sizes_that_members_claim_take_no_memory():
             list(shard_format.read_file(io.BytesIO(data), path="s"))
 
 
-def test_wrong_offsets_are_noticed():
+def test_wrong_offsets_are_noticed(tmp_path):
     """A range that is not one sample is refused."""
     shard_format = get_format("webdataset").with_features(MIXED)
-    data = archive_of(MIXED, [mixed(0), mixed(1)])
+    data = archive_of(MIXED, [mixed(0), mixed(1)])[:-1024]
+    path, offsets = tmp_path / "two.tar", Offsets(np.zeros(1, np.uint64), np.array([len(data)], np.uint64))
+    path.write_bytes(data)
 
-    with pytest.raises(CorruptDataError, match=r"the sample has [\d,]+ bytes, but the index says"):
-        shard_format.read_record(data[:-1024], path="s")
+    with (
+        contextlib.closing(shard_format.reader(path, offsets)) as reader,
+        pytest.raises(CorruptDataError, match=r"the sample has [\d,]+ bytes, but the index says"),
+    ):
+        reader.read(0)

@@ -182,7 +182,7 @@ def check(row, sample):
         found = row[name]
         if name == "polygons":  # come as vertices, and how many of them each has
             vertices, sizes = np.asarray(found, np.float32).reshape(-1, 2), np.asarray(row["polygons/sizes"], np.int64)
-            found = Polygons().decode(name, {name: vertices.reshape(-1), f"{name}/sizes": sizes})
+            found = Polygons().decode({"": vertices.reshape(-1), "/sizes": sizes})
             assert found.shape == value.shape
             found, value = np.nan_to_num(found, nan=-1), np.nan_to_num(value, nan=-1)
         if name in MISSING:
@@ -206,7 +206,7 @@ def check(row, sample):
             found = _time_of(found)
         if isinstance(found, bytes) and found.startswith(b"\x89PNG"):  # what Pillow cannot hold comes as the file
             assert name in AS_FILES, name
-            found = Zoo.features[name].decode(name, {name: found})
+            found = Zoo.features[name].decode(found)
         if isinstance(found, bytes) and not isinstance(
             value, bytes
         ):  # raw numbers, where a client has no type for them

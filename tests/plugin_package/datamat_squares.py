@@ -32,24 +32,24 @@ class Waveform(Feature, Preview):
 
     preview = "image"
 
-    def columns(self, name):
-        return {name: ArrowType("binary"), f"{name}/frames": ArrowType("int64")}
+    def arrow_type(self):
+        return {"": ArrowType("binary"), "/frames": ArrowType("int64")}
 
     def value_type(self):
         return "float32", (None, self.channels)
 
-    def encode(self, name, value):
+    def encode(self, value):
         if not isinstance(value, np.ndarray) or value.dtype != np.float32 or value.shape[1:] != (self.channels,):
-            raise SchemaError(f"field {name!r} is declared {self.declared()} but the sample holds {value!r}")
-        return {name: zlib.compress(value.tobytes()), f"{name}/frames": np.array([len(value)])}
+            raise SchemaError(f"the field is declared {self.declared()} but the sample holds {value!r}")
+        return {"": zlib.compress(value.tobytes()), "/frames": np.array([len(value)])}
 
-    def decode(self, name, columns):
-        data = columns[name]
+    def decode(self, columns):
+        data = columns[""]
         try:
             data = zlib.decompress(data[0] if isinstance(data, list) else data)
         except zlib.error as error:
-            raise InputError(f"field {name!r} is damaged: {error}") from error
-        return np.frombuffer(data, np.float32).reshape(int(columns[f"{name}/frames"][0]), self.channels)
+            raise InputError(f"the field is damaged: {error}") from error
+        return np.frombuffer(data, np.float32).reshape(int(columns["/frames"][0]), self.channels)
 
     def display(self, value):
         picture = np.full((32, max(len(value), 1), 3), 255, np.uint8)

@@ -252,7 +252,7 @@ def test_depth_and_pictures_of_16_bits_are_drawn():
     [
         (Keypoints(), np.array([[20, 20]], np.float32)),
         (Keypoints((2, 3)), np.array([[20, 20, 2], [0, 0, 0]], np.float32)),
-        (Polygons(), Polygons().prepare("x", [[[5, 5], [30, 5], [5, 30]], []])),
+        (Polygons(), Polygons().prepare([[[5, 5], [30, 5], [5, 30]], []])),
         (BBoxes(), np.array([[0.25, 0.25, 0.75, 0.75]], np.float32)),
         (BBoxes(rotated=True), np.array([[20, 20, 20, 10, 30], [1e20, 0, 1, 1, 0]], np.float32)),
     ],

@@ -303,14 +303,14 @@ def test_limits_of_workers_need_datamats_own(place, options):
 class Deadly(Scalar):
     """Ends the process that encodes 100: alone, or among others."""
 
-    def encode(self, name, value):
+    def encode(self, value):
         self.live(value)
-        return super().encode(name, value)
+        return super().encode(value)
 
-    def encode_block(self, name, values):
+    def encode_block(self, values):
         for value in values:
             self.live(value)
-        return super().encode_block(name, values)
+        return super().encode_block(values)
 
     def live(self, value):
         if value == 100:

@@ -329,9 +329,9 @@ def test_large_values_are_not_held_until_there_are_many(tmp_path, monkeypatch):
     """Else a worker would need memory for two thousand of them."""
     sizes = []
 
-    def observe(self, name, columns, *, original=Bytes.observe):
-        sizes.append(sum(map(len, columns[name])))
-        return original(self, name, columns)
+    def observe(self, column, *, original=Bytes.observe):
+        sizes.append(sum(map(len, column)))
+        return original(self, column)
 
     monkeypatch.setattr(Bytes, "observe", observe)
     samples, options = [{"x": bytes(300_000)}] * 20, {"executor": InlineExecutor(), "progress": False}

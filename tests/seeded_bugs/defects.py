@@ -1459,8 +1459,8 @@ DEFECTS = {
         Defect(
             "block-encodes-past-the-class",
             "a feature type with an encode of its own is stored in blocks by the method that it inherits",
-            "datamat.features.base:_is_overridden",
-            lambda found: lambda kind, method, single: hasattr(kind, method),
+            "datamat.features.base:Feature.__init_subclass__",
+            replace("of_block not in vars(nearest)", "False"),
             "tests/writers/test_read_block.py::test_blocks_give_the_bytes_of_rows",
         ),
         Defect(
@@ -1518,7 +1518,7 @@ DEFECTS = {
         Defect(
             "none-for-no-numbers",
             "an empty tensor that may be missing reads back as None",
-            "datamat.features.schema:_nullable_columns",
+            "datamat.features.nullable:Maybe.of_type",
             replace('one.kind in {"int64", "float32"} and None in one.sizes', "False"),
             "tests/features/test_features_of_others.py::test_columns_hold_the_values_there_are",
         ),
@@ -1728,7 +1728,7 @@ DEFECTS = {
         Defect(
             "empty-list-taken-for-none",
             "an empty list of texts that may be missing reads back as None",
-            "datamat.features.schema:Nullable.encode",
+            "datamat.features.nullable:Nullable.encode",
             replace("np.ones(1, np.int64)", "np.ones(1 if value else 0, np.int64)"),
             "tests/features/test_compositions.py::test_columns_hold_every_composition",
         ),

@@ -389,7 +389,7 @@ def test_grey_images_pass():
 
 def test_encoded_images_are_decoded_first():
     """Bytes of a file reach the transform as an array."""
-    encoded = Image().encode("image", picture())["image"]
+    encoded = Image().encode(picture())
 
     result = drawn(
         lambda sample, rng: {**sample, "image": sample["image"][:8]}, sample={**sample_of(), "image": encoded}

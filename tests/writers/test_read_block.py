@@ -40,11 +40,11 @@ NUM_ROWS = 40
 class Kelvin(Scalar):
     """A type of another package that has `encode` of its own, and inherits a method for blocks that does not fit it."""
 
-    def encode(self, name, value):
-        return super().encode(name, np.float32(value + 273))
+    def encode(self, value):
+        return super().encode(np.float32(value + 273))
 
-    def decode(self, name, columns):
-        return super().decode(name, columns) - np.float32(273)
+    def decode(self, column):
+        return super().decode(column) - np.float32(273)
 
 
 FEATURES = Features(

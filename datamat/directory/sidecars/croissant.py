@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from datamat.directory.files import render_json
 from datamat.directory.manifest import formats_of, shard_pattern, shards_of
+from datamat.features import ListOf, Nullable
 from datamat.features.pictures import PictureFile, Video
-from datamat.features.schema import ListOf, Nullable
 from datamat.features.values import Audio
 from datamat.formats.arrow import ArrowColumn, arrow_columns
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from datamat.directory.files import render_json
 from datamat.directory.manifest import formats_of, shards_of
+from datamat.features import ListOf, Nullable
 from datamat.features.pictures import Depth, Image, Mask, Polygons
-from datamat.features.schema import ListOf, Nullable
 from datamat.features.values import BBoxes, ClassLabel, Scalar, Tensor
 
 if TYPE_CHECKING:

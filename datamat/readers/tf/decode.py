@@ -12,7 +12,7 @@ import numpy as np
 
 from datamat.errors import CorruptDataError, InputError, MissingDependencyError, SchemaError
 from datamat.features import Text
-from datamat.features.base import dtype_of, holds_numbers
+from datamat.features.base import dtype_of, holds_numbers, put_name
 from datamat.parallel.affinity import physical_cores
 from datamat.readers.loader import MemoryPool, keep_freed_pages, shared_threads
 from datamat.readers.tf.fields import TfField, decode_raw, tf_dtype, tf_field, tf_fields, tf_value
@@ -331,10 +331,11 @@ def _declared(feature: Feature) -> tuple[tuple[int, ...], str]:
 def _decode_into(out: np.ndarray, name: str, feature: Feature, file: bytes, key: bytes) -> None:
     try:
         # TensorFlow has checked the record's checksum.
-        pixels = feature.decode_into(name, {name: file}, out, are_intact=True)
+        pixels = feature.decode_into(file, out, are_intact=True)
         if pixels.shape != out.shape:
-            raise SchemaError(f"field {name!r} is declared {feature.declared()} but is {pixels.shape}; want that shape")
+            raise SchemaError(f"the field is declared {feature.declared()} but is {pixels.shape}; want that shape")
     except (InputError, SchemaError) as error:
+        put_name(error, name)
         remedy = "datamat verify names its shard; remove that and run the job again"
         raise CorruptDataError(f"the record of key {key.decode()!r} is damaged: {error}; {remedy}") from error
     if pixels is not out:

@@ -33,8 +33,18 @@ from datamat.features import (
     Tokens,
     Video,
 )
-from datamat.features.base import ArrowType, Shape, bytes_array, dtype_of, holds_numbers, to_json_text
-from datamat.features.schema import Packed
+from datamat.features.base import (
+    ArrowType,
+    Shape,
+    by_column,
+    bytes_array,
+    dtype_of,
+    holds_numbers,
+    named,
+    to_json_text,
+    whole,
+)
+from datamat.features.list_of import Packed
 from datamat.values import frozen
 
 __all__ = ["TfField", "decode_raw", "in_python", "tf_dtype", "tf_field", "tf_fields", "tf_value"]
@@ -120,16 +130,16 @@ def in_python(feature: Feature, block: Literal["python"] | None = None) -> TfFie
     def decode(name: str, columns: Mapping[str, Any]) -> Any:
         import tensorflow as tf
 
-        names = [*feature.columns(name)]
+        parts = feature.columns("")
 
         def decoded(*values: Any) -> Any:
             found = {
-                column: value.tolist() if value.dtype == object else value
-                for column, value in zip(names, values, strict=True)
+                part: value.tolist() if value.dtype == object else value
+                for part, value in zip(parts, values, strict=True)
             }
-            return tf_value(feature.decode(name, found), dtype)
+            return tf_value(named(name, feature.decode, whole(found)), dtype)
 
-        value = tf.numpy_function(decoded, [columns[column] for column in names], tf_dtype(dtype), stateful=False)
+        value = tf.numpy_function(decoded, [columns[name + part] for part in parts], tf_dtype(dtype), stateful=False)
         return tf.ensure_shape(value, shape)
 
     return TfField(dtype, shape, decode, block, needs_python=True)
@@ -270,7 +280,7 @@ def _(feature: ListOf) -> TfField:
     one = tf_field(feature.item)
     is_serialized = None in one.shape  # items that differ in shape cannot be one tensor: each is a string
     dtype, shape = ("bytes", (None,)) if is_serialized else (one.dtype, (None, *one.shape))
-    has_lengths = any(how.has_lengths for how in feature.packed("").values())
+    has_lengths = any(how.has_lengths for how in feature.packed.values())
     block = None if has_lengths else _block_of_many(feature.item, one)
 
     def decode(name: str, columns: Mapping[str, Any]) -> Any:
@@ -278,7 +288,7 @@ def _(feature: ListOf) -> TfField:
 
         if block and not holds_numbers(dtype):
             return columns[name]
-        packed = feature.packed(name)
+        packed = by_column(name, feature.packed)
         items = {
             column: _items(columns[column], how, columns.get(f"{column}/lengths")) for column, how in packed.items()
         }
