@@ -556,4 +556,7 @@ def _check_unique(store: RowStore) -> None:
             numbers = np.sort(order[place : place + 2]).tolist()
             problems.append(f"key {first.key!r} at {origin_of(first, numbers[0])} and {origin_of(second, numbers[1])}")
     if problems:
-        raise SourceError(f"duplicated keys: {join_problems(problems)}; keys must be unique over all splits")
+        raise SourceError(
+            f"duplicated keys: {join_problems(problems)}; keys must be unique over all splits: rename a file, or "
+            "give a row another key"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -17,7 +18,6 @@ from datamat.writers.arrow_types import (
     OF_ROWS,
     OF_TARS,
     columns_of_schema,
-    decoded,
     dicts_of,
     readable,
     readable_schema,
@@ -28,6 +28,7 @@ from datamat.writers.paths import SourceFile, splits_of
 from datamat.writers.samples import fit_key
 from datamat.writers.tables import content_of
 from datamat.writers.tar import archive_of, keys_of_tars
+from datamat.writers.text_tables import BATCH_ROWS
 from datamat.writers.unpacking import SpoolOptions
 
 if TYPE_CHECKING:
@@ -232,6 +233,9 @@ class TableFormat(Protocol):
     def read(self, path: str, group: int, columns: Sequence[str]) -> pa.Table:
         """Return columns of a group of rows."""
 
+    def batches(self, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield columns of all rows, some at a time."""
+
 
 @final
 class TableFiles:
@@ -258,6 +262,10 @@ class TableFiles:
         self._folders = folder_values(files)
         for number, (file, values) in enumerate(zip(files, self._folders, strict=True)):
             schema, counts = self._outline(file)
+            if len({*schema.names}) < len(schema.names):
+                raise SourceError(
+                    f"{file.path} has two columns with the same name ({', '.join(schema.names)}); rename one"
+                )
             self._own.append(frozenset(schema.names))
             for name, value in values.items():
                 if name not in schema.names:  # a writer may repeat the values in the file, as polars does
@@ -291,8 +299,19 @@ class TableFiles:
         return found if len(pieces) == 1 else found.take(np.argsort(here))
 
     def column(self, name: str) -> Iterator[Any]:
-        for place in range(len(self._groups)):
-            yield from self._read(place, [name]).column(name).to_pylist()
+        for number in range(len(self.files)):
+            for batch in self.batches(number, [name]):
+                yield from batch.column(name).to_pylist()
+
+    def batches(self, number: int, columns: Collection[str] | None) -> Iterator[pa.RecordBatch]:
+        """Yield columns of the rows of a file, some rows at a time; None stands for all columns."""
+        import pyarrow as pa
+
+        names = self._names(columns)
+        with self._damage_named(number, "its rows"):
+            for read in self._format.batches(self.files[number].path, self._own_of(number, names)):
+                found = self._complete(pa.Table.from_batches([read]), number, names)
+                yield from (batch for batch in found.to_batches() if batch.num_rows)
 
     def names(self) -> Iterator[tuple[str, str | None]]:
         before = 0
@@ -319,25 +338,51 @@ class TableFiles:
         return found
 
     def _read(self, place: int, columns: Collection[str] | None) -> pa.Table:
+        number, group = self._groups[place]
+        names = self._names(columns)
+        with self._damage_named(number, f"row group {group}"):
+            found = self._format.read(self.files[number].path, group, self._own_of(number, names))
+            return self._complete(found, number, names)
+
+    def _names(self, columns: Collection[str] | None) -> list[str]:
+        return [name for name in self.schema.names if columns is None or name in columns]
+
+    def _own_of(self, number: int, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name in self._own[number]]
+
+    def _complete(self, found: pa.Table, number: int, names: Sequence[str]) -> pa.Table:
+        """Return rows of a file with all columns, in the types that these have in all files."""
         import pyarrow as pa
 
-        number, group = self._groups[place]
-        names = [name for name in self.schema.names if columns is None or name in columns]
         wanted = pa.schema([self.schema.field(name) for name in names])
-        path = self.files[number].path
+        for name, value in self._folders[number].items():
+            if name in names and name not in self._own[number]:
+                kind = wanted.field(name).type
+                found = found.append_column(name, pa.repeat(pa.scalar(value.value, kind), found.num_rows))
+        found = readable(found)
+        if found.schema.names == names and found.schema.types == wanted.types:
+            return found
+        for column, field in enumerate(found.schema):
+            kind = wanted.field(field.name).type
+            if field.type != kind and not isinstance(kind, pa.BaseExtensionType):
+                try:
+                    found = found.set_column(column, field.name, found.column(column).cast(kind))
+                except pa.ArrowException as error:
+                    raise SourceError(
+                        f"{self.files[number].path}: column {field.name!r} is {field.type}, which cannot become {kind} "
+                        f"as in other files: {error}; give all files the same type, or leave the column out"
+                    ) from error
+        return pa.concat_tables([wanted.empty_table(), found], promote_options="permissive")
+
+    @contextlib.contextmanager
+    def _damage_named(self, number: int, what: str) -> Iterator[None]:
+        import pyarrow as pa
+
         try:
-            found = self._format.read(path, group, [name for name in names if name in self._own[number]])
-            for name, value in self._folders[number].items():
-                if name in names and name not in self._own[number]:
-                    kind = wanted.field(name).type
-                    found = found.append_column(name, pa.repeat(pa.scalar(value.value, kind), found.num_rows))
-            found = readable(found)
-            if found.schema.names == names and found.schema.types == wanted.types:
-                return found
-            return pa.concat_tables([wanted.empty_table(), decoded(found, wanted)], promote_options="permissive")
+            yield
         except (pa.ArrowException, OSError) as error:
             text = str(error).partition("\n")[0]
-            raise CorruptDataError(f"{path}: row group {group} cannot be read: {text}") from error
+            raise CorruptDataError(f"{self.files[number].path}: {what} cannot be read: {text}") from error
 
     def _outline(self, file: SourceFile) -> tuple[Any, list[int]]:
         import pyarrow as pa
@@ -383,6 +428,9 @@ class ArrowFiles:
         found = self._opened(path).read_all()
         found.validate(full=True)  # Arrow follows offsets blindly, also out of its memory
         return found.select(columns)
+
+    def batches(self, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        return iter(self.read(path, 0, columns).to_batches(max_chunksize=BATCH_ROWS))
 
     def _opened(self, path: str) -> Any:
         """Return a reader of an Arrow file or stream."""

@@ -83,10 +83,7 @@ class Column:
             ]
         if column.null_count and not (feature is not None and feature.takes_none):
             place = int(numbers[np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]])
-            raise SourceError(
-                f"row {place}, column {self.name!r} of the table is empty; fill it in, or drop the row; or declare it "
-                f"with features={{{self.name!r}: Nullable(...)}}"
-            )
+            raise SourceError(empty_cell(self.name, f"row {place}, "))
         found = _cells_of(column, self.feature) if feature == self.feature else None
         return column.to_pylist() if found is None else found
 
@@ -266,7 +263,7 @@ def readable_schema(schema: Any) -> Any:
     return pa.schema([field.with_type(_without_views(field.type)) for field in schema], schema.metadata)
 
 
-def decoded_schema(schema: Any) -> Any:
+def _decoded_schema(schema: Any) -> Any:
     """Return a schema with the values of dictionaries in their place."""
     import pyarrow as pa
 
@@ -276,37 +273,21 @@ def decoded_schema(schema: Any) -> Any:
     return readable_schema(pa.schema(fields, schema.metadata))
 
 
-def decoded(table: pa.Table, wanted: Any) -> pa.Table:
-    """Return a table whose columns have the types of those of a schema, as `unified` gives it."""
-    for place, field in enumerate(table.schema):
-        table = table.set_column(place, field.name, cast(table.column(place), wanted.field(field.name).type))
-    return table
-
-
-def cast(cells: Any, kind: Any) -> Any:
-    """Return cells in the type of their column."""
-    import pyarrow as pa
-
-    return cells if cells.type == kind or isinstance(kind, pa.BaseExtensionType) else cells.cast(kind)
-
-
 def unified(one: Any, other: Any, first: str, path: str) -> tuple[Any, dict[str, str]]:
     """Return a schema for the rows of two files, and why a column is refused that nobody declares, by its name.
 
-    Numbers become wider, and columns of nulls what the others are; what else differs is text.
+    Numbers become wider, and columns of nulls what the others are; what else differs is text, or what it is in the
+    first file where not even text holds both.
 
     Args:
         one: schema of the first file, or of several.
         other: schema of another file.
         first: path of the first file.
         path: path of the other one.
-
-    Raises:
-        SourceError: a column has types that not even text holds.
     """
     import pyarrow as pa
 
-    refused, one, other = {}, decoded_schema(one), decoded_schema(other)
+    refused, one, other = {}, _decoded_schema(one), _decoded_schema(other)
     for name in dict.fromkeys([*one.names, *other.names]):
         if name not in one.names or name not in other.names:
             refused[name] = lacking(name, *((path, first) if name in one.names else (first, path)))
@@ -317,7 +298,9 @@ def unified(one: Any, other: Any, first: str, path: str) -> tuple[Any, dict[str,
             continue
         reason = f"{path}: column {name!r} is {kinds[1]}, but {kinds[0]} in {first}; "
         if any(pa.types.is_nested(kind) or _is_binary(kind) for kind in kinds):
-            raise SourceError(f"{reason}give all files the same columns, or leave it out of the files")
+            refused[name] = f"{reason}give all files the same type"
+            other = other.set(other.get_field_index(name), one.field(name))
+            continue
         refused[name] = f"{reason}declare what it is to be, as in features={{{name!r}: Text()}}"
         one, other = (schema.set(schema.get_field_index(name), pa.field(name, pa.string())) for schema in (one, other))
     return pa.unify_schemas([one, other], promote_options="permissive"), refused

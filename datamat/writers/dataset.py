@@ -246,7 +246,10 @@ class ImportWriter(DatasetWriter):
                 found[name] = None
                 continue
             if field not in sample:
-                raise SchemaError(f"field {field!r} is missing; the sample has {join_problems(list(sample))}")
+                raise SchemaError(
+                    f"field {field!r} is missing; the sample has {join_problems(list(sample))}; add it, declare it "
+                    f"with features={{{name!r}: Nullable(...)}}, or leave it out with drop=[{field!r}]"
+                )
             found[name] = self._value(name, sample[field])
         if self._choice.columns is None:  # what the first sample has not is refused when it is encoded
             found |= {name: sample[name] for name in sample.keys() - self._known - {"key"}}

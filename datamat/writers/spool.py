@@ -39,9 +39,9 @@ from datamat.folders.local import expand_home
 from datamat.transforms.seeding import signature_of
 from datamat.writers.arrow_types import OF_ROWS, OF_TARS, columns_of_schema, dicts_of, readable, typed_cell
 from datamat.writers.base import DataSource
-from datamat.writers.samples import dicts_in, fill_lists, fit_key, sample_of
+from datamat.writers.samples import Items, fill_lists, fit_key
 from datamat.writers.tables import TableRows, is_of_package, table_of
-from datamat.writers.tar import TarRows, archive_of, keys_of_tars, sample_of_tar
+from datamat.writers.tar import archive_of, is_of_tar, items_of, keys_of_tars
 from datamat.writers.unpacking import SpoolOptions
 
 if TYPE_CHECKING:
@@ -78,43 +78,48 @@ class RowStream:
         if is_of_package(rows, "datasets") and rows.features is None and hasattr(rows, "_resolve_features"):
             rows = rows._resolve_features()
         schema = rows.features.arrow_schema if is_of_package(rows, "datasets") and rows.features else None
-        self._columns = [] if schema is None else columns_of_schema(schema)
+        self._items: Items | None = None  # known by the schema, or by the first row
         self._gives_tables = False
-        if self._columns:
+        if schema is not None:
             import datasets
 
-            for name in [column.name for column in self._columns if column.is_file and len(column.path) == 1]:
-                rows = rows.cast_column(name, _undecoded(rows.features[name]))
+            self._items = ArrowItems(schema)
+            for column in self._items.columns:
+                if column.is_file and len(column.path) == 1:
+                    rows = rows.cast_column(column.name, _undecoded(rows.features[column.name]))
             assert datasets
         self._rows = rows
         self._names = names
-        self._members = TarRows()
+        self._declared: Mapping[str, Feature] = {}
         self._first: tuple[Any, Any] | None = None  # archive and key of the first sample of WebDataset
 
     @property
-    def features(self) -> dict[str, Feature]:
-        """The features that the source declares; a stream of tables does so with its first one."""
-        declared = {column.name: column.feature for column in self._columns if column.feature is not None}
-        return {**self._members.features, **declared}
+    def features(self) -> Mapping[str, Feature]:
+        """The features that the source declares, or its first row or table shows."""
+        return {} if self._items is None else self._items.features
 
     @property
     def has_columns(self) -> bool:
         """Whether the source declares its fields."""
-        return bool(self._columns)
+        return isinstance(self._items, ArrowItems)
 
     @property
-    def refused(self) -> dict[str, str]:
+    def refused(self) -> Mapping[str, str]:
         """The fields that no feature stores, each with the reason."""
-        return {**self._members.refused, **{one.name: one.refused for one in self._columns if one.refused}}
-
-    def show(self, row: Any) -> None:
-        """Take what the first row shows of the fields."""
-        if self._is_of_tar(row):
-            self._members.show(row)
+        return {} if self._items is None else self._items.refused
 
     def declare(self, features: Mapping[str, Feature]) -> None:
         """Take the features that the user declares for fields."""
-        self._members.declare(features)
+        self._declared = features
+        if self._items is not None:
+            self._items.declare(features)
+
+    def items(self, row: Any) -> Items:
+        """Return how rows become samples, given one of them."""
+        if self._items is None:
+            self._items = items_of(row, self._names)
+            self._items.declare(self._declared)
+        return self._items
 
     def start(self, count: int, state: Any) -> Iterator[Any] | None:
         """Return the rows from a number on; None where the source cannot begin there.
@@ -147,7 +152,7 @@ class RowStream:
                 table = readable(table)
                 if schema is None:
                     schema, self._gives_tables = table.schema, True
-                    self._columns = columns_of_schema(schema)
+                    self._items = ArrowItems(schema)
                 if not table.schema.equals(schema):
                     raise SourceError(
                         f"table {number} of the source has other columns than the first one "
@@ -167,34 +172,13 @@ class RowStream:
         """Return what the source needs to continue after the row that it gave last; None where it has no such state."""
         return self._rows.state_dict() if self._has_state and not self._gives_tables else None
 
-    def sample(self, row: Any) -> dict[str, Any]:
-        """Return a row as a sample."""
-        if self._is_of_tar(row):
-            return sample_of_tar(row, self._members)
-        if not self._columns:
-            return sample_of(row, self._names)
-        found = {name: row[name] for name in OF_ROWS if name in row}
-        if row.keys() >= OF_TARS:
-            found = {"key": fit_key(row["__key__"]), **found}
-        for column in self._columns:
-            value = row
-            for name in column.path:
-                value = None if value is None else value[name]
-            found[column.name] = typed_cell(value, column)
-        return found
-
-    def dicts(self, row: Any) -> frozenset[str]:
-        """Return the names of the fields of a row that are dicts."""
-        row = self._members.nested(row) if self._is_of_tar(row) else row
-        return dicts_of(self._columns) if self._columns else dicts_in(row)
-
     def archive(self, row: Any) -> str | None:
         """Return what tells the keys of a sample of WebDataset from those of other archives; None for other rows.
 
         Raises:
             SourceError: the first sample comes again, as it does without end where shards are drawn.
         """
-        if not TarRows.are(row) or "key" in row:
+        if not is_of_tar(row) or "key" in row:
             return None
         place = row.get("__url__"), row["__key__"]
         if place == self._first:
@@ -204,9 +188,6 @@ class RowStream:
             )
         self._first = self._first or place
         return archive_of(place[0])
-
-    def _is_of_tar(self, row: Any) -> bool:
-        return not self._columns and TarRows.are(row)
 
     @property
     def _takes_start(self) -> bool:
@@ -228,6 +209,35 @@ class RowStream:
                 return False
             step = getattr(step, "ex_iterable", None)
         return True
+
+
+@final
+class ArrowItems(Items):
+    """Rows of a table, each a dict of Python values.
+
+    Args:
+        schema: the `pyarrow.Schema` of the table.
+    """
+
+    def __init__(self, schema: Any) -> None:
+        self.columns = columns_of_schema(schema)
+        self.features = {column.name: column.feature for column in self.columns if column.feature is not None}
+        self.refused = {column.name: column.refused for column in self.columns if column.refused}
+
+    def sample(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        found = {name: item[name] for name in OF_ROWS if name in item}
+        if item.keys() >= OF_TARS:
+            found = {"key": fit_key(item["__key__"]), **found}
+        for column in self.columns:
+            value: Any = item
+            for name in column.path:
+                value = None if value is None else value[name]
+            found[column.name] = typed_cell(value, column)
+        return found
+
+    def dicts(self, item: Mapping[str, Any]) -> frozenset[str]:
+        del item
+        return dicts_of(self.columns)
 
 
 def _undecoded(kind: Any) -> Any:
@@ -369,13 +379,13 @@ class SpooledSource(DataSource):
         row = next(self._iterator, _END)
         if row is not _END:
             self._ahead.append((row, self._stream.state()))
-            self._stream.show(row)
-            sample = self._stream.sample(row)
+            items = self._stream.items(row)
+            sample = items.sample(row)
             self._first = {name: value for name, value in sample.items() if name not in OF_ROWS}
             self._fields = list(self._first)
-            self.features = {**self._stream.features, **self.features}
-            self.refused = self._stream.refused
-            self.dicts = self._stream.dicts(row)
+            self.features = {**items.features, **self.features}
+            self.refused = items.refused
+            self.dicts = items.dicts(row)
             fill_lists(self._first, self.features, self._look_ahead())
 
     def _look_ahead(self) -> Iterator[dict[str, Any]]:
@@ -385,7 +395,7 @@ class SpooledSource(DataSource):
         while (row := next(self._iterator, _END)) is not _END:
             self._ahead.append((row, self._stream.state()))
             try:
-                yield self._stream.sample(row)
+                yield self._stream.items(row).sample(row)
             except (SchemaError, InputError, SourceError):
                 return  # it is refused with its number when it is written
 
@@ -499,7 +509,7 @@ class SpooledSource(DataSource):
         """Return name, values and data of a row; raise `SourceError` where it cannot be kept."""
         assert self._stream is not None
         try:
-            sample = self._stream.sample(row)
+            sample = self._stream.items(row).sample(row)
             key, split = (sample.pop(name, None) for name in ("key", "split"))
             values = packed({name: value for name, value in sample.items() if name not in self._left_out})
             archive = self._stream.archive(row)

@@ -55,6 +55,7 @@ class TextOptions:
         delimiter: what separates the cells of CSV; None finds it.
         names: the columns that name something, such as the row, its split or its file: cells of CSV stay text.
         texts: the columns declared as text: cells of CSV stay text, and JSON has other values refused.
+        json: the columns declared as JSON, as which their cells of CSV are given.
         blank: the columns declared with a feature for which an empty cell is missing; cells of CSV stay text.
         columns: names of the columns to read; None for all.
         keeps_json: whether values of JSON that differ in kind, or are nested, are given as JSON.
@@ -67,6 +68,7 @@ class TextOptions:
     delimiter: str | None = None
     names: frozenset[str] = frozenset()
     texts: frozenset[str] = frozenset()
+    json: frozenset[str] = frozenset()
     blank: frozenset[str] = frozenset()
     columns: frozenset[str] | None = None
     keeps_json: bool = False
@@ -134,7 +136,9 @@ def _text_schema(files: tuple[_File, ...], options: TextOptions) -> pa.Schema:
 def _column(name: str, options: TextOptions, *, is_json: bool) -> _CsvColumn | _JsonColumn:
     if is_json:
         return _JsonColumn(name in options.texts)
-    return _CsvColumn(name in options.names | options.texts | options.blank)
+    return _CsvColumn(
+        "json" if name in options.json else "string" if name in options.names | options.texts | options.blank else ""
+    )
 
 
 def text_batches(
@@ -268,9 +272,9 @@ def _wrong_encoding(path: pathlib.Path | str, encoding: str) -> SourceError:
 class _CsvColumn:
     """What a column of CSV holds, by the cells so far: no cell is of two types, but integers are floats, too."""
 
-    def __init__(self, is_text: bool) -> None:
+    def __init__(self, kind: str) -> None:
         self._num_filled = 0
-        self._kind = "string" if is_text else ""
+        self._kind = kind
         self._are_floats = True  # where they are integers
         self._has_digits = False  # nan alone is a word
 
@@ -279,7 +283,7 @@ class _CsvColumn:
 
         cells = cells.drop_null()
         self._num_filled += len(cells)
-        if not len(cells) or self._kind == "string":
+        if not len(cells) or self._kind in {"string", "json"}:
             return
         kinds = (
             _KINDS if not self._kind else _KINDS[:2] if self._kind == "int64" and self._are_floats else (self._kind,)
@@ -356,6 +360,8 @@ def _any(found: pa.Array) -> bool:
 def _arrow_type(kind: str) -> pa.DataType:
     import pyarrow as pa
 
+    if kind == "json":
+        return pa.json_()
     if kind.startswith("timestamp"):
         return pa.timestamp("us", "UTC" if "UTC" in kind else None)
     return pa.type_for_alias(kind)
@@ -425,13 +431,16 @@ def _csv_cells(file: _File, options: TextOptions) -> Iterator[tuple[int, dict[st
 
 
 def _csv_rows(file: _File, schema: pa.Schema, options: TextOptions) -> Iterator[tuple[int, dict[str, pa.Array]]]:
-    """Yield what `_csv_cells` yields, with cells of the types of a schema; times are text, as they were written."""
+    """Yield what `_csv_cells` yields, with cells of the types of a schema; times and JSON stay text, as written."""
     import pyarrow as pa
 
     with _readable(file.path):
         form = _csv_form(file, options)
         kinds = {name: schema.field(name).type for name in form.names}
-        types = {name: pa.string() if pa.types.is_timestamp(kind) else kind for name, kind in kinds.items()}
+        types = {
+            name: pa.string() if pa.types.is_timestamp(kind) or kind == pa.json_() else kind
+            for name, kind in kinds.items()
+        }
         # Of a column of text, an empty cell is an empty text.
         texts = {name for name, kind in kinds.items() if kind == pa.string()} - options.blank
         with _csv_reader(file.path, form, types) as reader:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from datamat.directory.describe import ColumnProfiler, parse_payload
-from datamat.errors import CorruptDataError, SourceError
+from datamat.errors import CorruptDataError, SchemaError, SourceError
 from datamat.features import Bytes, Json, ListOf, Nullable, Scalar, Tensor
 from datamat.features.base import dtype_of, holds_numbers
 from datamat.features.pictures import PictureFile
@@ -100,7 +100,8 @@ def _value(values: Any, feature: Feature | None, name: str, place: str) -> Any:
         place: what messages begin with.
 
     Raises:
-        CorruptDataError: there is no value, or there are several, and the feature takes one.
+        SchemaError: there is no value.
+        CorruptDataError: there are several, and the feature takes one.
     """
     match feature:
         case Nullable(feature=inner):
@@ -121,9 +122,7 @@ def _value(values: Any, feature: Feature | None, name: str, place: str) -> Any:
             return [value.decode() for value in values]
     drop = f"leave it out with drop=[{name!r}]"
     if values is None:
-        raise CorruptDataError(
-            f"{place} no field {name!r}; declare it with features={{{name!r}: Nullable(...)}}, or {drop}"
-        )
+        raise SchemaError(f"{place} no field {name!r}; declare it with features={{{name!r}: Nullable(...)}}, or {drop}")
     if len(values) != 1:
         raise CorruptDataError(
             f"{place} {len(values)} values of field {name!r}, the first records have one; write one in each, declare "

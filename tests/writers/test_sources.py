@@ -48,6 +48,7 @@ from datamat import (
 from datamat.codecs import encode_png
 from datamat.features import RaggedColumn
 from datamat.testing import InlineExecutor
+from datamat.writers import TableWriter
 from datamat.writers.dataset import ImportWriter
 from datamat.writers.spool import packed, unpacked
 
@@ -343,6 +344,24 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path):
 
     with pytest.raises(SourceError, match=r"b\.parquet: column 'x' is string, but int64 in .*a\.parquet"):
         Materializer("parquet", tmp_path, tmp_path / "out")
+
+
+def test_columns_that_nothing_holds_in_all_files_can_be_left_out(tmp_path):
+    """Numbers in one file and structs in another: refused by name, unless they are dropped or not declared."""
+    for number, value in enumerate([1, {"a": 1}]):
+        parquet.write_table(pa.table({"n": [number], "x": [value]}), tmp_path / f"{number}.parquet")
+
+    with pytest.raises(SourceError, match=r"1\.parquet: column 'x' is struct.*drop=\['x'\]"):
+        Materializer("parquet", tmp_path, tmp_path / "out")
+    with pytest.raises(SourceError, match=r"1\.parquet: column 'x' is struct.*give all files the same type"):
+        Materializer("table", tmp_path, tmp_path / "out")
+    for writer in (ImportWriter(drop=["x"]), TableWriter(features={"n": Scalar("int64")})):
+        writer.bind(tmp_path)
+        assert [writer.read(row) for row in writer.index(tmp_path)] == [{"n": 0}, {"n": 1}]
+    writer = TableWriter(features={"x": Json()})
+    writer.bind(tmp_path)
+    with pytest.raises(SourceError, match=r"1\.parquet: column 'x' is struct.*cannot become int64"):
+        list(writer.index(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["rows.xyz", "rows"])

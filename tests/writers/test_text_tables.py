@@ -232,6 +232,25 @@ def test_declared_column_is_cast_where_the_files_of_a_table_differ(
     assert read == (values if in_order else values[::-1])
 
 
+def test_json_is_read_from_the_cells_that_declare_it(table):
+    """A cell that holds none fails its row, and says what to write; an empty one is missing."""
+    options = {"features": {"n": INT, "meta": Nullable(Json())}}
+    _, found = table('n,meta\n0,"{""a"": [1, null]}"\n1,"""text"""\n2,\n3,7\n', **options)
+
+    assert found["meta"] == [{"a": [1, None]}, "text", None, 7]
+    with pytest.raises(SampleError, match=r"column 'meta' holds 'no', which is not valid JSON.*'meta': Text\(\)"):
+        table("n,meta\n0,no\n", "other.csv", **options)
+
+
+def test_folders_of_parquet_name_columns(tmp_path):
+    """As Hive, Spark and `pyarrow.dataset` lay tables out, one folder or several."""
+    for year in (2025, 2026):
+        (tmp_path / f"rows/year={year}").mkdir(parents=True)
+        parquet.write_table(pa.table({"x": [year % 100]}), tmp_path / f"rows/year={year}/a.parquet")
+        found = [row.fields for row in Index.from_table(tmp_path / "rows")]
+        assert found == [{"x": each % 100, "year": each} for each in range(2025, year + 1)]
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_files_of_a_table_may_lack_a_declared_column(tmp_path, suffix):
     """One that nobody declares is named, with the file that lacks it; lines of JSON may always lack it."""
