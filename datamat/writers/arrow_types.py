@@ -70,9 +70,11 @@ class Column:
         Raises:
             SourceError: a cell is empty.
         """
+        import pyarrow.compute as pc
+
         column = table.column(self.path[0])
         for name in self.path[1:]:
-            column = _field_of(column, name)
+            column = pc.struct_field(column, name)  # empty where the struct is
         if isinstance(feature, Json):
             return _json_cells(column)
         if self.is_file:
@@ -182,7 +184,7 @@ def _columns_of(name: str, path: tuple[str, ...], kind: Any, noted: Any) -> list
     files = _with_files(noted, kind)
     if files is not None:
         return [Column(name, path, kind, files, is_file=True, noted=noted)]
-    feature = _noted_feature(noted, kind) or feature_of_type(kind)
+    feature = _noted_feature(noted) or feature_of_type(kind)
     refused = "" if feature is not None or _is_binary(kind) else _refusal(name, kind)
     return [Column(name, path, kind, feature, refused)]
 
@@ -212,7 +214,7 @@ def _with_files(noted: Any, kind: Any) -> Any:
     if not any(files.values()):
         return None
     rest = {
-        field.name: _noted_feature(noted.get(field.name) or {}, field.type) or feature_of_type(field.type)
+        field.name: _noted_feature(noted.get(field.name) or {}) or feature_of_type(field.type)
         for field in kind if not files[field.name]
     }  # fmt: skip
     return None if None in rest.values() else {field.name: files[field.name] or rest[field.name] for field in kind}
@@ -228,7 +230,7 @@ def _noted_file(noted: Mapping[str, Any]) -> Feature:
     return _HF_FILES_OF[noted["_type"]]
 
 
-def _noted_feature(noted: Mapping[str, Any], kind: Any) -> Feature | None:
+def _noted_feature(noted: Mapping[str, Any]) -> Feature | None:
     """Return the feature that Hugging Face's note about a column asks for; None where its Arrow type says enough."""
     match noted:
         case {"_type": "ClassLabel", "names": [*names]}:
@@ -237,7 +239,6 @@ def _noted_feature(noted: Mapping[str, Any], kind: Any) -> Feature | None:
             return ClassLabel(tuple(names), shape=(None,))
         case {"_type": "Array2D" | "Array3D" | "Array4D" | "Array5D", "shape": [*shape], "dtype": str(dtype)}:
             return _tensor(shape, dtype)
-    del kind
     return None
 
 
@@ -451,13 +452,6 @@ def _tensor(shape: Sequence[int | None], dtype: str) -> Tensor | None:
         return Tensor(tuple(shape), np.dtype(dtype).name)
     except (TypeError, ValueError):  # numpy or Tensor has no such type
         return None
-
-
-def _field_of(column: Any, name: str) -> Any:
-    """Return a field of a struct; it is empty where the struct is."""
-    import pyarrow.compute as pc
-
-    return pc.struct_field(column, name)
 
 
 def _cells_of(column: Any, feature: Feature | None) -> Any:

@@ -57,8 +57,7 @@ class MembersForm(RecordForm):
             )
             for some in samples
         ]
-        self.features = {name: feature for name in names if (feature := feature_of_ending(name))}
-        self.refused = {name: reason for name in names if (reason := self._why_not(name, advice))}
+        self.tell({name: self._why_not(name, advice) or feature_of_ending(name) for name in names})
 
     def field_names(self) -> list[str]:
         return list(self._columns)

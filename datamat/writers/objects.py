@@ -16,10 +16,10 @@ from datamat.writers.arrow_types import OF_ROWS
 from datamat.writers.base import DataSource
 from datamat.writers.huggingface import HfTable
 from datamat.writers.kinds import SOURCE_KINDS
-from datamat.writers.samples import Items, field_names
+from datamat.writers.samples import Items, PlainItems, field_names
 from datamat.writers.spool import RowStream, SpooledSource
 from datamat.writers.tables import is_of_package, listed_column, table_of
-from datamat.writers.tar import items_of
+from datamat.writers.tar import TarItems, is_of_tar
 from datamat.writers.unpacking import SpoolOptions
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class MapSource(DataSource):
             self._reading, self._process = _copied(self._dataset), os.getpid()
         item = self._reading[number]
         if self._items is None:
-            self._items = items_of(item, self._names)
+            self._items = TarItems(item) if is_of_tar(item) else PlainItems(self._names)
             self.features, self.refused = self._items.features, self._items.refused
             self.dicts = self._items.dicts(item)
         return self._items.sample(item)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import decimal
-import functools
 import itertools
 import json
 import os
@@ -39,9 +38,9 @@ from datamat.folders.local import expand_home
 from datamat.transforms.seeding import signature_of
 from datamat.writers.arrow_types import OF_ROWS, OF_TARS, columns_of_schema, dicts_of, readable, typed_cell
 from datamat.writers.base import DataSource
-from datamat.writers.samples import Items, fill_lists, fit_key
+from datamat.writers.samples import Items, PlainItems, fill_lists, fit_key
 from datamat.writers.tables import TableRows, is_of_package, table_of
-from datamat.writers.tar import archive_of, is_of_tar, items_of, keys_of_tars
+from datamat.writers.tar import TarItems, archive_of, is_of_tar, keys_of_tars
 from datamat.writers.unpacking import SpoolOptions
 
 if TYPE_CHECKING:
@@ -78,48 +77,34 @@ class RowStream:
         if is_of_package(rows, "datasets") and rows.features is None and hasattr(rows, "_resolve_features"):
             rows = rows._resolve_features()
         schema = rows.features.arrow_schema if is_of_package(rows, "datasets") and rows.features else None
-        self._items: Items | None = None  # known by the schema, or by the first row
+        self.items: Items = PlainItems(names)
+        self._is_first = True
         self._gives_tables = False
         if schema is not None:
             import datasets
 
-            self._items = ArrowItems(schema)
-            for column in self._items.columns:
+            self.items = ArrowItems(schema)
+            for column in self.items.columns:
                 if column.is_file and len(column.path) == 1:
                     rows = rows.cast_column(column.name, _undecoded(rows.features[column.name]))
             assert datasets
         self._rows = rows
-        self._names = names
         self._declared: Mapping[str, Feature] = {}
         self._first: tuple[Any, Any] | None = None  # archive and key of the first sample of WebDataset
-
-    @property
-    def features(self) -> Mapping[str, Feature]:
-        """The features that the source declares, or its first row or table shows."""
-        return {} if self._items is None else self._items.features
-
-    @property
-    def has_columns(self) -> bool:
-        """Whether the source declares its fields."""
-        return isinstance(self._items, ArrowItems)
-
-    @property
-    def refused(self) -> Mapping[str, str]:
-        """The fields that no feature stores, each with the reason."""
-        return {} if self._items is None else self._items.refused
 
     def declare(self, features: Mapping[str, Feature]) -> None:
         """Take the features that the user declares for fields."""
         self._declared = features
-        if self._items is not None:
-            self._items.declare(features)
+        self.items.declare(features)
 
-    def items(self, row: Any) -> Items:
-        """Return how rows become samples, given one of them."""
-        if self._items is None:
-            self._items = items_of(row, self._names)
-            self._items.declare(self._declared)
-        return self._items
+    def sample(self, row: Any) -> dict[str, Any]:
+        """Return a row as a sample; the first one shows what `items` says of the fields."""
+        if self._is_first:
+            self._is_first = False
+            if isinstance(self.items, PlainItems) and is_of_tar(row):
+                self.items = TarItems(row)
+                self.items.declare(self._declared)
+        return self.items.sample(row)
 
     def start(self, count: int, state: Any) -> Iterator[Any] | None:
         """Return the rows from a number on; None where the source cannot begin there.
@@ -152,7 +137,7 @@ class RowStream:
                 table = readable(table)
                 if schema is None:
                     schema, self._gives_tables = table.schema, True
-                    self._items = ArrowItems(schema)
+                    self.items = ArrowItems(schema)
                 if not table.schema.equals(schema):
                     raise SourceError(
                         f"table {number} of the source has other columns than the first one "
@@ -268,8 +253,7 @@ class SpooledSource(DataSource):
     def __init__(self, stream: RowStream, options: SpoolOptions) -> None:
         self._stream: RowStream | None = stream
         self._declared: dict[str, Feature] = {}
-        self.features = dict(stream.features)
-        self.refused = stream.refused
+        self.features, self.refused = dict(stream.items.features), stream.items.refused
         self._fields: list[str] = []
         self._left_out: list[str] = []
         self._first: dict[str, Any] | None = None  # the first row, with lists of later ones for those without items
@@ -320,7 +304,7 @@ class SpooledSource(DataSource):
     @property
     def has_columns(self) -> bool:
         """Whether the source says what its fields hold, so that bytes which are no picture are meant to be there."""
-        return self._found is not None or (self._stream is not None and self._stream.has_columns)
+        return self._found is not None or (self._stream is not None and isinstance(self._stream.items, ArrowItems))
 
     @property
     def is_empty(self) -> bool:
@@ -379,8 +363,7 @@ class SpooledSource(DataSource):
         row = next(self._iterator, _END)
         if row is not _END:
             self._ahead.append((row, self._stream.state()))
-            items = self._stream.items(row)
-            sample = items.sample(row)
+            sample, items = self._stream.sample(row), self._stream.items
             self._first = {name: value for name, value in sample.items() if name not in OF_ROWS}
             self._fields = list(self._first)
             self.features = {**items.features, **self.features}
@@ -395,7 +378,7 @@ class SpooledSource(DataSource):
         while (row := next(self._iterator, _END)) is not _END:
             self._ahead.append((row, self._stream.state()))
             try:
-                yield self._stream.items(row).sample(row)
+                yield self._stream.sample(row)
             except (SchemaError, InputError, SourceError):
                 return  # it is refused with its number when it is written
 
@@ -474,7 +457,7 @@ class SpooledSource(DataSource):
         assert stream is not None
         assert iterator is not None
         for row, state in self._ahead:
-            yield row, functools.partial(_unchanged, state)
+            yield row, lambda state=state: state  # type: ignore[misc]
         self._ahead = []
         # Not `for row in iterator`: that of litdata begins again whenever it is asked for itself.
         while (row := next(iterator, _END)) is not _END:
@@ -489,7 +472,7 @@ class SpooledSource(DataSource):
             json.dumps(found)
         except (TypeError, ValueError):  # it cannot be stored, so the source cannot continue
             found = None
-        known = {} if self._stream is None else self._stream.features
+        known = {} if self._stream is None else self._stream.items.features
         commit_json(
             os.path.join(self._folder, _STATE),
             {
@@ -509,7 +492,7 @@ class SpooledSource(DataSource):
         """Return name, values and data of a row; raise `SourceError` where it cannot be kept."""
         assert self._stream is not None
         try:
-            sample = self._stream.items(row).sample(row)
+            sample = self._stream.sample(row)
             key, split = (sample.pop(name, None) for name in ("key", "split"))
             values = packed({name: value for name, value in sample.items() if name not in self._left_out})
             archive = self._stream.archive(row)
@@ -517,10 +500,6 @@ class SpooledSource(DataSource):
             raise SourceError(f"row {number}: {error}") from error
         name = [None if key is None else str(key), None if split is None else str(split), archive]
         return json.dumps(name).encode(), *values
-
-
-def _unchanged(value: Any) -> Any:
-    return value
 
 
 def _as_json(features: Mapping[str, Feature]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from datamat.writers.members import (
 )
 from datamat.writers.paths import SourceFile, stem_and_ending
 from datamat.writers.records import RecordsSource
-from datamat.writers.samples import Items, PlainItems, dicts_in, fit_key, flattened
+from datamat.writers.samples import Items, dicts_in, fit_key, flattened
 from datamat.writers.unpacking import PIECE, SpoolOptions, unpacked_by_content
 
 if TYPE_CHECKING:
@@ -133,11 +133,6 @@ class TarItems(Items):
 
     def dicts(self, item: Mapping[str, Any]) -> frozenset[str]:
         return dicts_in({name: value for name, value in _members_of(item).items() if name not in self.features})
-
-
-def items_of(first: Any, names: Sequence[str] | None) -> Items:
-    """Return how the items of a source become samples, given the first, and names for fields without."""
-    return TarItems(first) if is_of_tar(first) else PlainItems(names)
 
 
 def _members_of(item: Mapping[str, Any]) -> dict[str, Any]:

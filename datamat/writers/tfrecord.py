@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -46,7 +46,8 @@ class TFRecordForm(RecordForm):
         profilers: dict[str, ColumnProfiler] = {}
         stepped: set[str] = set()  # feature lists of a `SequenceExample`
         count = 0
-        for file, number in itertools.islice(self._all(), _MOST_PROFILED):
+        places = ((file, number) for file, offsets in enumerate(self._offsets) for number in range(len(offsets)))
+        for file, number in itertools.islice(places, _MOST_PROFILED):
             count += 1
             for name, values in self._values(file, number).items():
                 profiler = profilers.setdefault(name, ColumnProfiler(name))
@@ -71,11 +72,6 @@ class TFRecordForm(RecordForm):
         values = self._values(file, number)
         place = f"{self._paths[file]}: record {number} has"
         return {name: _value(values.get(self._names[name]), self.features.get(name), name, place) for name in names}
-
-    def _all(self) -> Iterator[tuple[int, int]]:
-        for file, offsets in enumerate(self._offsets):
-            for number in range(len(offsets)):
-                yield file, number
 
     def _values(self, file: int, number: int) -> Mapping[str, Values | tuple[Values, ...]]:
         path = self._files.path(file)

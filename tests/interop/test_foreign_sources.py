@@ -516,10 +516,11 @@ def test_list_of_no_texts_in_a_tfrecord_is_a_list(tmp_path):
 
 
 def test_files_of_rows_are_refused_with_what_reads_them(tmp_path):
-    """CSV has a writer; the rows of JSON lines and the arrays of numpy can be passed; pickles are not opened."""
+    """CSV and JSON lines have a writer; the arrays of numpy can be passed; pickles are not opened."""
     for name, remedy in (
         ("a.csv", r"Materializer\('table', .*a.csv'"),
-        ("a.jsonl", r"map\(json.loads, open\("),
+        ("a.jsonl", r"Materializer\('table', .*a.jsonl'"),
+        ("a.ndjson.gz", r"Materializer\('table', .*a.ndjson.gz'"),
         ("a.npy", r"source=numpy.load\('.*a.npy', mmap_mode='r'\)"),
         ("a.npz", r"source=dict\(numpy.load\('.*a.npz'\)\)"),
         ("a.pkl", "never unpickled here; pass its rows"),

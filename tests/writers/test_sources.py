@@ -588,6 +588,25 @@ def test_one_more_row_concerns_its_shard_alone(tmp_path):
     assert _ran(_rows(41), **options).num_shards_reused == 3
 
 
+def test_samples_of_webdataset_are_the_same_after_an_interruption(tmp_path, monkeypatch):
+    """A source that goes on from row 2 shows its fields no more: dicts of JSON stay whole."""
+    monkeypatch.setattr("datamat.writers.spool._SAVE_S", 0)  # saves after each row
+
+    def rows(start=0, fails_at=None):
+        for number in range(start, 4):
+            if number == fails_at:
+                raise ConnectionError("the line is down")
+            yield {"__key__": f"{number}", "json": {"n": {"is": number}}}
+
+    with pytest.raises(ConnectionError):
+        Materializer(ImportWriter(spool=tmp_path / "rows"), lambda start=0: rows(start, 2), tmp_path / "out").plan()
+
+    _ran(ImportWriter(spool=tmp_path / "rows"), rows, output=tmp_path / "out")
+
+    found = load(tmp_path / "out")
+    assert [found[str(number)]["json"] for number in range(4)] == [{"n": {"is": number}} for number in range(4)]
+
+
 @pytest.mark.parametrize("kind", ["state", "start"])
 def test_interrupted_source_continues_where_it_says_how(tmp_path, kind, monkeypatch):
     """Rows that lie in the named folder are not asked for again, and none is lost or doubled."""

@@ -232,14 +232,16 @@ def test_declared_column_is_cast_where_the_files_of_a_table_differ(
     assert read == (values if in_order else values[::-1])
 
 
-def test_json_is_read_from_the_cells_that_declare_it(table):
+def test_json_is_read_from_the_cells_that_declare_it(tmp_path):
     """A cell that holds none fails its row, and says what to write; an empty one is missing."""
-    options = {"features": {"n": INT, "meta": Nullable(Json())}}
-    _, found = table('n,meta\n0,"{""a"": [1, null]}"\n1,"""text"""\n2,\n3,7\n', **options)
+    (tmp_path / "rows.csv").write_text('n,meta\n0,"{""a"": [1, null]}"\n1,"""text"""\n2,\n3,7\n4,no\n')
+    writer = TableWriter(features={"n": INT, "meta": Nullable(Json())})
+    writer.bind(tmp_path / "rows.csv")
+    *rows, last = writer.index(tmp_path / "rows.csv")
 
-    assert found["meta"] == [{"a": [1, None]}, "text", None, 7]
-    with pytest.raises(SampleError, match=r"column 'meta' holds 'no', which is not valid JSON.*'meta': Text\(\)"):
-        table("n,meta\n0,no\n", "other.csv", **options)
+    assert [writer.read(row)["meta"] for row in rows] == [{"a": [1, None]}, "text", None, 7]
+    with pytest.raises(InputError, match=r"column 'meta' holds 'no', which is not valid JSON.*'meta': Text\(\)"):
+        writer.read(last)
 
 
 def test_folders_of_parquet_name_columns(tmp_path):
