@@ -345,12 +345,12 @@ class TableFiles(ArrowRows):
         import pyarrow as pa
 
         wanted = pa.schema([self.schema.field(name) for name in names])
-        for name, value in self._folders[number].items():
-            if name in names and name not in self._own[number]:
-                kind = wanted.field(name).type
-                found = found.append_column(name, pa.repeat(pa.scalar(value, kind), found.num_rows))
-        found = readable(found)
-        if found.schema.names == names and found.schema.types == wanted.types:
+        for name in names:
+            if name not in self._own[number]:
+                value = pa.scalar(self._folders[number].get(name), wanted.field(name).type)
+                found = found.append_column(name, pa.repeat(value, found.num_rows))
+        found = readable(found).select(names)
+        if found.schema.types == wanted.types:
             return found
         for column, field in enumerate(found.schema):
             kind = wanted.field(field.name).type
@@ -362,7 +362,7 @@ class TableFiles(ArrowRows):
                         f"{self.files[number].path}: column {field.name!r} is {field.type}, which cannot become {kind} "
                         f"as in other files: {error}; give all files the same type, or leave the column out"
                     ) from error
-        return pa.concat_tables([wanted.empty_table(), found], promote_options="permissive")
+        return found
 
     def _with(self, schema: Any, file: SourceFile) -> Any:
         """Return a schema for the rows of a file and of those before it."""

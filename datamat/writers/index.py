@@ -609,8 +609,9 @@ def _of_parquet(files: Sequence[SourceFile], options: TextOptions) -> _Table:
         raise SourceError(next(iter(table.refused.values())))
 
     def batches(wanted: Collection[str] | None) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+        columns = {*table.schema.names} & {*(wanted or ())} or None  # all, for the message that none is there
         for number, file in enumerate(files):
-            yield from _columns_of(table.batches(number, wanted), file.path)
+            yield from _columns_of(table.batches(number, columns), file.path)
 
     return _Table(lambda: _complete(table.schema), batches)
 
