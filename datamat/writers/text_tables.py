@@ -522,54 +522,36 @@ class _JsonColumn:
     def __init__(self, is_text: bool) -> None:
         self._is_text = is_text
         self._num_filled = 0
-        self._types: set[type] = set()
+        self._types: set[type] = set()  # of values, and of those in lists at any depth
         self._largest = 0
-        self._lists: Any = None
-        self._items: set[type] = set()  # types in the lists, at any depth
+        self._found: Any = None
 
     def add(self, cells: list[Any]) -> None:
         import pyarrow as pa
 
-        self._num_filled += sum(cell is not None for cell in cells)
-        self._types |= {*map(type, cells)} - {type(None)}
+        filled = [cell for cell in cells if cell is not None]
+        self._num_filled += len(filled)
+        types = {*map(type, filled)}
+        values = [*_flat(filled)] if list in types else filled
+        self._types |= {*map(type, values)} if list in types else types
         if int in self._types:
-            self._largest = max(self._largest, *(abs(cell) for cell in cells if type(cell) is int), 0)
-        if self._types == {list}:
-            items = [*_flat(cell for cell in cells if cell is not None)]
-            self._items |= {*map(type, items)}
-            self._largest = max(self._largest, *(abs(item) for item in items if type(item) is int), 0)
-            try:
-                found = pa.schema({"": pa.infer_type(cells)})
-                self._lists = pa.unify_schemas([self._lists or found, found], promote_options="permissive")
-            except (pa.ArrowException, OverflowError):
-                self._types.add(dict)  # then JSON holds it, and nothing else
+            self._largest = max(self._largest, *(abs(value) for value in values if type(value) is int), 0)
+        try:
+            found = pa.schema({"": pa.infer_type(filled)})
+            self._found = pa.unify_schemas([self._found or found, found], promote_options="permissive")
+        except (pa.ArrowException, OverflowError):
+            self._types.add(dict)  # then JSON holds it, and nothing else
 
     def field(self, name: str, num_rows: int) -> pa.Field:
         import pyarrow as pa
 
-        return pa.field(name, self._type(), nullable=self._num_filled < num_rows)
-
-    def _type(self) -> pa.DataType:
-        import pyarrow as pa
-
-        if not self._types:
-            return pa.json_()
-        if self._types == {list}:
-            is_one = len(self._items) <= 1 and type(None) not in self._items
-            is_exact = self._largest <= (_EXACT if float in self._items else _LONGEST)
-            return self._lists.types[0] if (is_one or self._items == {int, float}) and is_exact else pa.json_()
-        plain: dict[str, set[type]] = {
-            "bool": {bool},
-            "string": {str},
-            "int64": {int},
-            "float64": {int, float},
-        }
-        kind = next((kind for kind, types in plain.items() if self._types <= types), "json")
-        if self._is_text and kind != "string":
-            kind = "json"
-        if self._largest > (_EXACT if kind == "float64" else _LONGEST):
-            kind = "json"
-        return pa.json_() if kind == "json" else pa.type_for_alias(kind)
+        is_one = len(self._types) == 1 or self._types == {int, float}
+        is_exact = self._largest <= (_EXACT if float in self._types else _LONGEST)
+        is_plain = is_one and is_exact and not self._types & {dict, type(None)}
+        kind = self._found.types[0] if is_plain else pa.json_()
+        if self._is_text and kind != pa.string():
+            kind = pa.json_()
+        return pa.field(name, kind, nullable=self._num_filled < num_rows)
 
 
 def _flat(cells: Iterable[Any]) -> Iterator[Any]:
