@@ -257,21 +257,13 @@ def readable(table: pa.Table) -> pa.Table:
     return table.cast(readable_schema(table.schema))
 
 
-def readable_schema(schema: Any) -> Any:
-    """Return the schema that `readable` gives a table."""
+def readable_schema(schema: Any, *, decoded: bool = False) -> Any:
+    """Return the schema that `readable` gives a table; `decoded` puts the values of dictionaries in their place."""
     import pyarrow as pa
 
-    return pa.schema([field.with_type(_without_views(field.type)) for field in schema], schema.metadata)
-
-
-def _decoded_schema(schema: Any) -> Any:
-    """Return a schema with the values of dictionaries in their place."""
-    import pyarrow as pa
-
-    fields = [
-        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field for field in schema
-    ]
-    return readable_schema(pa.schema(fields, schema.metadata))
+    kinds = [kind.value_type if decoded and pa.types.is_dictionary(kind) else kind for kind in schema.types]
+    fields = [field.with_type(_without_views(kind)) for field, kind in zip(schema, kinds, strict=True)]
+    return pa.schema(fields, schema.metadata)
 
 
 def unified(one: Any, other: Any, first: str, path: str) -> tuple[Any, dict[str, str]]:
@@ -288,7 +280,8 @@ def unified(one: Any, other: Any, first: str, path: str) -> tuple[Any, dict[str,
     """
     import pyarrow as pa
 
-    refused, one, other = {}, _decoded_schema(one), _decoded_schema(other)
+    refused = {}
+    one, other = (readable_schema(schema, decoded=True) for schema in (one, other))
     for name in dict.fromkeys([*one.names, *other.names]):
         if name not in one.names or name not in other.names:
             refused[name] = lacking(name, *((path, first) if name in one.names else (first, path)))
@@ -342,7 +335,7 @@ def feature_of_type(kind: Any) -> Feature | None:  # noqa: PLR0911 -- one for ea
         return feature_of_type(kind.value_type)
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
         return Scalar(np.dtype(kind.to_pandas_dtype()).name)
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+    if _is_text(kind):
         return Text()
     if types.is_date(kind) or types.is_timestamp(kind):
         return _time(kind)
@@ -351,7 +344,7 @@ def feature_of_type(kind: Any) -> Feature | None:  # noqa: PLR0911 -- one for ea
     if isinstance(kind, pa.BaseExtensionType):
         return Json() if is_json(kind) else None
     shape, inner = _list_shape(kind)
-    if shape == (None,) and (types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner)):
+    if shape == (None,) and _is_text(inner):
         return ListOf(Text())
     if len(shape) == 1 and (_is_binary(inner) or types.is_date(inner) or types.is_timestamp(inner)):
         return ListOf(Bytes() if _is_binary(inner) else _time(inner))
@@ -386,7 +379,7 @@ def _not_in_json(kind: Any, place: str) -> str:
 
     types = pa.types
     if types.is_map(kind):
-        if not (types.is_string(kind.key_type) or types.is_large_string(kind.key_type)):
+        if not _is_text(kind.key_type):
             return f"{kind.key_type} for keys at {place or 'its map'}"
         return _not_in_json(kind.item_type, f"{place}[key]")
     if types.is_struct(kind):
@@ -394,8 +387,7 @@ def _not_in_json(kind: Any, place: str) -> str:
     if types.is_dictionary(kind) or _list_shape(kind)[0]:
         return _not_in_json(kind.value_type, place if types.is_dictionary(kind) else f"{place}[]")
     plain = (types.is_boolean, types.is_integer, types.is_floating, types.is_null)
-    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-    return "" if is_text or any(test(kind) for test in plain) else f"{kind} at {place}"
+    return "" if _is_text(kind) or any(test(kind) for test in plain) else f"{kind} at {place}"
 
 
 def _refusal(name: str, kind: Any) -> str:
@@ -435,6 +427,12 @@ def _suggested(kind: Any) -> str:
         case Scalar(dtype=dtype):
             return f"Scalar({dtype!r})"
     return repr(feature)
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _is_binary(kind: Any) -> bool:
