@@ -24,7 +24,7 @@ from datamat.writers.arrow import TableFiles
 from datamat.writers.arrow_types import lacking
 from datamat.writers.base import DataSource
 from datamat.writers.parquet import ParquetFiles
-from datamat.writers.paths import SourceFile, files_below, files_of_pattern, refuse_table_logs
+from datamat.writers.paths import SourceFile, files_below, listed_files, paths_of
 from datamat.writers.sources import open_source
 from datamat.writers.tables import is_arrow_dataset, listed_column, table_of
 from datamat.writers.text_tables import (
@@ -568,13 +568,8 @@ def _table_files(given: str) -> list[SourceFile]:
     Raises:
         SourceError: there is none, one is of no kind that is read, or text lies beside Parquet.
     """
-    if os.path.isdir(given):
-        refuse_table_logs(pathlib.Path(given))
-        names = [str(path) for path in files_below(given, suffixes=(*_PARQUET, *TEXT_TABLES))]
-        found = [SourceFile(name, os.path.join(given, name)) for name in names]
-    else:
-        paths = [pathlib.Path(given)] if os.path.isfile(given) else files_of_pattern(given)
-        found = [SourceFile(path.name, str(path)) for path in paths if path.is_file()]
+    paths = paths_of(given, is_named=True) or []
+    found = [file for file in listed_files(paths, (*_PARQUET, *TEXT_TABLES)) if os.path.isfile(file.path)]
     if not found:
         raise SourceError(f"{given}: there is no table; want one, a folder of them, or a pattern: {_KINDS}")
     are_text = [file.name.lower().endswith(TEXT_TABLES) for file in found]
@@ -686,7 +681,7 @@ def _cells(table: str, name: str, values: Any, before: int, *, is_checked: bool)
 
     if isinstance(values, np.ndarray):
         if values.dtype.kind in "iuf" and values.dtype.itemsize <= _LARGEST_NUMBER:
-            return _numbers(values)
+            return values
         if values.dtype.kind != "b":
             raise SourceError(
                 f"{table} row {before + 1}, column {name!r}: found {values.dtype}, want numbers or text; convert it "
@@ -714,16 +709,6 @@ def _cells(table: str, name: str, values: Any, before: int, *, is_checked: bool)
     return cells
 
 
-def _numbers(values: np.ndarray) -> np.ndarray | list[Any]:
-    """Return numbers as int64 or float64; as a list where int64 cannot hold them."""
-    if values.dtype.kind == "f":
-        return values.astype(np.float64, copy=False)
-    if values.dtype == np.uint64 and len(values) and values.max() > np.iinfo(np.int64).max:
-        found: list[Any] = values.tolist()
-        return found
-    return values.astype(np.int64, copy=False)
-
-
 def _arrow_cells(values: Any) -> np.ndarray | Texts | list[Any] | None:
     """Return a column of Arrow without a Python object for each cell; None where its cells must be looked at."""
     import pyarrow as pa
@@ -732,7 +717,8 @@ def _arrow_cells(values: Any) -> np.ndarray | Texts | list[Any] | None:
     if values.null_count:
         return None
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return _numbers(values.to_numpy(zero_copy_only=False))
+        numbers: np.ndarray = values.to_numpy(zero_copy_only=False)
+        return numbers
     if pa.types.is_string_view(kind):
         values = values.cast(pa.large_string())
         kind = values.type
