@@ -27,9 +27,8 @@ class ParquetFiles:
         from pyarrow import parquet
 
         with open(path, "rb") as file:
-            head = file.read(HEAD_BYTES)
-        if not head.startswith(b"PAR1"):
-            refuse_other_kinds(pathlib.Path(path), head)
+            if (magic := file.read(4)) != b"PAR1":
+                refuse_other_kinds(pathlib.Path(path), magic + file.read(HEAD_BYTES))
         with parquet.ParquetFile(path) as opened:
             footer = opened.metadata
             return opened.schema_arrow, [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
