@@ -99,11 +99,9 @@ class Column:
         Raises:
             SourceError: it is empty.
         """
-        if self.feature is None:
-            return content_of_file(cell, self.name, place)
         if is_no_file(cell):
             raise SourceError(empty_cell(self.name, place))
-        return _with_contents(cell, self.feature, self.noted)
+        return content_of_file(cell) if self.feature is None else _with_contents(cell, self.feature, self.noted)
 
 
 def _with_contents(cell: Any, feature: Any, noted: Mapping[str, Any]) -> Any:
@@ -116,7 +114,7 @@ def _with_contents(cell: Any, feature: Any, noted: Mapping[str, Any]) -> Any:
         case Image() | Audio() | Video():
             if is_no_file(cell):
                 return None
-            found = content_of_file(cell, "", "")
+            found = content_of_file(cell)
             if isinstance(found, np.ndarray):
                 return encode_png(found)
             if noted.get("mode") and isinstance(found, bytes):

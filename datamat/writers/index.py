@@ -21,7 +21,6 @@ from datamat.errors import OptionError, SourceError, join_problems
 from datamat.sources.files import SourceFiles
 from datamat.sources.rows import IndexRow, Origin, RowBlock, Rows, Texts, listed
 from datamat.writers.arrow import TableFiles
-from datamat.writers.arrow_types import lacking
 from datamat.writers.base import DataSource
 from datamat.writers.parquet import ParquetFiles
 from datamat.writers.paths import SourceFile, files_below, listed_files, paths_of
@@ -487,20 +486,11 @@ def table_blocks(
     """Yield the rows of a table as `Index.from_table` takes it; `options` say how text becomes columns."""
     before = 0
     special = {key or "key", split or "split"}
-    first: tuple[str, set[str]] | None = None
     for table in _tables(given, options):
-        for place, count, found in table.batches(None if wanted is None else {*special, *wanted}):
-            batch = dict(found)
+        for place, count, batch in table.batches(None if wanted is None else {*special, *wanted}):
             for column in (key, split, *(wanted or ())):
                 if column is not None and column not in batch:
-                    if column not in (wanted or ()) or column not in table.schema().names:
-                        raise SourceError(f"{place} has no column {column!r}; it has {', '.join(batch)}")
-                    batch[column] = [None] * count  # other files of the table have it
-            names = {name for name in found if wanted is None or name in special}
-            first = first or (place, names)
-            if names != first[1] and place != first[0]:  # of those in memory, the rows are named
-                column = min(names ^ first[1])
-                raise SourceError(lacking(column, *((first[0], place) if column in names else (place, first[0]))))
+                    raise SourceError(f"{place} has no column {column!r}; it has {', '.join(batch)}")
             key_column = key or ("key" if "key" in batch else None)
             split_column = split or ("split" if "split" in batch else None)
             columns = {

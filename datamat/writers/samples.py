@@ -179,10 +179,8 @@ def shows_type(value: Any) -> bool:
     return (isinstance(value, (list, tuple)) and len(value) > 0) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
-def content_of_file(cell: Any, name: str, place: str) -> Any:
-    """Return the content of a file that a cell of Hugging Face holds, or names; a picture that is decoded as it is."""
-    if is_no_file(cell):
-        raise SourceError(empty_cell(name, place))
+def content_of_file(cell: Any) -> Any:
+    """Return the content of the file that a cell of Hugging Face holds or names; a decoded picture as it is."""
     if not isinstance(cell, Mapping):  # a step of a stream that needs the picture, such as a filter, has decoded it
         return _plain(cell)
     return cell["bytes"] if cell["bytes"] is not None else pathlib.Path(cell["path"]).read_bytes()
@@ -259,13 +257,6 @@ def _parsed(text: str, feature: Feature) -> Any:
     return text
 
 
-def _list_of_files(feature: Feature) -> bool:
-    match feature:
-        case ListOf(feature=item):
-            return isinstance(item, OF_FILES_ALONE)
-    return False
-
-
 def converted(value: Any, feature: Feature) -> Any:  # noqa: PLR0911 -- one for each kind of type
     """Return a value in the type of a declared feature, where only its type differs.
 
@@ -276,9 +267,9 @@ def converted(value: Any, feature: Feature) -> Any:  # noqa: PLR0911 -- one for 
     if value is None:
         return None
     if isinstance(feature, OF_FILES_ALONE) and isinstance(value, Mapping) and value.keys() == HF_FILE:
-        return content_of_file(value, "", "")
+        return None if is_no_file(value) else content_of_file(value)
     inner = feature.feature if isinstance(feature, (Nullable, ListOf)) else feature
-    if _list_of_files(feature):
+    if isinstance(feature, ListOf) and isinstance(inner, OF_FILES_ALONE):
         return [converted(item, inner) for item in value]
     if isinstance(inner, Mapping):  # a dict, or a list of dicts
         rows = [value] if isinstance(value, Mapping) else value

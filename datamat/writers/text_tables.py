@@ -24,6 +24,7 @@ import numpy as np
 
 from datamat.errors import OptionError, SourceError
 from datamat.values import frozen
+from datamat.writers.arrow_types import lacking
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -125,6 +126,10 @@ def _text_schema(files: tuple[_File, ...], options: TextOptions) -> pa.Schema:
         raise SourceError(f"{one} is CSV and {other} JSON Lines; give files of one kind, or one table for each")
     for file in files:
         for count, cells in _json_columns(file, options) if file.is_json else _csv_cells(file, options):
+            if not file.is_json and options.columns is None and columns and cells.keys() != columns.keys():
+                name = min(cells.keys() ^ columns.keys())
+                lacks, has = (files[0], file) if name in cells else (file, files[0])
+                raise SourceError(lacking(name, str(lacks.path), str(has.path)))
             num_rows += count
             for name, values in cells.items():
                 if name not in columns:
@@ -445,13 +450,11 @@ def _csv_rows(file: _File, schema: pa.Schema, options: TextOptions) -> Iterator[
         texts = {name for name, kind in kinds.items() if kind == pa.string()} - options.blank
         with _csv_reader(file.path, form, types) as reader:
             for batch in reader:
-                yield (
-                    batch.num_rows,
-                    {
-                        name: cells.fill_null("") if name in texts and cells.null_count else cells
-                        for name, cells in zip(form.names, batch.columns, strict=True)
-                    },
-                )
+                found = {
+                    name: cells.fill_null("") if name in texts and cells.null_count else cells
+                    for name, cells in zip(form.names, batch.columns, strict=True)
+                }
+                yield batch.num_rows, {name: [None] * batch.num_rows for name in schema.names} | found
 
 
 def _refuse_open_quote(path: pathlib.Path, form: _Csv, last: str) -> None:
