@@ -358,20 +358,20 @@ class ShardInfo(_ListedFile):
         """Return what makes the checksum of bytes that should be those of the file."""
         return TreeHash(self.parts)
 
-    def differences(self, num_bytes: int, head: Buffer, tail: Buffer) -> dict[str, str]:
+    def differences(self, num_bytes: int, head: Buffer, tail: Buffer | None) -> dict[str, str]:
         """Return what shows that a file is not the one that was written: text by "head", "size" and "tail".
 
         Args:
             num_bytes: size of the file.
             head: its first `head.num_bytes` bytes, as far as it has them.
-            tail: its last `tail.num_bytes` bytes, likewise.
+            tail: its last `tail.num_bytes` bytes, likewise; None where they are not looked at.
         """
         found = {}
         if num_bytes != self.num_bytes:
             found["size"] = f"has {num_bytes} bytes, the manifest says {self.num_bytes}"
         if part_of(head) != self.head:
             found["head"] = f"begins with other bytes than the {self.head.num_bytes} that were written"
-        if not found and part_of(tail) != self.tail:
+        if not found and tail is not None and part_of(tail) != self.tail:
             found["tail"] = f"ends with other bytes than the {self.tail.num_bytes} that were written"
         return found
 

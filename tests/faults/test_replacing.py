@@ -131,7 +131,7 @@ def test_kill_at_every_operation_of_the_swap_leaves_the_old_set_or_the_new_one(
     first = bisect.bisect_left(range(count + 1), True, lo=1, hi=count, key=is_published)
     assert 1 < first < count, "the new set is published from the start, or never"
     states = set()
-    step = max(1, (count - first) // 6) if request.config.getoption("--commit") else 2
+    step = max(1, (count - first) // 3) if request.config.getoption("--commit") else 2
     for number in {*range(first - 2, count + 1, step), count}:
         killed_at(number)
         found = shards(small_pairs.digests(output)).items()

@@ -32,7 +32,7 @@ from datamat.testing import InlineExecutor
 FORMATS = ["tfrecord", pytest.param("tfrecord.gz", marks=pytest.mark.long), "webdataset", "parquet", "arrayrecord"]
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 DTYPES += ["float16", "float32", "float64", "complex64", "complex128"]
-NUM_ROWS = 70
+NUM_ROWS = 40
 
 
 @register_feature
