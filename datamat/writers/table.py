@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TableWriter"]
 
-OUTPUT_VERSION = 1
+OUTPUT_VERSION = 2
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
 
 

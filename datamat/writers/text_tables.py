@@ -454,7 +454,8 @@ def _csv_rows(file: _File, schema: pa.Schema, options: TextOptions) -> Iterator[
                     name: cells.fill_null("") if name in texts and cells.null_count else cells
                     for name, cells in zip(form.names, batch.columns, strict=True)
                 }
-                yield batch.num_rows, {name: [None] * batch.num_rows for name in schema.names} | found
+                lacks = {name: [None] * batch.num_rows for name in schema.names if name not in found}
+                yield batch.num_rows, found | lacks
 
 
 def _refuse_open_quote(path: pathlib.Path, form: _Csv, last: str) -> None:
