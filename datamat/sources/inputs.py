@@ -19,7 +19,7 @@ from datamat.errors import SourceError, join_problems
 from datamat.folders.urls import is_url
 from datamat.sources.files import FileState, SourceFiles, follows_links, may_be_input
 from datamat.sources.rows import BATCH_ROWS, origin_of
-from datamat.sources.store import INPUT, RowField, RowStore, mixed, write_head
+from datamat.sources.store import INPUT, RowField, RowStore, mixed, names_in, write_head
 from datamat.sources.url_files import UrlFiles
 
 __all__ = [
@@ -192,12 +192,8 @@ class InputFinder:
     def _look_at_urls(self, field: RowField, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return what `_look_at` returns, of URLs: no request unless content is to decide, and no row is refused."""
         found = np.zeros(len(rows), INPUT)
-        if field.kind == "json":
-            texts = self._store.texts(field, rows)
-            named = [files_of_text(text) for text in texts]
-        else:
-            texts = ["" if value is None else str(value) for value in self._store.column(field, rows)]
-            named = [[text] if text else [] for text in texts]
+        texts = self._store.gathered(field.stem, rows).tolist()
+        named = [names_in(field, text) for text in texts]
         asked: dict[str, tuple[int, int]] = {}
         if self._store.identity == "content" and self._urls is not None:
             places = self._store.input_urls(field, rows)
@@ -226,12 +222,12 @@ class InputFinder:
         """Return where the links of a value lead out of the source, so that another target is another file."""
         if not follows_links():
             return ""
-        found = map(self._files.target, files_of_text(value) if field.kind == "json" else [value])
+        found = map(self._files.target, names_in(field, value))
         return "".join(f"\0{target}" for target in found if target)
 
     def _texts(self, field: RowField, rows: np.ndarray) -> list[str]:
         if field.kind == "json":
-            return [text if '{"file' in text else "" for text in self._store.texts(field, rows)]
+            return [text if '{"file' in text else "" for text in self._store.gathered(field.stem, rows).tolist()]
         return ["" if value is None else str(value) for value in self._store.column(field, rows)]
 
     def _look(self, field: RowField, value: str, *, is_strict: bool) -> FileState:

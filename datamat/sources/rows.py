@@ -249,8 +249,10 @@ class RowBlock:
 
 def _stored_column(values: Any) -> np.ndarray | Texts | list[Any]:
     """Return a column as it is stored: int64 or float64 (n,), texts, or a list."""
-    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "if" and values.itemsize <= 8:
-        return values.astype(np.int64 if values.dtype.kind == "i" else np.float64, copy=False)
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iuf" and values.itemsize <= 8:
+        if values.dtype == np.uint64 and len(values) and values.max() > np.iinfo(np.int64).max:
+            return listed(values)
+        return values.astype(np.float64 if values.dtype.kind == "f" else np.int64, copy=False)
     return values if isinstance(values, Texts) else listed(values)
 
 

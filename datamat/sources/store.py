@@ -102,6 +102,8 @@ class RowStore:
     Attributes:
         left_aside: what the index has left aside of the files of its source, in words; "" where nothing is known.
         groups: which groups draw the splits, in words; "" where keys do, or nothing is known.
+        fields: all fields, that of listed files last.
+        file_fields: those that hold input files.
     """
 
     left_aside = ""
@@ -114,8 +116,8 @@ class RowStore:
         self.source: str = found["source"]
         self.identity: str = found["identity"]
         self.splits: list[str] = found["splits"]
-        self._fields = [RowField(**{**field, "types": tuple(field["types"])}) for field in found["fields"]]
-        self._file_fields = [field for field in self._fields if field.holds_file]
+        self.fields = [RowField(**{**field, "types": tuple(field["types"])}) for field in found["fields"]]
+        self.file_fields = [field for field in self.fields if field.holds_file]
         self.url_folder: str = found.get("url_folder", "")
         self._follows_links: bool = found.get("follows_links", False)
         self._blocks = [(start, stop, Origin(*origin)) for start, stop, origin in found["origins"]]
@@ -141,7 +143,7 @@ class RowStore:
     @functools.cached_property
     def identities(self) -> np.ndarray:
         """uint64 (num_rows,): digest of key, fields, and sizes of the input files: without their times."""
-        return self._codes("identity.codes" if self._file_fields else "digest.codes", np.uint64)
+        return self._codes("identity.codes" if self.file_fields else "digest.codes", np.uint64)
 
     @functools.cached_property
     def order(self) -> np.ndarray:
@@ -160,15 +162,10 @@ class RowStore:
         """Size in bytes of the largest input file that is hashed."""
         return LARGEST_HASHED if self.identity == "stat" else 1 << 62
 
-    @property
-    def file_fields(self) -> list[RowField]:
-        """The fields that hold input files."""
-        return self._file_fields
-
     def input_bytes(self) -> np.ndarray:
         """Return int64 (num_rows,): bytes of the input files of each row; a guess where they are behind URLs."""
         total = np.zeros(self.num_rows, np.int64)
-        for field in self._file_fields:
+        for field in self.file_fields:
             inputs = self._inputs(field)
             total += inputs["size"]
             if field.holds_urls:
@@ -178,30 +175,30 @@ class RowStore:
     @property
     def holds_urls(self) -> bool:
         """Whether rows name files by URL."""
-        return any(field.holds_urls for field in self._file_fields)
+        return any(field.holds_urls for field in self.file_fields)
 
     def times(self, start: int, stop: int) -> str:
         """Return the digest of rows start to stop in the order of the plan, with sizes and times of their files.
 
         It is "" where rows have no files, or where times do not count.
         """
-        if not self._file_fields or self.identity == "content":
+        if not self.file_fields or self.identity == "content":
             return ""
         return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(self.digests[self.order[start:stop]]).data)
 
     def inputs(self, positions: np.ndarray) -> np.ndarray:
         """Return `INPUT` (n, number of file fields): the input files of rows by number, as the index saw them."""
-        columns = [self._inputs(field)[positions] for field in self._file_fields]
+        columns = [self._inputs(field)[positions] for field in self.file_fields]
         return np.stack(columns, axis=1) if columns else np.zeros((len(positions), 0), INPUT)
 
     def input_paths(self, positions: np.ndarray) -> list[list[list[str]]]:
         """Return the paths, as they can be opened, of the files of rows by number: row, file field, files."""
-        columns = [self._paths(field, positions) for field in self._file_fields]
+        columns = [self._paths(field, positions) for field in self.file_fields]
         return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in positions]
 
     def set_digests(self, positions: np.ndarray, digests: np.ndarray) -> None:
         """Write the digests of input files, V16 (n, number of file fields), to the store."""
-        for number, field in enumerate(self._file_fields):
+        for number, field in enumerate(self.file_fields):
             column = np.memmap(self.folder / f"{field.stem}.inputs", INPUT, "r+")
             column["digest"][positions] = digests[:, number]
             column.flush()
@@ -215,13 +212,13 @@ class RowStore:
         keys = self._text("key", positions)
         origins = self._origins(positions)
         splits = map(self.splits.__getitem__, self.split_codes[positions].tolist())
-        fields = [field for field in self._fields if field.name != FILES]
+        fields = [field for field in self.fields if field.name != FILES]
         names = tuple(field.name for field in fields)
         columns = [self._values(field, positions) for field in fields]
         values: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if columns else [()] * len(keys)
         files: Sequence[tuple[str, ...]] = [()] * len(keys)
-        if len(fields) < len(self._fields):
-            files = self._values(self._fields[-1], positions)
+        if len(fields) < len(self.fields):
+            files = self._values(self.fields[-1], positions)
         # Without a loop in Python, in half of the time: a row of a table costs little more than this.
         dicts = map(dict, map(zip, itertools.repeat(names), values))
         rows = zip(keys, splits, dicts, origins, files, strict=True)
@@ -255,7 +252,7 @@ class RowStore:
 
     def columns(self, positions: np.ndarray) -> Iterator[tuple[str, Any]]:
         """Yield each field of rows by number: int64 or float64 (n,), or n values as the index gave them."""
-        for field in self._fields:
+        for field in self.fields:
             if field.name != FILES:
                 yield field.name, self.column(field, positions)
 
@@ -268,18 +265,9 @@ class RowStore:
         values = self._nullable(field.stem, positions)
         return [value and pathlib.Path(value) for value in values] if field.kind == "path" else values
 
-    def texts(self, field: RowField, positions: np.ndarray) -> list[str]:
-        """Return a field of text or JSON of rows by number, as stored."""
-        return self._text(field.stem, positions)
-
-    @property
-    def fields(self) -> list[RowField]:
-        """All fields, that of listed files last."""
-        return self._fields
-
     def _values(self, field: RowField, positions: np.ndarray) -> list[Any]:
         if field.kind in {"int64", "float64"}:
-            numbers: list[Any] = self._codes(f"{field.stem}.numbers", np.dtype(field.kind))[positions].tolist()
+            numbers: list[Any] = self.column(field, positions).tolist()
             return numbers
         if field.kind == "json":
             texts = self._text(field.stem, positions)
@@ -386,7 +374,7 @@ class RowStore:
         """
         wanted = [re.compile(re.escape(part.encode("utf-8", "surrogateescape"))) for part in {*parts}]
         found = np.zeros(len(self), bool)
-        for field in self._file_fields:
+        for field in self.file_fields:
             text, ends = self._codes(f"{field.stem}.text", np.uint8), self._codes(f"{field.stem}.ends", np.uint64)
             places = np.array([match.start() for each in wanted for match in each.finditer(text.data)], np.uint64)
             found[np.searchsorted(ends, places, side="right")] = True

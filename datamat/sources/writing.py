@@ -147,10 +147,10 @@ class _RowWriter:
         self._write_origins(block)
         self._files.write("split.codes", self._split_codes(block, hashes))
         for column in self._columns:
-            values = block.fields[column.name]
-            if column.name in self._url_fields:
+            values = block.fields[column.field.name]
+            if column.field.name in self._url_fields:
                 values, signed = _unsigned(values)
-                self._files.write_text(f"{column.stem}.signed", signed, hashed=False)
+                self._files.write_text(f"{column.field.stem}.signed", signed, hashed=False)
             digests = mixed(digests, column.append(values, block, before))
         digests = self._append_further(block, digests)
         self._files.write("digest.codes", digests)
@@ -298,28 +298,21 @@ class _FieldWriter:
         number: position among the fields of a row, from 0.
         files: files of the rows, opened on demand.
         is_file: returns whether a text or path in a list, tuple or dict is an input file.
+
+    Attributes:
+        field: the field; its kind is known at the end.
     """
 
     def __init__(
         self, name: str, number: int, files: _ColumnFiles, is_file: Callable[[str | pathlib.PurePath], bool]
     ) -> None:
-        self._field = RowField(name, number, "json", holds_file=False)
+        self.field = RowField(name, number, "json", holds_file=False)
         self._files = files
         self._is_file = is_file
         self._kind: FieldKind | None = None
         self._family = "nested" if name == FILES else ""
         self._types: set[type] = set()
         self._has_files = False
-
-    @property
-    def name(self) -> str:
-        """Name of the index field."""
-        return self._field.name
-
-    @property
-    def stem(self) -> str:
-        """What the names of its files begin with."""
-        return self._field.stem
 
     def append(self, values: np.ndarray | Texts | list[Any], block: RowBlock, first: int) -> np.ndarray:
         """Write the values of a block of rows; return uint64 (n,): their digests, which depend on no other value."""
@@ -349,7 +342,7 @@ class _FieldWriter:
         """Return the field as its values have made it."""
         assert self._kind is not None
         names = tuple(sorted(kind.__name__ for kind in self._types)) if self._kind == "json" else ()
-        return dataclasses.replace(self._field, kind=self._kind, types=names, holds_file=self._has_files)
+        return dataclasses.replace(self.field, kind=self._kind, types=names, holds_file=self._has_files)
 
     def _check(self, types: set[type], values: np.ndarray | Texts | list[Any], block: RowBlock, first: int) -> None:
         """Raise `SourceError` where text, numbers and containers are mixed, or a value is none of these."""
@@ -366,7 +359,7 @@ class _FieldWriter:
             if families[type(v)] == "unknown" or families[type(v)] not in {"", self._family}
         )
         raise SourceError(
-            f"{block.origin_of(number, first)}: field {self._field.name!r} holds {value!r} "
+            f"{block.origin_of(number, first)}: field {self.field.name!r} holds {value!r} "
             f"({type(value).__name__}); want text, numbers, paths, or lists, tuples and dicts of these, of one kind in "
             "every row, or None where a row has none"
         )
@@ -383,7 +376,7 @@ class _FieldWriter:
             wanted = "float64"
         if wanted != before:
             stored = self._stored()
-            self._files.remove(self._field.stem)
+            self._files.remove(self.field.stem)
             for start in range(0, len(stored), BATCH_ROWS):
                 some = stored[start : start + BATCH_ROWS]
                 self._put(wanted, set(map(type, some)), some)
@@ -391,7 +384,7 @@ class _FieldWriter:
 
     def _stored(self) -> list[Any]:
         """Return all values so far; they are in memory at once only where the first rows did not decide their kind."""
-        stem = self._field.stem
+        stem = self.field.stem
         if self._kind in {"int64", "float64"}:
             numbers: list[Any] = np.frombuffer(self._files.content(f"{stem}.numbers"), np.dtype(self._kind)).tolist()
             return numbers
@@ -403,7 +396,7 @@ class _FieldWriter:
         return [decode_value(text or "", "") for text in texts] if self._kind == "json" else texts
 
     def _put(self, kind: FieldKind, types: set[type], values: np.ndarray | Texts | list[Any]) -> np.ndarray:
-        stem = self._field.stem
+        stem = self.field.stem
         if kind in {"int64", "float64"}:
             numbers = np.ascontiguousarray(values, np.dtype(kind))
             self._files.write(f"{stem}.numbers", numbers)
@@ -425,7 +418,7 @@ class _FieldWriter:
         """Return the error that names the first value holding something that a row cannot."""
         number, value = next((n, v) for n, v in enumerate(values) if not _can_be_json(v))
         return SourceError(
-            f"{block.origin_of(number, first)}: field {self._field.name!r} holds {value!r}, with a value of "
+            f"{block.origin_of(number, first)}: field {self.field.name!r} holds {value!r}, with a value of "
             f"type {error} in it; want text, numbers, None, paths, and lists, tuples and dicts of these (tolist() "
             "makes a list of an array)"
         )
@@ -556,4 +549,7 @@ def _check_unique(store: RowStore) -> None:
             numbers = np.sort(order[place : place + 2]).tolist()
             problems.append(f"key {first.key!r} at {origin_of(first, numbers[0])} and {origin_of(second, numbers[1])}")
     if problems:
-        raise SourceError(f"duplicated keys: {join_problems(problems)}; keys must be unique over all splits")
+        raise SourceError(
+            f"duplicated keys: {join_problems(problems)}; keys must be unique over all splits: rename a file, or "
+            "give a row another key"
+        )

@@ -186,7 +186,17 @@ class AlbumentationsStage(Stage):
         if points is not None:
             data["keypoints"] = points.as_keypoints()
             data |= dict.fromkeys(self.point_labels, np.zeros(len(data["keypoints"])))
-        result = self.transform(**data, **self.options)
+        try:
+            result = self.transform(**data, **self.options)
+        except ValueError as error:
+            found = {name: np.reshape(sample[name], (-1, 4)) for name in self.boxes if has_boxes}
+            flat = [name for name, boxes in found.items() if (boxes[:, 2:] <= boxes[:, :2]).any()]
+            if not flat:
+                raise
+            raise SchemaError(
+                f"field {flat[0]!r} holds a box of no width or height, which {self.name} refuses ({error}); pass "
+                "filter_invalid_bboxes=True to BboxParams, which drops such boxes, or leave them out in read"
+            ) from error
         for name in self.boxes:
             keyword = self.keywords[name]
             result[keyword] = _boxes_from(self.box_format, result[keyword], result["image"].shape[:2])

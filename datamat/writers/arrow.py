@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import abc
+import contextlib
 import itertools
 import os
 import re
@@ -11,13 +13,11 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from datamat.errors import CorruptDataError, SourceError
-from datamat.values import frozen
+from datamat.errors import CorruptDataError, DatamatError, SourceError
 from datamat.writers.arrow_types import (
     OF_ROWS,
     OF_TARS,
     columns_of_schema,
-    decoded,
     dicts_of,
     readable,
     readable_schema,
@@ -28,6 +28,7 @@ from datamat.writers.paths import SourceFile, splits_of
 from datamat.writers.samples import fit_key
 from datamat.writers.tables import content_of
 from datamat.writers.tar import archive_of, keys_of_tars
+from datamat.writers.text_tables import BATCH_ROWS
 from datamat.writers.unpacking import SpoolOptions
 
 if TYPE_CHECKING:
@@ -36,28 +37,40 @@ if TYPE_CHECKING:
     from datamat.features import Feature
 
 
-class ArrowRows(Protocol):
-    """Rows of Arrow data by position, wherever they lie."""
+class ArrowRows(abc.ABC):
+    """Rows of Arrow data by position, wherever they lie.
+
+    Attributes:
+        schema: their `pyarrow.Schema`.
+        identity: what stands for their content, as in a `DataSource`.
+        files: the files that they lie in.
+        refused: why a column is refused that nobody declares, by its name.
+    """
 
     schema: Any
     identity: Any
-    files: Sequence[SourceFile]
-    refused: Mapping[str, str]
+    files: Sequence[SourceFile] = ()
+    refused: Mapping[str, str] = {}
 
+    @abc.abstractmethod
     def __len__(self) -> int:
         """Return the number of rows."""
 
+    @abc.abstractmethod
     def take(self, numbers: np.ndarray) -> pa.Table:
         """Return rows by their numbers, in this order."""
 
+    @abc.abstractmethod
     def column(self, name: str) -> Iterator[Any]:
         """Yield the cells of a column, in order."""
 
-    def names(self) -> Iterator[tuple[str, str | None]]:
-        """Yield key and split of each row, by where it lies."""
-
+    @abc.abstractmethod
     def narrow(self, columns: Collection[str]) -> None:
         """Read these columns only."""
+
+    def names(self) -> Iterator[tuple[str, str | None]]:
+        """Yield key and split of each row, by where it lies."""
+        return ((f"{number:08d}", None) for number in range(len(self)))
 
 
 @final
@@ -82,9 +95,9 @@ class ArrowSource(DataSource):
         }
         self.refused = {name: column.refused for name, column in self._columns.items() if column.refused}
         self.refused |= {
-            name: rows.refused[column.path[0]]
+            name: f"{reason}, or leave it out with drop=[{column.path[0]!r}]"
             for name, column in self._columns.items()
-            if column.path[0] in rows.refused
+            if (reason := rows.refused.get(column.path[0]))
         }
         self.dicts = dicts_of(self._columns.values())
 
@@ -129,11 +142,8 @@ class ArrowSource(DataSource):
 
 
 @final
-class MemoryTable:
+class MemoryTable(ArrowRows):
     """The rows of a table in memory."""
-
-    files: Sequence[SourceFile] = ()
-    refused: Mapping[str, str] = {}
 
     def __init__(self, table: pa.Table) -> None:
         self.identity = content_of(table)
@@ -153,9 +163,6 @@ class MemoryTable:
     def column(self, name: str) -> Iterator[Any]:
         return iter(self._table.column(name).to_pylist())
 
-    def names(self) -> Iterator[tuple[str, str | None]]:
-        return ((f"{number:08d}", None) for number in range(len(self)))
-
     def narrow(self, columns: Collection[str]) -> None:
         self._table = self._table.select([name for name in self._table.column_names if name in columns])
 
@@ -163,33 +170,17 @@ class MemoryTable:
 _MOST_DECODED = 256 << 20  # bytes of row groups that a worker holds
 
 
-@frozen()
-class FolderValue:
-    """A value that the name of a folder gives all rows below it: `year=2026`.
-
-    Attributes:
-        value: the value.
-        is_number: whether the folders of that name all hold integers; otherwise they hold text.
-    """
-
-    value: int | str | None
-    is_number: bool
-
-    def field(self, name: str) -> Any:
-        """Return the field of its column."""
-        import pyarrow as pa
-
-        return pa.field(name, pa.int64() if self.is_number else pa.string())
-
-
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"  # of Hive, Spark, pyarrow and polars: an empty cell
 
 
-def folder_values(files: Sequence[SourceFile]) -> list[dict[str, FolderValue]]:
-    """Return the columns that the folders of each file name, as Hive, Spark and `pyarrow.dataset` lay tables out.
+def folder_values(files: Sequence[SourceFile]) -> list[dict[str, int | str | None]]:
+    """Return what the folders of each file give all its rows, as Hive, Spark and `pyarrow.dataset` lay tables out.
 
     Args:
         files: the files of one table.
+
+    Returns:
+        Values by column: integers where the folders of all files hold such, otherwise text.
 
     Raises:
         SourceError: some files lie in such folders, and others do not.
@@ -211,8 +202,7 @@ def folder_values(files: Sequence[SourceFile]) -> list[dict[str, FolderValue]]:
         for name in (found[0] if found else ())
     }
     return [
-        {name: FolderValue(int(text) if text is not None and numbers[name] else text, numbers[name])
-         for name, text in values.items()}
+        {name: int(text) if text is not None and numbers[name] else text for name, text in values.items()}
         for values in found
     ]  # fmt: skip
 
@@ -232,9 +222,12 @@ class TableFormat(Protocol):
     def read(self, path: str, group: int, columns: Sequence[str]) -> pa.Table:
         """Return columns of a group of rows."""
 
+    def batches(self, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield columns of all rows, some at a time."""
+
 
 @final
-class TableFiles:
+class TableFiles(ArrowRows):
     """The rows of files, each group of rows read when one of them is needed.
 
     The files of one table may differ: a column may be missing in some, where its cells are empty, or be of a narrower
@@ -246,25 +239,34 @@ class TableFiles:
     """
 
     def __init__(self, files: Sequence[SourceFile], format: TableFormat) -> None:  # noqa: A002 -- the word for it
+        import pyarrow as pa
+
         self.files = files
         self.identity = "the rows of files"  # whose content counts
         self._format = format
         self._splits = splits_of(files)
         groups: list[tuple[int, int]] = []
         rows: list[int] = []
-        self.schema: Any = None
-        self.refused: Mapping[str, str] = {}
+        self._counts: list[int] = []  # rows of each file
+        self.schema = None
         self._own: list[frozenset[str]] = []  # names of the columns that each file has itself
         self._folders = folder_values(files)
         for number, (file, values) in enumerate(zip(files, self._folders, strict=True)):
-            schema, counts = self._outline(file)
+            with _translated(SourceError, f"{file.path} cannot be read as {format.name}"):
+                schema, counts = format.outline(file.path)
+            if len({*schema.names}) < len(schema.names):
+                raise SourceError(
+                    f"{file.path} has two columns with the same name ({', '.join(schema.names)}); rename one"
+                )
             self._own.append(frozenset(schema.names))
-            for name, value in values.items():
+            for name in values:
                 if name not in schema.names:  # a writer may repeat the values in the file, as polars does
-                    schema = schema.append(value.field(name))
+                    is_text = any(isinstance(each[name], str) for each in self._folders)
+                    schema = schema.append(pa.field(name, pa.string() if is_text else pa.int64()))
             self.schema = self._with(readable_schema(schema), file)
             groups += [(number, group) for group in range(len(counts))]
             rows += counts
+            self._counts.append(sum(counts))
         self._groups = groups
         self._ends = np.cumsum(rows, dtype=np.int64) if rows else np.zeros(0, np.int64)
         self._wanted: Collection[str] | None = None
@@ -291,18 +293,25 @@ class TableFiles:
         return found if len(pieces) == 1 else found.take(np.argsort(here))
 
     def column(self, name: str) -> Iterator[Any]:
-        for place in range(len(self._groups)):
-            yield from self._read(place, [name]).column(name).to_pylist()
+        for number in range(len(self.files)):
+            for batch in self.batches(number, [name]):
+                yield from batch.column(name).to_pylist()
+
+    def batches(self, number: int, columns: Collection[str] | None) -> Iterator[pa.RecordBatch]:
+        """Yield columns of the rows of a file, some rows at a time; None stands for all columns."""
+        import pyarrow as pa
+
+        names = self._names(columns)
+        with _translated(CorruptDataError, f"{self.files[number].path} cannot be read"):
+            for read in self._format.batches(self.files[number].path, self._own_of(number, names)):
+                found = self._complete(pa.Table.from_batches([read]), number, names)
+                yield from (batch for batch in found.to_batches() if batch.num_rows)
 
     def names(self) -> Iterator[tuple[str, str | None]]:
-        before = 0
-        numbers: dict[int, int] = {}
-        for (file, _), end in zip(self._groups, self._ends.tolist(), strict=True):
-            stem = f"{self.files[file].stem}-" if len(self.files) > 1 else ""
-            first = numbers.get(file, 0)
-            for number in range(first, first + end - before):
-                yield f"{stem}{number:08d}", self._splits[file]
-            numbers[file], before = first + end - before, end
+        for file, split, count in zip(self.files, self._splits, self._counts, strict=True):
+            stem = f"{file.stem}-" if len(self.files) > 1 else ""
+            for number in range(count):
+                yield f"{stem}{number:08d}", split
 
     def narrow(self, columns: Collection[str]) -> None:
         self._wanted = columns
@@ -319,46 +328,60 @@ class TableFiles:
         return found
 
     def _read(self, place: int, columns: Collection[str] | None) -> pa.Table:
-        import pyarrow as pa
-
         number, group = self._groups[place]
-        names = [name for name in self.schema.names if columns is None or name in columns]
-        wanted = pa.schema([self.schema.field(name) for name in names])
-        path = self.files[number].path
-        try:
-            found = self._format.read(path, group, [name for name in names if name in self._own[number]])
-            for name, value in self._folders[number].items():
-                if name in names and name not in self._own[number]:
-                    kind = wanted.field(name).type
-                    found = found.append_column(name, pa.repeat(pa.scalar(value.value, kind), found.num_rows))
-            found = readable(found)
-            if found.schema.names == names and found.schema.types == wanted.types:
-                return found
-            return pa.concat_tables([wanted.empty_table(), decoded(found, wanted)], promote_options="permissive")
-        except (pa.ArrowException, OSError) as error:
-            text = str(error).partition("\n")[0]
-            raise CorruptDataError(f"{path}: row group {group} cannot be read: {text}") from error
+        names = self._names(columns)
+        with _translated(CorruptDataError, f"{self.files[number].path}: row group {group} cannot be read"):
+            found = self._format.read(self.files[number].path, group, self._own_of(number, names))
+            return self._complete(found, number, names)
 
-    def _outline(self, file: SourceFile) -> tuple[Any, list[int]]:
+    def _names(self, columns: Collection[str] | None) -> list[str]:
+        return [name for name in self.schema.names if columns is None or name in columns]
+
+    def _own_of(self, number: int, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name in self._own[number]]
+
+    def _complete(self, found: pa.Table, number: int, names: Sequence[str]) -> pa.Table:
+        """Return rows of a file with all columns, in the types that these have in all files."""
         import pyarrow as pa
 
-        try:
-            return self._format.outline(file.path)
-        except (pa.ArrowException, OSError) as error:
-            text = str(error).partition("\n")[0]
-            raise SourceError(
-                f"{file.path} cannot be read as {self._format.name}: {text}; write the file again"
-            ) from error
+        wanted = pa.schema([self.schema.field(name) for name in names])
+        for name in names:
+            if name not in self._own[number]:
+                value = pa.scalar(self._folders[number].get(name), wanted.field(name).type)
+                found = found.append_column(name, pa.repeat(value, found.num_rows))
+        found = readable(found).select(names)
+        if found.schema.types == wanted.types:
+            return found
+        for column, field in enumerate(found.schema):
+            kind = wanted.field(field.name).type
+            if field.type != kind and not isinstance(kind, pa.BaseExtensionType):
+                try:
+                    found = found.set_column(column, field.name, found.column(column).cast(kind))
+                except pa.ArrowException as error:
+                    raise SourceError(
+                        f"{self.files[number].path}: column {field.name!r} is {field.type}, which cannot become {kind} "
+                        f"as in other files: {error}; give all files the same type, or leave the column out"
+                    ) from error
+        return found
 
     def _with(self, schema: Any, file: SourceFile) -> Any:
         """Return a schema for the rows of a file and of those before it."""
         if self.schema is None or schema.equals(self.schema):
             return schema
         found, refused = unified(self.schema, schema, self.files[0].path, file.path)
-        self.refused = {**self.refused} | {
-            name: f"{reason}, or leave it out with drop=[{name!r}]" for name, reason in refused.items()
-        }
+        self.refused = {**self.refused, **refused}
         return found
+
+
+@contextlib.contextmanager
+def _translated(kind: type[DatamatError], what: str) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        text = str(error).partition("\n")[0]
+        raise kind(f"{what}: {text}; write the file again") from error
 
 
 @final
@@ -383,6 +406,9 @@ class ArrowFiles:
         found = self._opened(path).read_all()
         found.validate(full=True)  # Arrow follows offsets blindly, also out of its memory
         return found.select(columns)
+
+    def batches(self, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        return iter(self.read(path, 0, columns).to_batches(max_chunksize=BATCH_ROWS))
 
     def _opened(self, path: str) -> Any:
         """Return a reader of an Arrow file or stream."""

@@ -70,9 +70,11 @@ class Column:
         Raises:
             SourceError: a cell is empty.
         """
+        import pyarrow.compute as pc
+
         column = table.column(self.path[0])
         for name in self.path[1:]:
-            column = _field_of(column, name)
+            column = pc.struct_field(column, name)  # empty where the struct is
         if isinstance(feature, Json):
             return _json_cells(column)
         if self.is_file:
@@ -83,10 +85,7 @@ class Column:
             ]
         if column.null_count and not (feature is not None and feature.takes_none):
             place = int(numbers[np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]])
-            raise SourceError(
-                f"row {place}, column {self.name!r} of the table is empty; fill it in, or drop the row; or declare it "
-                f"with features={{{self.name!r}: Nullable(...)}}"
-            )
+            raise SourceError(empty_cell(self.name, f"row {place}, "))
         found = _cells_of(column, self.feature) if feature == self.feature else None
         return column.to_pylist() if found is None else found
 
@@ -100,11 +99,9 @@ class Column:
         Raises:
             SourceError: it is empty.
         """
-        if self.feature is None:
-            return content_of_file(cell, self.name, place)
         if is_no_file(cell):
             raise SourceError(empty_cell(self.name, place))
-        return _with_contents(cell, self.feature, self.noted)
+        return content_of_file(cell) if self.feature is None else _with_contents(cell, self.feature, self.noted)
 
 
 def _with_contents(cell: Any, feature: Any, noted: Mapping[str, Any]) -> Any:
@@ -117,7 +114,7 @@ def _with_contents(cell: Any, feature: Any, noted: Mapping[str, Any]) -> Any:
         case Image() | Audio() | Video():
             if is_no_file(cell):
                 return None
-            found = content_of_file(cell, "", "")
+            found = content_of_file(cell)
             if isinstance(found, np.ndarray):
                 return encode_png(found)
             if noted.get("mode") and isinstance(found, bytes):
@@ -185,7 +182,7 @@ def _columns_of(name: str, path: tuple[str, ...], kind: Any, noted: Any) -> list
     files = _with_files(noted, kind)
     if files is not None:
         return [Column(name, path, kind, files, is_file=True, noted=noted)]
-    feature = _noted_feature(noted, kind) or feature_of_type(kind)
+    feature = _noted_feature(noted) or feature_of_type(kind)
     refused = "" if feature is not None or _is_binary(kind) else _refusal(name, kind)
     return [Column(name, path, kind, feature, refused)]
 
@@ -215,7 +212,7 @@ def _with_files(noted: Any, kind: Any) -> Any:
     if not any(files.values()):
         return None
     rest = {
-        field.name: _noted_feature(noted.get(field.name) or {}, field.type) or feature_of_type(field.type)
+        field.name: _noted_feature(noted.get(field.name) or {}) or feature_of_type(field.type)
         for field in kind if not files[field.name]
     }  # fmt: skip
     return None if None in rest.values() else {field.name: files[field.name] or rest[field.name] for field in kind}
@@ -231,7 +228,7 @@ def _noted_file(noted: Mapping[str, Any]) -> Feature:
     return _HF_FILES_OF[noted["_type"]]
 
 
-def _noted_feature(noted: Mapping[str, Any], kind: Any) -> Feature | None:
+def _noted_feature(noted: Mapping[str, Any]) -> Feature | None:
     """Return the feature that Hugging Face's note about a column asks for; None where its Arrow type says enough."""
     match noted:
         case {"_type": "ClassLabel", "names": [*names]}:
@@ -240,7 +237,6 @@ def _noted_feature(noted: Mapping[str, Any], kind: Any) -> Feature | None:
             return ClassLabel(tuple(names), shape=(None,))
         case {"_type": "Array2D" | "Array3D" | "Array4D" | "Array5D", "shape": [*shape], "dtype": str(dtype)}:
             return _tensor(shape, dtype)
-    del kind
     return None
 
 
@@ -259,54 +255,31 @@ def readable(table: pa.Table) -> pa.Table:
     return table.cast(readable_schema(table.schema))
 
 
-def readable_schema(schema: Any) -> Any:
-    """Return the schema that `readable` gives a table."""
+def readable_schema(schema: Any, *, decoded: bool = False) -> Any:
+    """Return the schema that `readable` gives a table; `decoded` puts the values of dictionaries in their place."""
     import pyarrow as pa
 
-    return pa.schema([field.with_type(_without_views(field.type)) for field in schema], schema.metadata)
-
-
-def decoded_schema(schema: Any) -> Any:
-    """Return a schema with the values of dictionaries in their place."""
-    import pyarrow as pa
-
-    fields = [
-        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field for field in schema
-    ]
-    return readable_schema(pa.schema(fields, schema.metadata))
-
-
-def decoded(table: pa.Table, wanted: Any) -> pa.Table:
-    """Return a table whose columns have the types of those of a schema, as `unified` gives it."""
-    for place, field in enumerate(table.schema):
-        table = table.set_column(place, field.name, cast(table.column(place), wanted.field(field.name).type))
-    return table
-
-
-def cast(cells: Any, kind: Any) -> Any:
-    """Return cells in the type of their column."""
-    import pyarrow as pa
-
-    return cells if cells.type == kind or isinstance(kind, pa.BaseExtensionType) else cells.cast(kind)
+    kinds = [kind.value_type if decoded and pa.types.is_dictionary(kind) else kind for kind in schema.types]
+    fields = [field.with_type(_without_views(kind)) for field, kind in zip(schema, kinds, strict=True)]
+    return pa.schema(fields, schema.metadata)
 
 
 def unified(one: Any, other: Any, first: str, path: str) -> tuple[Any, dict[str, str]]:
     """Return a schema for the rows of two files, and why a column is refused that nobody declares, by its name.
 
-    Numbers become wider, and columns of nulls what the others are; what else differs is text.
+    Numbers become wider, and columns of nulls what the others are; what else differs is text, or what it is in the
+    first file where not even text holds both.
 
     Args:
         one: schema of the first file, or of several.
         other: schema of another file.
         first: path of the first file.
         path: path of the other one.
-
-    Raises:
-        SourceError: a column has types that not even text holds.
     """
     import pyarrow as pa
 
-    refused, one, other = {}, decoded_schema(one), decoded_schema(other)
+    refused = {}
+    one, other = (readable_schema(schema, decoded=True) for schema in (one, other))
     for name in dict.fromkeys([*one.names, *other.names]):
         if name not in one.names or name not in other.names:
             refused[name] = lacking(name, *((path, first) if name in one.names else (first, path)))
@@ -317,7 +290,9 @@ def unified(one: Any, other: Any, first: str, path: str) -> tuple[Any, dict[str,
             continue
         reason = f"{path}: column {name!r} is {kinds[1]}, but {kinds[0]} in {first}; "
         if any(pa.types.is_nested(kind) or _is_binary(kind) for kind in kinds):
-            raise SourceError(f"{reason}give all files the same columns, or leave it out of the files")
+            refused[name] = f"{reason}give all files the same type"
+            other = other.set(other.get_field_index(name), one.field(name))
+            continue
         refused[name] = f"{reason}declare what it is to be, as in features={{{name!r}: Text()}}"
         one, other = (schema.set(schema.get_field_index(name), pa.field(name, pa.string())) for schema in (one, other))
     return pa.unify_schemas([one, other], promote_options="permissive"), refused
@@ -358,7 +333,7 @@ def feature_of_type(kind: Any) -> Feature | None:  # noqa: PLR0911 -- one for ea
         return feature_of_type(kind.value_type)
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
         return Scalar(np.dtype(kind.to_pandas_dtype()).name)
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+    if _is_text(kind):
         return Text()
     if types.is_date(kind) or types.is_timestamp(kind):
         return _time(kind)
@@ -367,7 +342,7 @@ def feature_of_type(kind: Any) -> Feature | None:  # noqa: PLR0911 -- one for ea
     if isinstance(kind, pa.BaseExtensionType):
         return Json() if is_json(kind) else None
     shape, inner = _list_shape(kind)
-    if shape == (None,) and (types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner)):
+    if shape == (None,) and _is_text(inner):
         return ListOf(Text())
     if len(shape) == 1 and (_is_binary(inner) or types.is_date(inner) or types.is_timestamp(inner)):
         return ListOf(Bytes() if _is_binary(inner) else _time(inner))
@@ -402,7 +377,7 @@ def _not_in_json(kind: Any, place: str) -> str:
 
     types = pa.types
     if types.is_map(kind):
-        if not (types.is_string(kind.key_type) or types.is_large_string(kind.key_type)):
+        if not _is_text(kind.key_type):
             return f"{kind.key_type} for keys at {place or 'its map'}"
         return _not_in_json(kind.item_type, f"{place}[key]")
     if types.is_struct(kind):
@@ -410,8 +385,7 @@ def _not_in_json(kind: Any, place: str) -> str:
     if types.is_dictionary(kind) or _list_shape(kind)[0]:
         return _not_in_json(kind.value_type, place if types.is_dictionary(kind) else f"{place}[]")
     plain = (types.is_boolean, types.is_integer, types.is_floating, types.is_null)
-    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-    return "" if is_text or any(test(kind) for test in plain) else f"{kind} at {place}"
+    return "" if _is_text(kind) or any(test(kind) for test in plain) else f"{kind} at {place}"
 
 
 def _refusal(name: str, kind: Any) -> str:
@@ -453,6 +427,12 @@ def _suggested(kind: Any) -> str:
     return repr(feature)
 
 
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
 def _is_binary(kind: Any) -> bool:
     import pyarrow as pa
 
@@ -468,13 +448,6 @@ def _tensor(shape: Sequence[int | None], dtype: str) -> Tensor | None:
         return Tensor(tuple(shape), np.dtype(dtype).name)
     except (TypeError, ValueError):  # numpy or Tensor has no such type
         return None
-
-
-def _field_of(column: Any, name: str) -> Any:
-    """Return a field of a struct; it is empty where the struct is."""
-    import pyarrow.compute as pc
-
-    return pc.struct_field(column, name)
 
 
 def _cells_of(column: Any, feature: Feature | None) -> Any:

@@ -242,12 +242,15 @@ class ImportWriter(DatasetWriter):
         sample = self._samples[number]
         found: dict[str, Any] = {}
         for name, field in self._fields.items():
-            if field not in sample and name in self._declared and self._declared[name].takes_none:
+            if field in sample:
+                found[name] = self._value(name, sample[field])
+            elif name in self._declared and self._declared[name].takes_none:
                 found[name] = None
-                continue
-            if field not in sample:
-                raise SchemaError(f"field {field!r} is missing; the sample has {join_problems(list(sample))}")
-            found[name] = self._value(name, sample[field])
+            else:
+                raise SchemaError(
+                    f"field {field!r} is missing; the sample has {join_problems(list(sample))}; add it, declare it "
+                    f"with features={{{name!r}: Nullable(...)}}, or leave it out with drop=[{field!r}]"
+                )
         if self._choice.columns is None:  # what the first sample has not is refused when it is encoded
             found |= {name: sample[name] for name in sample.keys() - self._known - {"key"}}
         return found

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from datamat.errors import MissingDependencyError
-from datamat.writers.arrow import ArrowSource
+from datamat.writers.arrow import ArrowRows, ArrowSource
 from datamat.writers.base import DataSource
-from datamat.writers.paths import SourceFile
 from datamat.writers.splits import SplitSource
 from datamat.writers.unpacking import SpoolOptions
 
@@ -23,11 +22,8 @@ _BATCH_ROWS = 4096
 
 
 @final
-class HfTable:
+class HfTable(ArrowRows):
     """The rows of a `datasets.Dataset`, as its Arrow table holds them: encoded files are not decoded."""
-
-    files: Sequence[SourceFile] = ()
-    refused: Mapping[str, str] = {}
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset.with_format("arrow")
@@ -45,9 +41,6 @@ class HfTable:
     def column(self, name: str) -> Iterator[Any]:
         for batch in self._dataset.select_columns([name]).iter(_BATCH_ROWS):
             yield from batch.column(name).to_pylist()
-
-    def names(self) -> Iterator[tuple[str, str | None]]:
-        return ((f"{number:08d}", None) for number in range(len(self)))
 
     def narrow(self, columns: Collection[str]) -> None:
         self._dataset = self._dataset.select_columns([name for name in self.schema.names if name in columns])

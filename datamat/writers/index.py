@@ -8,7 +8,7 @@ Tables go there as columns, and become `IndexRow`s only for those who iterate ov
 from __future__ import annotations
 
 import contextlib
-import functools
+import itertools
 import os
 import pathlib
 import unicodedata
@@ -20,9 +20,10 @@ import numpy as np
 from datamat.errors import OptionError, SourceError, join_problems
 from datamat.sources.files import SourceFiles
 from datamat.sources.rows import IndexRow, Origin, RowBlock, Rows, Texts, listed
-from datamat.writers.arrow_types import cast, decoded_schema, lacking, unified
+from datamat.writers.arrow import TableFiles
 from datamat.writers.base import DataSource
-from datamat.writers.paths import files_below, files_of_pattern, refuse_table_logs
+from datamat.writers.parquet import ParquetFiles
+from datamat.writers.paths import SourceFile, files_below, listed_files, paths_of
 from datamat.writers.sources import open_source
 from datamat.writers.tables import is_arrow_dataset, listed_column, table_of
 from datamat.writers.text_tables import (
@@ -485,37 +486,27 @@ def table_blocks(
     """Yield the rows of a table as `Index.from_table` takes it; `options` say how text becomes columns."""
     before = 0
     special = {key or "key", split or "split"}
-    first: tuple[str, set[str]] | None = None
     for table in _tables(given, options):
-        for count, found in table.batches(None if wanted is None else {*special, *wanted}):
-            batch = dict(found)
+        for place, count, batch in table.batches(None if wanted is None else {*special, *wanted}):
             for column in (key, split, *(wanted or ())):
                 if column is not None and column not in batch:
-                    if column not in (wanted or ()) or column not in table.schema().names:
-                        raise SourceError(f"{table.name} has no column {column!r}; it has {', '.join(batch)}")
-                    batch[column] = [None] * count  # other files of the table have it
-            names = {name for name in found if wanted is None or name in special}
-            first = first or (table.name, names)
-            if names != first[1] and table.name != first[0]:  # of those in memory, the rows are named
-                column = min(names ^ first[1])
-                lacks, has = (first[0], table.name) if column in names else (table.name, first[0])
-                raise SourceError(lacking(column, lacks, has))
+                    raise SourceError(f"{place} has no column {column!r}; it has {', '.join(batch)}")
             key_column = key or ("key" if "key" in batch else None)
             split_column = split or ("split" if "split" in batch else None)
             columns = {
                 name: _cells(
-                    table.name, name, values, before,
-                    is_checked=name in special or (wanted is None and not table.may_miss),
+                    place, name, values, before, is_checked=name in special or (wanted is None and not table.may_miss)
                 )
                 for name, values in batch.items()
                 if wanted is None or name in {key_column, split_column, *wanted}
-            }  # fmt: skip
+            }
             keys = Texts.of_positions(before, before + count) if key_column is None else _as_keys(columns[key_column])
-            splits = None if split_column is None else _codes_of(columns[split_column])
+            splits = None if split_column is None else listed(columns[split_column])
             for name in (key_column, split_column):
                 if name is not None and name not in (wanted or ()):
                     columns.pop(name, None)
-            yield RowBlock(keys, columns, Origin(f"{table.short_name} row ", before + 1), splits)
+            short = "table" if place == _IN_MEMORY else os.path.basename(place)
+            yield RowBlock(keys, columns, Origin(f"{short} row ", before + 1), splits)
             before += count
 
 
@@ -524,22 +515,21 @@ def table_schema(given: Any, options: TextOptions) -> pa.Schema:
     return next(_tables(given, options)).schema()
 
 
+_IN_MEMORY = "the table"  # its place
+
+
 class _Table(NamedTuple):
-    """A table, in a file or in memory.
+    """A table, in files or in memory.
 
     Attributes:
-        name: what messages call it.
-        short_name: what the places of its rows begin with.
         schema: returns the types of its columns.
-        batches: yields the number of rows, and the columns by name, of a run of rows; a file is never in memory as a
-            whole. Columns that are not among those asked for may be missing.
+        batches: yields place, number and columns of a run of rows; a file is never in memory as a whole. Columns that
+            are not among those asked for may be missing.
         may_miss: whether cells may be missing.
     """
 
-    name: str
-    short_name: str
     schema: Callable[[], pa.Schema]
-    batches: Callable[[Collection[str] | None], Iterator[tuple[int, Mapping[str, Any]]]]
+    batches: Callable[[Collection[str] | None], Iterator[tuple[str, int, Mapping[str, Any]]]]
     may_miss: bool = False
 
 
@@ -549,11 +539,8 @@ def _tables(given: Any, options: TextOptions) -> Iterator[_Table]:
         for batch in given.to_batches(batch_size=BATCH_ROWS, batch_readahead=1, fragment_readahead=1):
             yield _in_memory(batch)
     elif isinstance(given, (str, os.PathLike)):
-        paths = [pathlib.Path(given)] if os.path.isfile(given) else _table_files(given)
-        texts = [path for path in paths if _is_text(path)]
-        schema = functools.cache(lambda: _parquet_schema([path for path in paths if path not in texts], options))
-        for path in paths:
-            yield _of_text(path, texts, options) if path in texts else _of_parquet(path, schema)
+        files = _table_files(os.fspath(given))
+        yield _of_text(files, options) if files[0].name.lower().endswith(TEXT_TABLES) else _of_parquet(files, options)
     elif callable(given) and table_of(given) is None:
         for one in given():
             yield from _tables(one, options)
@@ -561,82 +548,57 @@ def _tables(given: Any, options: TextOptions) -> Iterator[_Table]:
         yield _in_memory(given)
 
 
-def _table_files(given: str | os.PathLike[str]) -> list[pathlib.Path]:
-    """Return the tables in a folder, or those that a pattern fits, in the order of their names."""
-    place = os.fspath(given)
-    if os.path.isdir(place):
-        refuse_table_logs(pathlib.Path(place))
-        found = [pathlib.Path(place, path) for path in files_below(place, suffixes=(*_PARQUET, *TEXT_TABLES))]
-    else:
-        found = [path for path in files_of_pattern(place) if os.path.isfile(path)]
-    if not found:
-        raise SourceError(f"{place}: there is no table; want one, a folder of them, or a pattern: {_KINDS}")
-    return found
-
-
 _PARQUET = (".parquet", ".pq")
 _KINDS = ".parquet, .csv, .tsv or .jsonl, the last three also packed, as .csv.gz"
 
 
-def _is_text(path: pathlib.Path) -> bool:
-    return path.name.lower().endswith(TEXT_TABLES)
+def _table_files(given: str) -> list[SourceFile]:
+    """Return the files of a table: one, those in a folder, or those that a pattern fits, in the order of their names.
+
+    Raises:
+        SourceError: there is none, one is of no kind that is read, or text lies beside Parquet.
+    """
+    paths = paths_of(given, is_named=True) or []
+    found = [file for file in listed_files(paths, (*_PARQUET, *TEXT_TABLES)) if os.path.isfile(file.path)]
+    if not found:
+        raise SourceError(f"{given}: there is no table; want one, a folder of them, or a pattern: {_KINDS}")
+    are_text = [file.name.lower().endswith(TEXT_TABLES) for file in found]
+    for file in itertools.compress(found, (not is_text for is_text in are_text)):
+        if not file.name.lower().endswith(_PARQUET):
+            with open(file.path, "rb") as opened:
+                refuse_other_kinds(pathlib.Path(file.path), opened.read(HEAD_BYTES))
+            raise SourceError(f"{file.path}: unknown kind of table; want {_KINDS}")
+    if len({*are_text}) > 1:
+        text, parquet = (found[are_text.index(is_text)].path for is_text in (True, False))
+        raise SourceError(f"{text} is text and {parquet} Parquet; give files of one kind, or one table for each")
+    return found
 
 
-def _of_text(path: pathlib.Path, paths: Sequence[pathlib.Path], options: TextOptions) -> _Table:
-    """Return a CSV or JSON Lines file, whose columns have the types of those of several."""
+def _of_text(files: Sequence[SourceFile], options: TextOptions) -> _Table:
+    """Return CSV or JSON Lines files."""
+    paths = [pathlib.Path(file.path) for file in files]
 
     def schema() -> pa.Schema:
         return text_schema(paths, options)
 
-    return _Table(str(path), path.name, schema, lambda _: text_batches(path, schema(), options), may_miss=True)
+    def batches(_: Any) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+        return ((str(path), *batch) for path in paths for batch in text_batches(path, schema(), options))
+
+    return _Table(schema, batches, may_miss=True)
 
 
-@contextlib.contextmanager
-def _opened_parquet(path: pathlib.Path) -> Iterator[Any]:
-    import pyarrow as pa
-    from pyarrow import parquet
+def _of_parquet(files: Sequence[SourceFile], options: TextOptions) -> _Table:
+    """Return Parquet files; raise `SourceError` where they differ, and nobody declares what the columns are to be."""
+    table = TableFiles(files, ParquetFiles())
+    if table.refused and options.columns is None:
+        raise SourceError(next(iter(table.refused.values())))
 
-    try:
-        with path.open("rb") as found:
-            head = found.read(HEAD_BYTES)
-        is_called_so = path.suffix.lower() in _PARQUET
-        if not is_called_so or not head.startswith(b"PAR1"):
-            refuse_other_kinds(path, head)
-        if not is_called_so:
-            raise SourceError(f"{path}: unknown kind of table; want {_KINDS}")
-        with parquet.ParquetFile(path) as file:
-            yield file
-    except (OSError, pa.ArrowInvalid) as error:
-        raise SourceError(f"{path} cannot be read as a table: {error}; write the file again") from error
+    def batches(wanted: Collection[str] | None) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+        columns = {*table.schema.names} & {*(wanted or ())} or None  # all, for the message that none is there
+        for number, file in enumerate(files):
+            yield from _columns_of(table.batches(number, columns), file.path)
 
-
-def _parquet_schema(paths: Sequence[pathlib.Path], options: TextOptions) -> pa.Schema:
-    """Return the types that the columns of Parquet files have together.
-
-    Raises:
-        SourceError: the files differ, and nobody declares what the columns are to be.
-    """
-    found: Any = None
-    for path in paths:
-        with _opened_parquet(path) as file:
-            schema = decoded_schema(file.schema_arrow)
-        found, refused = (schema, {}) if found is None else unified(found, schema, str(paths[0]), str(path))
-        if refused and options.columns is None:
-            raise SourceError(next(iter(refused.values())))
-    return _complete(found)
-
-
-def _of_parquet(path: pathlib.Path, schema: Callable[[], pa.Schema]) -> _Table:
-    """Return a Parquet file, whose columns get the types of those of several."""
-
-    def batches(wanted: Collection[str] | None) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        with _opened_parquet(path) as file:
-            names = file.schema_arrow.names
-            columns = None if wanted is None else [name for name in names if name in wanted] or None
-            for count, batch in _columns_of(file.iter_batches(batch_size=BATCH_ROWS, columns=columns), str(path)):
-                yield count, {name: cast(cells, schema().field(name).type) for name, cells in batch.items()}
-
-    return _Table(str(path), path.name, schema, batches)
+    return _Table(lambda: _complete(table.schema), batches)
 
 
 def _in_memory(given: Any) -> _Table:
@@ -645,11 +607,10 @@ def _in_memory(given: Any) -> _Table:
 
     table = table_of(given)
     if table is not None:
-        name = "the table"
         return _Table(
-            name, "table", lambda: _complete(table.schema),
-            lambda _: _columns_of(table.to_batches(max_chunksize=BATCH_ROWS), name),
-        )  # fmt: skip
+            lambda: _complete(table.schema),
+            lambda _: _columns_of(table.to_batches(max_chunksize=BATCH_ROWS), _IN_MEMORY),
+        )
     if not isinstance(given, Mapping):
         raise SourceError(
             f"the table is a {type(given).__qualname__}; want the path of a CSV or Parquet file, a table of "
@@ -658,14 +619,12 @@ def _in_memory(given: Any) -> _Table:
     columns = _checked_columns(given)
     count = len(next(iter(columns.values())))
 
-    def batches(_: Any) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def batches(_: Any) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
         for start in range(0, count, BATCH_ROWS):
             stop = min(start + BATCH_ROWS, count)
-            yield stop - start, {name: values[start:stop] for name, values in columns.items()}
+            yield _IN_MEMORY, stop - start, {name: values[start:stop] for name, values in columns.items()}
 
-    return _Table(
-        "the table", "table", lambda: _complete(pa.table({n: v[:1] for n, v in columns.items()}).schema), batches
-    )
+    return _Table(lambda: _complete(pa.table({n: v[:1] for n, v in columns.items()}).schema), batches)
 
 
 def _complete(schema: pa.Schema) -> pa.Schema:
@@ -675,12 +634,9 @@ def _complete(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(False) for field in schema])
 
 
-def _columns_of(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _columns_of(batches: Iterable[pa.RecordBatch], place: str) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
     for batch in batches:
-        names = batch.schema.names
-        if len(set(names)) < len(names):
-            raise SourceError(f"{name} has two columns with the same name ({', '.join(names)}); rename one")
-        yield batch.num_rows, dict(zip(names, batch.columns, strict=True))
+        yield place, batch.num_rows, dict(zip(batch.schema.names, batch.columns, strict=True))
 
 
 def _checked_columns(given: Mapping[Any, Any]) -> dict[str, Any]:
@@ -715,7 +671,7 @@ def _cells(table: str, name: str, values: Any, before: int, *, is_checked: bool)
 
     if isinstance(values, np.ndarray):
         if values.dtype.kind in "iuf" and values.dtype.itemsize <= _LARGEST_NUMBER:
-            return _numbers(values)
+            return values
         if values.dtype.kind != "b":
             raise SourceError(
                 f"{table} row {before + 1}, column {name!r}: found {values.dtype}, want numbers or text; convert it "
@@ -743,16 +699,6 @@ def _cells(table: str, name: str, values: Any, before: int, *, is_checked: bool)
     return cells
 
 
-def _numbers(values: np.ndarray) -> np.ndarray | list[Any]:
-    """Return numbers as int64 or float64; as a list where int64 cannot hold them."""
-    if values.dtype.kind == "f":
-        return values.astype(np.float64, copy=False)
-    if values.dtype == np.uint64 and len(values) and values.max() > np.iinfo(np.int64).max:
-        found: list[Any] = values.tolist()
-        return found
-    return values.astype(np.int64, copy=False)
-
-
 def _arrow_cells(values: Any) -> np.ndarray | Texts | list[Any] | None:
     """Return a column of Arrow without a Python object for each cell; None where its cells must be looked at."""
     import pyarrow as pa
@@ -761,7 +707,8 @@ def _arrow_cells(values: Any) -> np.ndarray | Texts | list[Any] | None:
     if values.null_count:
         return None
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return _numbers(values.to_numpy(zero_copy_only=False))
+        numbers: np.ndarray = values.to_numpy(zero_copy_only=False)
+        return numbers
     if pa.types.is_string_view(kind):
         values = values.cast(pa.large_string())
         kind = values.type
@@ -776,11 +723,3 @@ def _arrow_cells(values: Any) -> np.ndarray | Texts | list[Any] | None:
 
 def _as_keys(values: np.ndarray | Texts | list[Any]) -> Texts | list[str]:
     return values if isinstance(values, Texts) else list(map(str, listed(values)))
-
-
-def _codes_of(values: np.ndarray | Texts | list[Any]) -> tuple[list[Any], np.ndarray]:
-    """Return the distinct values in the order in which they first occur, and int64 (n,): which of them each row has."""
-    given = listed(values)
-    names = list(dict.fromkeys(given))
-    codes = {name: code for code, name in enumerate(names)}
-    return names, np.fromiter(map(codes.__getitem__, given), np.int64, len(given))

@@ -16,10 +16,10 @@ from datamat.writers.arrow_types import OF_ROWS
 from datamat.writers.base import DataSource
 from datamat.writers.huggingface import HfTable
 from datamat.writers.kinds import SOURCE_KINDS
-from datamat.writers.samples import _field_names, dicts_in, sample_of
+from datamat.writers.samples import Items, PlainItems, field_names
 from datamat.writers.spool import RowStream, SpooledSource
 from datamat.writers.tables import is_of_package, listed_column, table_of
-from datamat.writers.tar import TarRows, sample_of_tar
+from datamat.writers.tar import TarItems, is_of_tar
 from datamat.writers.unpacking import SpoolOptions
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _in_memory(dataset: Any, names: Sequence[str] | None) -> DataSource | None:
     if not isinstance(dataset, (list, tuple)) or not dataset:
         return None
     if isinstance(dataset, tuple) and are_arrays(dataset):
-        return _ColumnSource(dict(zip(_field_names(names, len(dataset)), dataset, strict=True)))
+        return _ColumnSource(dict(zip(field_names(names, len(dataset)), dataset, strict=True)))
     _refuse_paths(dataset)
     if table_of(dataset[0]) is not None:
         return ArrowSource(MemoryTable(_joined_tables(dataset)))
@@ -130,8 +130,7 @@ class MapSource(DataSource):
         self._names = names
         self._reading: Any = None  # what `__getitem__` of the object may change, such as a file that it opens at once
         self._process = 0
-        self._members = TarRows()
-        self._is_shown = False  # whether the first item has shown the fields
+        self._items: Items | None = None  # what the first item has shown
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -143,17 +142,15 @@ class MapSource(DataSource):
         if self._process != os.getpid():  # forked children share the places in files that their parent has opened
             self._reading, self._process = _copied(self._dataset), os.getpid()
         item = self._reading[number]
-        is_of_tar = TarRows.are(item)
-        if not self._is_shown:
-            self._is_shown = True
-            if is_of_tar:
-                self._members.show(item)
-                self.features, self.refused = self._members.features, self._members.refused
-            self.dicts = dicts_in(self._members.nested(item) if is_of_tar else item)
-        return sample_of_tar(item, self._members) if is_of_tar else sample_of(item, self._names)
+        if self._items is None:
+            self._items = TarItems(item) if is_of_tar(item) else PlainItems(self._names)
+            self.features, self.refused = self._items.features, self._items.refused
+            self.dicts = self._items.dicts(item)
+        return self._items.sample(item)
 
     def declare(self, features: Mapping[str, Feature]) -> None:
-        self._members.declare(features)
+        if self._items is not None:
+            self._items.declare(features)
 
 
 def _copied(dataset: Any) -> Any:

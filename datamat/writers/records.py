@@ -36,11 +36,13 @@ class RecordForm(abc.ABC):
         features: features of the fields, as far as the files declare them.
         refused: fields that no feature stores, each with the reason and what to write.
         dicts: names of the fields that are dicts in a sample, whose fields are `DICT/FIELD` here.
+        counts_on: whether the numbers of records without names go on from file to file.
     """
 
     features: Mapping[str, Feature]
-    refused: Mapping[str, str]
+    refused: Mapping[str, str] = {}
     dicts: Collection[str] = frozenset()
+    counts_on: bool = False
 
     @abc.abstractmethod
     def field_names(self) -> Sequence[str]:
@@ -125,14 +127,12 @@ class RecordsSource(DataSource):
         own = [self._form.keys(file) for file in range(len(self._sources))]
         known = [key for keys in own if keys is not None for key in keys]
         are_unique = len(set(known)) == len(known)
-        for file, (source, split, count) in enumerate(
-            zip(self._sources, self._splits, self._form.counts(), strict=True)
-        ):
-            stem = f"{source.stem}-" if len(self._sources) > 1 else ""
-            keys = own[file]
-            for number in range(count):
-                key = f"{number:08d}" if keys is None else fit_key(keys[number])
-                yield key if keys is not None and are_unique else f"{stem}{key}", split
+        ends = self._ends.tolist()
+        for source, split, keys, start, end in zip(self._sources, self._splits, own, [0, *ends], ends, strict=False):
+            has_stem = len(self._sources) > 1 and not (self._form.counts_on if keys is None else are_unique)
+            stem, first = (f"{source.stem}-" if has_stem else ""), (start if self._form.counts_on else 0)
+            for number in range(end - start):
+                yield stem + (f"{first + number:08d}" if keys is None else fit_key(keys[number])), split
 
 
 def read_document(path: pathlib.Path) -> Any:

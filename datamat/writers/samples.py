@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import abc
 import decimal
 import importlib
 import io
 import pathlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -28,7 +29,8 @@ _PAIR = ("x", "y")
 _UNFIT = re.compile(r"[/\\#\x00-\x1f\x7f]+|\.\.+")  # of keys, where they become part of names
 
 
-def _field_names(names: Sequence[str] | None, count: int) -> Sequence[str]:
+def field_names(names: Sequence[str] | None, count: int) -> Sequence[str]:
+    """Return names for the values of a tuple: those given, or usual ones."""
     if names is None:
         return _PAIR[:count] if count <= len(_PAIR) else [f"field_{number}" for number in range(count)]
     if len(names) != count:
@@ -38,20 +40,57 @@ def _field_names(names: Sequence[str] | None, count: int) -> Sequence[str]:
     return names
 
 
-def sample_of(item: Any, names: Sequence[str] | None) -> dict[str, Any]:
-    """Return an item of any dataset as a sample."""
-    if isinstance(item, Mapping):
-        fields = list(flattened(item))
-        found = dict(fields)
-        if len(found) < len(fields):
-            names = [name for name, _ in fields]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise SchemaError(f"the sample has two fields {twice!r}, one of them in a dict; rename one")
-        return found
-    if hasattr(item, "_asdict"):
-        return dict(flattened(item._asdict()))
-    values = item if isinstance(item, (tuple, list)) else (item,)
-    return {name: _plain(value, name) for name, value in zip(_field_names(names, len(values)), values, strict=True)}
+class Items(abc.ABC):
+    """How the items of a source, of one kind, become samples.
+
+    Attributes:
+        features: features of fields, as far as the items show them.
+        refused: why a field cannot be stored, and what to write instead, by field name.
+    """
+
+    features: Mapping[str, Feature] = {}
+    refused: Mapping[str, str] = {}
+
+    def declare(self, features: Mapping[str, Feature]) -> None:  # noqa: B027 -- most have no use for them
+        """Take the features that the user declares, by field name."""
+
+    @abc.abstractmethod
+    def sample(self, item: Any) -> dict[str, Any]:
+        """Return an item as a sample."""
+
+    @abc.abstractmethod
+    def dicts(self, item: Any) -> frozenset[str]:
+        """Return the names of the fields of an item that are dicts."""
+
+
+@final
+class PlainItems(Items):
+    """Dicts, named tuples, tuples, lists, and values alone.
+
+    Args:
+        names: names of the fields, for items without.
+    """
+
+    def __init__(self, names: Sequence[str] | None) -> None:
+        self._names = names
+
+    def sample(self, item: Any) -> dict[str, Any]:
+        if isinstance(item, Mapping):
+            fields = list(flattened(item))
+            found = dict(fields)
+            if len(found) < len(fields):
+                names = [name for name, _ in fields]
+                twice = next(name for name in names if names.count(name) > 1)
+                raise SchemaError(f"the sample has two fields {twice!r}, one of them in a dict; rename one")
+            return found
+        if hasattr(item, "_asdict"):
+            return dict(flattened(item._asdict()))
+        values = item if isinstance(item, (tuple, list)) else (item,)
+        named = zip(field_names(self._names, len(values)), values, strict=True)
+        return {name: _plain(value, name) for name, value in named}
+
+    def dicts(self, item: Any) -> frozenset[str]:
+        return dicts_in(item)
 
 
 def fit_key(key: str) -> str:
@@ -140,10 +179,8 @@ def shows_type(value: Any) -> bool:
     return (isinstance(value, (list, tuple)) and len(value) > 0) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
-def content_of_file(cell: Any, name: str, place: str) -> Any:
-    """Return the content of a file that a cell of Hugging Face holds, or names; a picture that is decoded as it is."""
-    if is_no_file(cell):
-        raise SourceError(empty_cell(name, place))
+def content_of_file(cell: Any) -> Any:
+    """Return the content of the file that a cell of Hugging Face holds or names; a decoded picture as it is."""
     if not isinstance(cell, Mapping):  # a step of a stream that needs the picture, such as a filter, has decoded it
         return _plain(cell)
     return cell["bytes"] if cell["bytes"] is not None else pathlib.Path(cell["path"]).read_bytes()
@@ -154,11 +191,17 @@ def is_no_file(cell: Any) -> bool:
     return cell is None or (isinstance(cell, Mapping) and cell["bytes"] is None and not cell["path"])
 
 
-def empty_cell(name: str, place: str) -> str:
-    """Return what to write where a cell is empty that must not be."""
+def empty_cell(column: str, place: str = "", name: str | None = None) -> str:
+    """Return what to write where a cell is empty that must not be.
+
+    Args:
+        column: name of its column.
+        place: what the message begins with.
+        name: name of the field; None where it is that of the column.
+    """
     return (
-        f"{place}column {name!r} of the table is empty; fill it in, or drop the row; or declare it with "
-        f"features={{{name!r}: Nullable(...)}}"
+        f"{place}column {column!r} of the table is empty; fill it in, or drop the row; or declare it with "
+        f"features={{{name or column!r}: Nullable(...)}}"
     )
 
 
@@ -214,13 +257,6 @@ def _parsed(text: str, feature: Feature) -> Any:
     return text
 
 
-def _list_of_files(feature: Feature) -> bool:
-    match feature:
-        case ListOf(feature=item):
-            return isinstance(item, OF_FILES_ALONE)
-    return False
-
-
 def converted(value: Any, feature: Feature) -> Any:  # noqa: PLR0911 -- one for each kind of type
     """Return a value in the type of a declared feature, where only its type differs.
 
@@ -231,9 +267,9 @@ def converted(value: Any, feature: Feature) -> Any:  # noqa: PLR0911 -- one for 
     if value is None:
         return None
     if isinstance(feature, OF_FILES_ALONE) and isinstance(value, Mapping) and value.keys() == HF_FILE:
-        return content_of_file(value, "", "")
+        return None if is_no_file(value) else content_of_file(value)
     inner = feature.feature if isinstance(feature, (Nullable, ListOf)) else feature
-    if _list_of_files(feature):
+    if isinstance(feature, ListOf) and isinstance(inner, OF_FILES_ALONE):
         return [converted(item, inner) for item in value]
     if isinstance(inner, Mapping):  # a dict, or a list of dicts
         rows = [value] if isinstance(value, Mapping) else value

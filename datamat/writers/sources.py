@@ -31,6 +31,7 @@ from datamat.writers.objects import are_arrays, is_stream, source_of
 from datamat.writers.paths import SPLITS, ending_of, listed_files, paths_of, visible_files
 from datamat.writers.records import DAMAGES
 from datamat.writers.splits import SplitSource
+from datamat.writers.text_tables import TEXT_TABLES
 from datamat.writers.unpacking import SpoolOptions
 
 __all__ = ["open_source"]
@@ -188,18 +189,10 @@ def _unknown_kind(first: pathlib.Path, ending: str) -> SourceError:
 def _hint_of_packed(ending: str) -> str | None:
     """Return what to write for a file that is compressed, given its extension; None where only its kind is missing."""
     inner, packing = os.path.splitext(ending) if ending.count(".") > 1 else ("", ending)
-    if inner in {".csv", ".tsv"} and packing in {".gz", ".bz2", ".zst", ".lz4"}:
-        return _OTHERS[inner]
-    if inner == ".jsonl" and packing in _OPENERS:
-        return f"pass its rows, as in Materializer(map(json.loads, {_OPENERS[packing]}.open({{0!r}})), ...)"
     unpack = _UNPACKERS.get(packing)
     if unpack is None or (packing in PACKINGS and not inner):
         return None
     return f"unpack it first, with {unpack}, and pass what comes out"
-
-
-_OPENERS = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
-"""Modules of Python that open compressed files, by extension."""
 
 
 _UNPACKERS = {
@@ -225,9 +218,7 @@ _OTHERS = {
         "'image_folder' reads pictures in a folder for each class, as in Materializer('image_folder', FOLDER, ...); "
         "for others, write a function: materialize(fn, sorted(glob.glob(PATTERN)), ...)",
     ),
-    ".csv": "the writer 'table' reads it, as in Materializer('table', {0!r}, ...)",
-    ".tsv": "the writer 'table' reads it, as in Materializer('table', {0!r}, ...)",
-    **dict.fromkeys([".jsonl", ".ndjson"], "pass its rows, as in Materializer(map(json.loads, open({0!r})), ...)"),
+    **dict.fromkeys(TEXT_TABLES, "the writer 'table' reads it, as in Materializer('table', {0!r}, ...)"),
     ".json": "pass its rows, as in Materializer(source=json.loads(pathlib.Path({0!r}).read_text()), ...)",
     ".txt": "pass its lines, as in Materializer(source=pathlib.Path({0!r}).read_text().splitlines(), ...)",
     ".xlsx": "pass its rows, as in Materializer(source=pandas.read_excel({0!r}), ...)",

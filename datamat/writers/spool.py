@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import decimal
-import functools
 import itertools
 import json
 import os
@@ -39,9 +38,9 @@ from datamat.folders.local import expand_home
 from datamat.transforms.seeding import signature_of
 from datamat.writers.arrow_types import OF_ROWS, OF_TARS, columns_of_schema, dicts_of, readable, typed_cell
 from datamat.writers.base import DataSource
-from datamat.writers.samples import dicts_in, fill_lists, fit_key, sample_of
+from datamat.writers.samples import Items, PlainItems, fill_lists, fit_key
 from datamat.writers.tables import TableRows, is_of_package, table_of
-from datamat.writers.tar import TarRows, archive_of, keys_of_tars, sample_of_tar
+from datamat.writers.tar import TarItems, archive_of, is_of_tar, keys_of_tars
 from datamat.writers.unpacking import SpoolOptions
 
 if TYPE_CHECKING:
@@ -78,43 +77,34 @@ class RowStream:
         if is_of_package(rows, "datasets") and rows.features is None and hasattr(rows, "_resolve_features"):
             rows = rows._resolve_features()
         schema = rows.features.arrow_schema if is_of_package(rows, "datasets") and rows.features else None
-        self._columns = [] if schema is None else columns_of_schema(schema)
+        self.items: Items = PlainItems(names)
+        self._is_first = True
         self._gives_tables = False
-        if self._columns:
+        if schema is not None:
             import datasets
 
-            for name in [column.name for column in self._columns if column.is_file and len(column.path) == 1]:
-                rows = rows.cast_column(name, _undecoded(rows.features[name]))
+            self.items = ArrowItems(schema)
+            for column in self.items.columns:
+                if column.is_file and len(column.path) == 1:
+                    rows = rows.cast_column(column.name, _undecoded(rows.features[column.name]))
             assert datasets
         self._rows = rows
-        self._names = names
-        self._members = TarRows()
+        self._declared: Mapping[str, Feature] = {}
         self._first: tuple[Any, Any] | None = None  # archive and key of the first sample of WebDataset
-
-    @property
-    def features(self) -> dict[str, Feature]:
-        """The features that the source declares; a stream of tables does so with its first one."""
-        declared = {column.name: column.feature for column in self._columns if column.feature is not None}
-        return {**self._members.features, **declared}
-
-    @property
-    def has_columns(self) -> bool:
-        """Whether the source declares its fields."""
-        return bool(self._columns)
-
-    @property
-    def refused(self) -> dict[str, str]:
-        """The fields that no feature stores, each with the reason."""
-        return {**self._members.refused, **{one.name: one.refused for one in self._columns if one.refused}}
-
-    def show(self, row: Any) -> None:
-        """Take what the first row shows of the fields."""
-        if self._is_of_tar(row):
-            self._members.show(row)
 
     def declare(self, features: Mapping[str, Feature]) -> None:
         """Take the features that the user declares for fields."""
-        self._members.declare(features)
+        self._declared = features
+        self.items.declare(features)
+
+    def sample(self, row: Any) -> dict[str, Any]:
+        """Return a row as a sample; the first one shows what `items` says of the fields."""
+        if self._is_first:
+            self._is_first = False
+            if isinstance(self.items, PlainItems) and is_of_tar(row):
+                self.items = TarItems(row)
+                self.items.declare(self._declared)
+        return self.items.sample(row)
 
     def start(self, count: int, state: Any) -> Iterator[Any] | None:
         """Return the rows from a number on; None where the source cannot begin there.
@@ -147,7 +137,7 @@ class RowStream:
                 table = readable(table)
                 if schema is None:
                     schema, self._gives_tables = table.schema, True
-                    self._columns = columns_of_schema(schema)
+                    self.items = ArrowItems(schema)
                 if not table.schema.equals(schema):
                     raise SourceError(
                         f"table {number} of the source has other columns than the first one "
@@ -167,34 +157,13 @@ class RowStream:
         """Return what the source needs to continue after the row that it gave last; None where it has no such state."""
         return self._rows.state_dict() if self._has_state and not self._gives_tables else None
 
-    def sample(self, row: Any) -> dict[str, Any]:
-        """Return a row as a sample."""
-        if self._is_of_tar(row):
-            return sample_of_tar(row, self._members)
-        if not self._columns:
-            return sample_of(row, self._names)
-        found = {name: row[name] for name in OF_ROWS if name in row}
-        if row.keys() >= OF_TARS:
-            found = {"key": fit_key(row["__key__"]), **found}
-        for column in self._columns:
-            value = row
-            for name in column.path:
-                value = None if value is None else value[name]
-            found[column.name] = typed_cell(value, column)
-        return found
-
-    def dicts(self, row: Any) -> frozenset[str]:
-        """Return the names of the fields of a row that are dicts."""
-        row = self._members.nested(row) if self._is_of_tar(row) else row
-        return dicts_of(self._columns) if self._columns else dicts_in(row)
-
     def archive(self, row: Any) -> str | None:
         """Return what tells the keys of a sample of WebDataset from those of other archives; None for other rows.
 
         Raises:
             SourceError: the first sample comes again, as it does without end where shards are drawn.
         """
-        if not TarRows.are(row) or "key" in row:
+        if not is_of_tar(row) or "key" in row:
             return None
         place = row.get("__url__"), row["__key__"]
         if place == self._first:
@@ -204,9 +173,6 @@ class RowStream:
             )
         self._first = self._first or place
         return archive_of(place[0])
-
-    def _is_of_tar(self, row: Any) -> bool:
-        return not self._columns and TarRows.are(row)
 
     @property
     def _takes_start(self) -> bool:
@@ -228,6 +194,35 @@ class RowStream:
                 return False
             step = getattr(step, "ex_iterable", None)
         return True
+
+
+@final
+class ArrowItems(Items):
+    """Rows of a table, each a dict of Python values.
+
+    Args:
+        schema: the `pyarrow.Schema` of the table.
+    """
+
+    def __init__(self, schema: Any) -> None:
+        self.columns = columns_of_schema(schema)
+        self.features = {column.name: column.feature for column in self.columns if column.feature is not None}
+        self.refused = {column.name: column.refused for column in self.columns if column.refused}
+
+    def sample(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        found = {name: item[name] for name in OF_ROWS if name in item}
+        if item.keys() >= OF_TARS:
+            found = {"key": fit_key(item["__key__"]), **found}
+        for column in self.columns:
+            value: Any = item
+            for name in column.path:
+                value = None if value is None else value[name]
+            found[column.name] = typed_cell(value, column)
+        return found
+
+    def dicts(self, item: Mapping[str, Any]) -> frozenset[str]:
+        del item
+        return dicts_of(self.columns)
 
 
 def _undecoded(kind: Any) -> Any:
@@ -258,8 +253,7 @@ class SpooledSource(DataSource):
     def __init__(self, stream: RowStream, options: SpoolOptions) -> None:
         self._stream: RowStream | None = stream
         self._declared: dict[str, Feature] = {}
-        self.features = dict(stream.features)
-        self.refused = stream.refused
+        self.features, self.refused = dict(stream.items.features), stream.items.refused
         self._fields: list[str] = []
         self._left_out: list[str] = []
         self._first: dict[str, Any] | None = None  # the first row, with lists of later ones for those without items
@@ -310,7 +304,7 @@ class SpooledSource(DataSource):
     @property
     def has_columns(self) -> bool:
         """Whether the source says what its fields hold, so that bytes which are no picture are meant to be there."""
-        return self._found is not None or (self._stream is not None and self._stream.has_columns)
+        return self._found is not None or (self._stream is not None and isinstance(self._stream.items, ArrowItems))
 
     @property
     def is_empty(self) -> bool:
@@ -369,13 +363,12 @@ class SpooledSource(DataSource):
         row = next(self._iterator, _END)
         if row is not _END:
             self._ahead.append((row, self._stream.state()))
-            self._stream.show(row)
-            sample = self._stream.sample(row)
+            sample, items = self._stream.sample(row), self._stream.items
             self._first = {name: value for name, value in sample.items() if name not in OF_ROWS}
             self._fields = list(self._first)
-            self.features = {**self._stream.features, **self.features}
-            self.refused = self._stream.refused
-            self.dicts = self._stream.dicts(row)
+            self.features = {**items.features, **self.features}
+            self.refused = items.refused
+            self.dicts = items.dicts(row)
             fill_lists(self._first, self.features, self._look_ahead())
 
     def _look_ahead(self) -> Iterator[dict[str, Any]]:
@@ -464,7 +457,7 @@ class SpooledSource(DataSource):
         assert stream is not None
         assert iterator is not None
         for row, state in self._ahead:
-            yield row, functools.partial(_unchanged, state)
+            yield row, lambda state=state: state  # type: ignore[misc]
         self._ahead = []
         # Not `for row in iterator`: that of litdata begins again whenever it is asked for itself.
         while (row := next(iterator, _END)) is not _END:
@@ -479,7 +472,7 @@ class SpooledSource(DataSource):
             json.dumps(found)
         except (TypeError, ValueError):  # it cannot be stored, so the source cannot continue
             found = None
-        known = {} if self._stream is None else self._stream.features
+        known = {} if self._stream is None else self._stream.items.features
         commit_json(
             os.path.join(self._folder, _STATE),
             {
@@ -507,10 +500,6 @@ class SpooledSource(DataSource):
             raise SourceError(f"row {number}: {error}") from error
         name = [None if key is None else str(key), None if split is None else str(split), archive]
         return json.dumps(name).encode(), *values
-
-
-def _unchanged(value: Any) -> Any:
-    return value
 
 
 def _as_json(features: Mapping[str, Feature]) -> dict[str, Any]:

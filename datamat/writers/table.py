@@ -24,12 +24,12 @@ import numpy as np
 
 from datamat.codecs import read_file
 from datamat.errors import InputError, OptionError, SourceError
-from datamat.features import Feature, Features, Nullable, Scalar, Text, Timestamp
+from datamat.features import Feature, Features, Json, Nullable, Scalar, Text, Timestamp
 from datamat.sources.rows import IndexRow
 from datamat.writers.arrow_types import feature_of_type, is_json
 from datamat.writers.base import DatasetWriter, Sample
 from datamat.writers.index import Index, table_blocks, table_schema
-from datamat.writers.samples import converted
+from datamat.writers.samples import converted, empty_cell
 from datamat.writers.tables import is_arrow_dataset, table_of
 from datamat.writers.text_tables import TextOptions
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TableWriter"]
 
-OUTPUT_VERSION = 1
+OUTPUT_VERSION = 2
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
 
 
@@ -109,6 +109,7 @@ class TableWriter(DatasetWriter):
             delimiter,
             names=frozenset({*special, *self.url_fields}),
             texts=frozenset(texts | may_miss),
+            json=frozenset(n for n, feature in (features or {}).items() if isinstance(_inner(feature), Json)),
             blank=frozenset(declared - texts),
             columns=None if features is None else frozenset(special | declared),
             keeps_json=True,
@@ -155,12 +156,15 @@ class TableWriter(DatasetWriter):
         if value is None or (is_file and not value and isinstance(value, str)):
             if self.features[name].takes_none:
                 return None
-            raise InputError(
-                f"column {column!r} of the table is empty; fill it in, or drop the row; or declare it with "
-                f"features={{{name!r}: Nullable(...)}}"
-            )
+            raise InputError(empty_cell(column, name=name))
         if column in self._json:
-            value = json.loads(value)
+            try:
+                value = json.loads(value)
+            except ValueError as error:  # of a cell of CSV
+                raise InputError(
+                    f"column {column!r} holds {value[:40]!r}, which is not valid JSON: {error}; correct it, or declare "
+                    f"features={{{name!r}: Text()}}"
+                ) from error
             if column in self._text.texts:  # what is not a string, the feature refuses
                 return value
         if not is_file:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final, overload
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import xxhash
@@ -85,14 +85,7 @@ class TableRows(Sequence[dict[str, Any]]):
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    @overload
-    def __getitem__(self, place: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, place: slice) -> TableRows: ...
-
-    def __getitem__(self, place: int | slice) -> dict[str, Any] | TableRows:
-        if isinstance(place, slice):
-            return TableRows(self.table.take(np.arange(len(self))[place]))
+    def __getitem__(self, place: int) -> dict[str, Any]:  # type: ignore[override]  # nobody asks for a slice
         return {name: column[place].as_py() for name, column in zip(self.table.column_names, self.table.columns)}  # noqa: B905 -- 1 us
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -126,12 +119,6 @@ def _known(value: Any, kinds: dict[tuple[str, str], Callable[[Any], Any]]) -> Ca
         if found is not None:
             return found
     return None
-
-
-def _of_batch(batch: pa.RecordBatch) -> pa.Table:
-    import pyarrow as pa
-
-    return pa.Table.from_batches([batch])
 
 
 def _of_stream(value: Any) -> pa.Table:
@@ -198,7 +185,7 @@ def _zones(cells: Iterable[Any], place: str = "") -> Iterator[tuple[str, bool]]:
 _ARROW_DATASET = ("pyarrow", "Dataset")
 _TABLES: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("pyarrow", "Table"): lambda table: table,
-    ("pyarrow", "RecordBatch"): _of_batch,
+    ("pyarrow", "RecordBatch"): _of_stream,
     _ARROW_DATASET: lambda dataset: dataset.to_table(),
     ("pandas", "DataFrame"): _of_pandas,
     ("polars", "DataFrame"): _of_polars,

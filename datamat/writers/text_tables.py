@@ -24,6 +24,7 @@ import numpy as np
 
 from datamat.errors import OptionError, SourceError
 from datamat.values import frozen
+from datamat.writers.arrow_types import lacking
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,6 +56,7 @@ class TextOptions:
         delimiter: what separates the cells of CSV; None finds it.
         names: the columns that name something, such as the row, its split or its file: cells of CSV stay text.
         texts: the columns declared as text: cells of CSV stay text, and JSON has other values refused.
+        json: the columns declared as JSON, as which their cells of CSV are given.
         blank: the columns declared with a feature for which an empty cell is missing; cells of CSV stay text.
         columns: names of the columns to read; None for all.
         keeps_json: whether values of JSON that differ in kind, or are nested, are given as JSON.
@@ -67,6 +69,7 @@ class TextOptions:
     delimiter: str | None = None
     names: frozenset[str] = frozenset()
     texts: frozenset[str] = frozenset()
+    json: frozenset[str] = frozenset()
     blank: frozenset[str] = frozenset()
     columns: frozenset[str] | None = None
     keeps_json: bool = False
@@ -123,6 +126,10 @@ def _text_schema(files: tuple[_File, ...], options: TextOptions) -> pa.Schema:
         raise SourceError(f"{one} is CSV and {other} JSON Lines; give files of one kind, or one table for each")
     for file in files:
         for count, cells in _json_columns(file, options) if file.is_json else _csv_cells(file, options):
+            if not file.is_json and options.columns is None and columns and cells.keys() != columns.keys():
+                name = min(cells.keys() ^ columns.keys())
+                lacks, has = (files[0], file) if name in cells else (file, files[0])
+                raise SourceError(lacking(name, str(lacks.path), str(has.path)))
             num_rows += count
             for name, values in cells.items():
                 if name not in columns:
@@ -134,7 +141,9 @@ def _text_schema(files: tuple[_File, ...], options: TextOptions) -> pa.Schema:
 def _column(name: str, options: TextOptions, *, is_json: bool) -> _CsvColumn | _JsonColumn:
     if is_json:
         return _JsonColumn(name in options.texts)
-    return _CsvColumn(name in options.names | options.texts | options.blank)
+    return _CsvColumn(
+        "json" if name in options.json else "string" if name in options.names | options.texts | options.blank else ""
+    )
 
 
 def text_batches(
@@ -268,9 +277,9 @@ def _wrong_encoding(path: pathlib.Path | str, encoding: str) -> SourceError:
 class _CsvColumn:
     """What a column of CSV holds, by the cells so far: no cell is of two types, but integers are floats, too."""
 
-    def __init__(self, is_text: bool) -> None:
+    def __init__(self, kind: str) -> None:
         self._num_filled = 0
-        self._kind = "string" if is_text else ""
+        self._kind = kind
         self._are_floats = True  # where they are integers
         self._has_digits = False  # nan alone is a word
 
@@ -279,7 +288,7 @@ class _CsvColumn:
 
         cells = cells.drop_null()
         self._num_filled += len(cells)
-        if not len(cells) or self._kind == "string":
+        if not len(cells) or self._kind in {"string", "json"}:
             return
         kinds = (
             _KINDS if not self._kind else _KINDS[:2] if self._kind == "int64" and self._are_floats else (self._kind,)
@@ -356,6 +365,8 @@ def _any(found: pa.Array) -> bool:
 def _arrow_type(kind: str) -> pa.DataType:
     import pyarrow as pa
 
+    if kind == "json":
+        return pa.json_()
     if kind.startswith("timestamp"):
         return pa.timestamp("us", "UTC" if "UTC" in kind else None)
     return pa.type_for_alias(kind)
@@ -425,24 +436,26 @@ def _csv_cells(file: _File, options: TextOptions) -> Iterator[tuple[int, dict[st
 
 
 def _csv_rows(file: _File, schema: pa.Schema, options: TextOptions) -> Iterator[tuple[int, dict[str, pa.Array]]]:
-    """Yield what `_csv_cells` yields, with cells of the types of a schema; times are text, as they were written."""
+    """Yield what `_csv_cells` yields, with cells of the types of a schema; times and JSON stay text, as written."""
     import pyarrow as pa
 
     with _readable(file.path):
         form = _csv_form(file, options)
         kinds = {name: schema.field(name).type for name in form.names}
-        types = {name: pa.string() if pa.types.is_timestamp(kind) else kind for name, kind in kinds.items()}
+        types = {
+            name: pa.string() if pa.types.is_timestamp(kind) or kind == pa.json_() else kind
+            for name, kind in kinds.items()
+        }
         # Of a column of text, an empty cell is an empty text.
         texts = {name for name, kind in kinds.items() if kind == pa.string()} - options.blank
         with _csv_reader(file.path, form, types) as reader:
             for batch in reader:
-                yield (
-                    batch.num_rows,
-                    {
-                        name: cells.fill_null("") if name in texts and cells.null_count else cells
-                        for name, cells in zip(form.names, batch.columns, strict=True)
-                    },
-                )
+                found = {
+                    name: cells.fill_null("") if name in texts and cells.null_count else cells
+                    for name, cells in zip(form.names, batch.columns, strict=True)
+                }
+                lacks = {name: [None] * batch.num_rows for name in schema.names if name not in found}
+                yield batch.num_rows, found | lacks
 
 
 def _refuse_open_quote(path: pathlib.Path, form: _Csv, last: str) -> None:
@@ -513,54 +526,36 @@ class _JsonColumn:
     def __init__(self, is_text: bool) -> None:
         self._is_text = is_text
         self._num_filled = 0
-        self._types: set[type] = set()
+        self._types: set[type] = set()  # of values, and of those in lists at any depth
         self._largest = 0
-        self._lists: Any = None
-        self._items: set[type] = set()  # types in the lists, at any depth
+        self._found: Any = None
 
     def add(self, cells: list[Any]) -> None:
         import pyarrow as pa
 
-        self._num_filled += sum(cell is not None for cell in cells)
-        self._types |= {*map(type, cells)} - {type(None)}
+        filled = [cell for cell in cells if cell is not None]
+        self._num_filled += len(filled)
+        types = {*map(type, filled)}
+        values = [*_flat(filled)] if list in types else filled
+        self._types |= {*map(type, values)} if list in types else types
         if int in self._types:
-            self._largest = max(self._largest, *(abs(cell) for cell in cells if type(cell) is int), 0)
-        if self._types == {list}:
-            items = [*_flat(cell for cell in cells if cell is not None)]
-            self._items |= {*map(type, items)}
-            self._largest = max(self._largest, *(abs(item) for item in items if type(item) is int), 0)
-            try:
-                found = pa.schema({"": pa.infer_type(cells)})
-                self._lists = pa.unify_schemas([self._lists or found, found], promote_options="permissive")
-            except (pa.ArrowException, OverflowError):
-                self._types.add(dict)  # then JSON holds it, and nothing else
+            self._largest = max(self._largest, *(abs(value) for value in values if type(value) is int), 0)
+        try:
+            found = pa.schema({"": pa.infer_type(filled)})
+            self._found = pa.unify_schemas([self._found or found, found], promote_options="permissive")
+        except (pa.ArrowException, OverflowError):
+            self._types.add(dict)  # then JSON holds it, and nothing else
 
     def field(self, name: str, num_rows: int) -> pa.Field:
         import pyarrow as pa
 
-        return pa.field(name, self._type(), nullable=self._num_filled < num_rows)
-
-    def _type(self) -> pa.DataType:
-        import pyarrow as pa
-
-        if not self._types:
-            return pa.json_()
-        if self._types == {list}:
-            is_one = len(self._items) <= 1 and type(None) not in self._items
-            is_exact = self._largest <= (_EXACT if float in self._items else _LONGEST)
-            return self._lists.types[0] if (is_one or self._items == {int, float}) and is_exact else pa.json_()
-        plain: dict[str, set[type]] = {
-            "bool": {bool},
-            "string": {str},
-            "int64": {int},
-            "float64": {int, float},
-        }
-        kind = next((kind for kind, types in plain.items() if self._types <= types), "json")
-        if self._is_text and kind != "string":
-            kind = "json"
-        if self._largest > (_EXACT if kind == "float64" else _LONGEST):
-            kind = "json"
-        return pa.json_() if kind == "json" else pa.type_for_alias(kind)
+        is_one = len(self._types) == 1 or self._types == {int, float}
+        is_exact = self._largest <= (_EXACT if float in self._types else _LONGEST)
+        is_plain = is_one and is_exact and not self._types & {dict, type(None)}
+        kind = self._found.types[0] if is_plain else pa.json_()
+        if self._is_text and kind != pa.string():
+            kind = pa.json_()
+        return pa.field(name, kind, nullable=self._num_filled < num_rows)
 
 
 def _flat(cells: Iterable[Any]) -> Iterator[Any]:

@@ -12,26 +12,26 @@ numbers are strings, -1 is a size that varies. Records are `tf.train.Example`; a
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import itertools
 import pathlib
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from datamat.directory.files import path_inside
-from datamat.errors import CorruptDataError, DatamatError, SourceError, count_of
+from datamat.errors import CorruptDataError, SourceError, count_of
 from datamat.features import Audio, BBoxes, Bytes, ClassLabel, Image, ListOf, Mask, Scalar, Tensor, Text, Video
 from datamat.features.pictures import PictureFile
 from datamat.formats import Offsets, get_format
 from datamat.formats.example import decode_example
 from datamat.formats.tfrecord import read_payload
-from datamat.values import frozen
 from datamat.writers.base import DataSource
-from datamat.writers.records import DAMAGES, read_document
+from datamat.writers.paths import SourceFile
+from datamat.writers.records import RecordForm, RecordsSource, read_document
+from datamat.writers.splits import SplitSource
 from datamat.writers.tfrecord import record_offsets
 from datamat.writers.unpacking import SpoolOptions
 
@@ -48,87 +48,59 @@ _STORED_AS_GIVEN = (PictureFile, Audio, Video, Bytes, Text)
 """Features whose only column holds what a sample may give: text, or a file."""
 
 
-@frozen()
-class _Shard:
-    path: pathlib.Path
-    split: str
-    num_records: int
-
-
 @final
-class TfdsSource(DataSource):
-    """Samples of a directory by position: split after split, shard after shard.
+class TfdsForm(RecordForm):
+    """The shards of one split.
 
     Args:
-        folder: folder that holds `dataset_info.json`, `features.json` and the shards.
-
-    Raises:
-        SourceError: a file is missing or not in TFDS' format, or a feature is of a kind that is not read here.
+        paths: the shards.
+        counts: number of records in each.
+        outer: declarations of the features, as `features.json` has them.
+        is_array_record: whether the shards are ArrayRecord.
     """
 
-    keys_are_places = True
-    has_schema = True
+    counts_on = True
 
-    def __init__(self, folder: pathlib.Path) -> None:
-        info, declared = (read_document(folder / name) for name in (INFO_FILE, _FEATURES_FILE))
-        try:
-            self._shards = list(_shards(folder, info))
-            # TFDS writes the outermost dict of features in one way, and reads two: the other is what datamat writes.
-            outer = declared.get("featuresDict") or declared["content"]
-            content = dict(_flattened(outer["features"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SourceError(
-                f"{folder}: its JSON is not as TFDS 4.9 writes it ({error!r}); prepare it again with that version"
-            ) from error
+    def __init__(
+        self, paths: Sequence[pathlib.Path], counts: Sequence[int], outer: Mapping[str, Any], *, is_array_record: bool
+    ) -> None:
+        self._paths, self._counts = paths, counts
+        content = dict(_flattened(outer))
+        folder = paths[0].parent
         self.features = {name: _feature_of(folder, name, spec, many=many) for name, (spec, many) in content.items()}
-        self.dicts = frozenset(_dict_names(outer["features"]))
-        self._content = content
+        self.dicts = frozenset(_dict_names(outer))
         self._deflated = {name for name, (spec, _) in content.items() if _encoding_of(spec) == "zlib"}
-        self._ends = list(itertools.accumulate(shard.num_records for shard in self._shards))
-        self._is_array_record = info.get("fileFormat") == "array_record"
+        self._stored = dict(self.features)
+        self._is_array_record = is_array_record
         self._offsets: dict[int, np.ndarray] = {}
         self._readers: dict[int, ShardReader] = {}
-        self._splits: dict[str, int] = {}
-        for shard in self._shards:
-            self._splits[shard.split] = self._splits.get(shard.split, 0) + shard.num_records
-        self.identity = [info, declared, [_size_of(shard.path) for shard in self._shards]]
-        self.files = {shard.path.name: str(shard.path) for shard in self._shards}
-
-    def __len__(self) -> int:
-        return sum(self._splits.values())
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        place = bisect.bisect_right(self._ends, number)
-        shard, record = self._shards[place], number - (self._ends[place - 1] if place else 0)
-        try:
-            columns = self._columns(place, record)
-            return {name: self._value(name, feature, columns) for name, feature in self.features.items()}
-        except DAMAGES as error:
-            if isinstance(error, DatamatError) and not isinstance(error, CorruptDataError):
-                raise
-            raise CorruptDataError(f"{shard.path}: record {record} is damaged: {error}; prepare it again") from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_offsets": {}, "_readers": {}}
 
-    def keys_and_splits(self) -> Iterator[tuple[str, str | None]]:
-        for split, count in self._splits.items():
-            for number in range(count):
-                yield f"{split}-{number:08d}", split
+    def field_names(self) -> list[str]:
+        return list(self._stored)
 
-    def _columns(self, place: int, record: int) -> Mapping[str, Any]:
-        shard = self._shards[place]
+    def counts(self) -> Sequence[int]:
+        return self._counts
+
+    def read(self, file: int, number: int, names: Sequence[str]) -> dict[str, Any]:
+        columns = self._columns(file, number)
+        return {name: self._value(name, self._stored[name], columns) for name in names}
+
+    def _columns(self, file: int, number: int) -> Mapping[str, Any]:
+        path, count = self._paths[file], self._counts[file]
         if self._is_array_record:
-            if place not in self._readers:
-                unknown = np.zeros(shard.num_records, np.uint64)  # the package locates records on its own
-                reader = get_format("arrayrecord").reader(shard.path, Offsets(unknown, unknown))
-                self._readers = {place: reader}  # one shard at a time: most samples are read in order
-            return self._readers[place].read(record)
-        if place not in self._offsets:
-            self._offsets[place] = _offsets_of(shard)
-        with open(shard.path, "rb") as file:
-            file.seek(int(self._offsets[place][record]))
-            payload = read_payload(file)
+            if file not in self._readers:
+                unknown = np.zeros(count, np.uint64)  # the package locates records on its own
+                reader = get_format("arrayrecord").reader(path, Offsets(unknown, unknown))
+                self._readers = {file: reader}  # one shard at a time: most samples are read in order
+            return self._readers[file].read(number)
+        if file not in self._offsets:
+            self._offsets[file] = _offsets_of(path, count)
+        with open(path, "rb") as opened:
+            opened.seek(int(self._offsets[file][number]))
+            payload = read_payload(opened)
         if payload is None:
             raise CorruptDataError("the file ends before it")
         return decode_example(payload)
@@ -176,7 +148,8 @@ def _encoding_of(spec: Mapping[str, Any]) -> str:
     return str(spec.get("tensor", spec.get("audio", {})).get("encoding", "none")).lower()
 
 
-def _shards(folder: pathlib.Path, info: Mapping[str, Any]) -> Iterator[_Shard]:
+def _shards(folder: pathlib.Path, info: Mapping[str, Any]) -> Iterator[tuple[str, pathlib.Path, int]]:
+    """Yield split, path and number of records of each shard."""
     kind = info.get("fileFormat", "tfrecord")
     if kind not in _FORMATS:
         raise SourceError(f"{folder}: its shards are {kind}; want {' or '.join(_FORMATS)}")
@@ -192,7 +165,7 @@ def _shards(folder: pathlib.Path, info: Mapping[str, Any]) -> Iterator[_Shard]:
                 NUM_SHARDS=f"{len(lengths):05d}",
                 SHARD_X_OF_Y=f"{number:05d}-of-{len(lengths):05d}",
             )
-            yield _Shard(path_inside(folder, name, folder / INFO_FILE), split["name"], length)
+            yield split["name"], path_inside(folder, name, folder / INFO_FILE), length
 
 
 def _flattened(specs: Mapping[str, Any], prefix: str = "", *, many: int = 0) -> Iterator[tuple[str, Any]]:
@@ -303,24 +276,43 @@ def _labels(folder: pathlib.Path, name: str) -> tuple[str, ...]:
     return ()
 
 
-def _offsets_of(shard: _Shard) -> np.ndarray:
+def _offsets_of(path: pathlib.Path, count: int) -> np.ndarray:
     """Return the offset of each record of a shard, int64 (n,)."""
-    offsets = record_offsets(str(shard.path), str(shard.path))
-    if len(offsets) != shard.num_records:
-        raise CorruptDataError(
-            f"the file holds {count_of(len(offsets), 'record')}, {INFO_FILE} says {shard.num_records}"
-        )
+    offsets = record_offsets(str(path), str(path))
+    if len(offsets) != count:
+        raise CorruptDataError(f"the file holds {count_of(len(offsets), 'record')}, {INFO_FILE} says {count}")
     return offsets
 
 
-def _size_of(path: pathlib.Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise SourceError(f"{path}: {error.strerror}; copy the shard, or prepare the dataset again") from error
-
-
 def open_folder(folder: pathlib.Path, spool: SpoolOptions) -> DataSource:
-    """Return the samples of a directory that TFDS prepared."""
+    """Return the samples of a directory that TFDS prepared, split after split.
+
+    Args:
+        folder: folder that holds `dataset_info.json`, `features.json` and the shards.
+        spool: not needed.
+
+    Raises:
+        SourceError: a file is missing or not in TFDS' format, or a feature is of a kind that is not read here.
+    """
     del spool
-    return TfdsSource(folder)
+    info, declared = (read_document(folder / name) for name in (INFO_FILE, _FEATURES_FILE))
+    try:
+        shards = list(_shards(folder, info))
+        # TFDS writes the outermost dict of features in one way, and reads two: the other is what datamat writes.
+        outer = (declared.get("featuresDict") or declared["content"])["features"]
+        dict(_flattened(outer))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SourceError(
+            f"{folder}: its JSON is not as TFDS 4.9 writes it ({error!r}); prepare it again with that version"
+        ) from error
+    if not shards:
+        raise SourceError(f"{folder} has no samples; pass a folder that has some")
+    for _, path, _ in shards:
+        if not path.is_file():
+            raise SourceError(f"{path} does not exist; copy the shard, or prepare the dataset again")
+    parts: dict[str, DataSource] = {}
+    for split, found in itertools.groupby(shards, key=lambda shard: shard[0]):
+        _, paths, counts = zip(*found, strict=True)
+        form = TfdsForm(paths, counts, outer, is_array_record=info.get("fileFormat") == "array_record")
+        parts[split] = RecordsSource([SourceFile(path.name, str(path)) for path in paths], form)
+    return SplitSource(parts)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from datamat.directory.describe import ColumnProfiler, parse_payload
-from datamat.errors import CorruptDataError, SourceError
+from datamat.errors import CorruptDataError, SchemaError, SourceError
 from datamat.features import Bytes, Json, ListOf, Nullable, Scalar, Tensor
 from datamat.features.base import dtype_of, holds_numbers
 from datamat.features.pictures import PictureFile
@@ -46,7 +46,8 @@ class TFRecordForm(RecordForm):
         profilers: dict[str, ColumnProfiler] = {}
         stepped: set[str] = set()  # feature lists of a `SequenceExample`
         count = 0
-        for file, number in itertools.islice(self._all(), _MOST_PROFILED):
+        places = ((file, number) for file, offsets in enumerate(self._offsets) for number in range(len(offsets)))
+        for file, number in itertools.islice(places, _MOST_PROFILED):
             count += 1
             for name, values in self._values(file, number).items():
                 profiler = profilers.setdefault(name, ColumnProfiler(name))
@@ -72,11 +73,6 @@ class TFRecordForm(RecordForm):
         place = f"{self._paths[file]}: record {number} has"
         return {name: _value(values.get(self._names[name]), self.features.get(name), name, place) for name in names}
 
-    def _all(self) -> Iterator[tuple[int, int]]:
-        for file, offsets in enumerate(self._offsets):
-            for number in range(len(offsets)):
-                yield file, number
-
     def _values(self, file: int, number: int) -> Mapping[str, Values | tuple[Values, ...]]:
         path = self._files.path(file)
         try:
@@ -100,7 +96,8 @@ def _value(values: Any, feature: Feature | None, name: str, place: str) -> Any:
         place: what messages begin with.
 
     Raises:
-        CorruptDataError: there is no value, or there are several, and the feature takes one.
+        SchemaError: there is no value.
+        CorruptDataError: there are several, and the feature takes one.
     """
     match feature:
         case Nullable(feature=inner):
@@ -121,9 +118,7 @@ def _value(values: Any, feature: Feature | None, name: str, place: str) -> Any:
             return [value.decode() for value in values]
     drop = f"leave it out with drop=[{name!r}]"
     if values is None:
-        raise CorruptDataError(
-            f"{place} no field {name!r}; declare it with features={{{name!r}: Nullable(...)}}, or {drop}"
-        )
+        raise SchemaError(f"{place} no field {name!r}; declare it with features={{{name!r}: Nullable(...)}}, or {drop}")
     if len(values) != 1:
         raise CorruptDataError(
             f"{place} {len(values)} values of field {name!r}, the first records have one; write one in each, declare "

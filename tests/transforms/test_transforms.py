@@ -464,6 +464,19 @@ def test_labels_stay_with_their_boxes_when_some_are_dropped(box_format):
     BOXED.encode(result)
 
 
+def test_box_of_no_width_is_refused_unless_the_pipeline_drops_it():
+    """The message says how to have it dropped, and that does it, with its label."""
+    sample = {**boxed(), "objects/bbox": BOXES.copy()}
+    sample["objects/bbox"][1, 3] = sample["objects/bbox"][1, 1]
+    flip = [A.HorizontalFlip(p=1)]
+
+    with pytest.raises(SchemaError, match=r"'objects/bbox' holds a box of no width .*filter_invalid_bboxes=True"):
+        drawn(A.Compose(flip, bbox_params=A.BboxParams("coco", label_fields=["labels"])), BOXED, sample)
+
+    params = A.BboxParams("coco", label_fields=["labels"], filter_invalid_bboxes=True)
+    assert drawn(A.Compose(flip, bbox_params=params), BOXED, sample)["labels"].tolist() == [0, 2]
+
+
 def test_all_boxes_may_be_dropped():
     """Whether three boxes are dropped or there were none, the result has empty arrays of the right types."""
     pipeline = A.Compose(

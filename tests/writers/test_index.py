@@ -6,6 +6,7 @@ from pathlib import PurePosixPath as P
 
 import pytest
 
+from datamat import Materializer
 from datamat.errors import OptionError, SourceError
 from datamat.sources.rows import IndexRow
 from datamat.writers.index import Index, pair_files
@@ -209,3 +210,13 @@ def test_join_refuses_what_is_ambiguous(audio):
             list(Index.join(audio, table, on="file", how="rows"))
     with pytest.raises(OptionError, match="how is 'left'"):
         Index.join(audio, {"file": ["d1"]}, on="file", how="left")
+
+
+def test_files_of_one_name_need_keys_of_their_own(tmp_path):
+    """The message names both, and says what to do."""
+    for name in ("1.jpg", "1.png"):
+        (tmp_path / "source/cat").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source/cat" / name).write_bytes(b"")
+
+    with pytest.raises(SourceError, match=r"'cat-1' at cat/1.jpg and cat/1.png; .*: rename a file, or give"):
+        Materializer("image_folder", tmp_path / "source", tmp_path / "out").plan()

@@ -48,6 +48,7 @@ from datamat import (
 from datamat.codecs import encode_png
 from datamat.features import RaggedColumn
 from datamat.testing import InlineExecutor
+from datamat.writers import TableWriter
 from datamat.writers.dataset import ImportWriter
 from datamat.writers.spool import packed, unpacked
 
@@ -345,6 +346,24 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path):
         Materializer("parquet", tmp_path, tmp_path / "out")
 
 
+def test_columns_that_nothing_holds_in_all_files_can_be_left_out(tmp_path):
+    """Numbers in one file and structs in another: refused by name, unless they are dropped or not declared."""
+    for number, value in enumerate([1, {"a": 1}]):
+        parquet.write_table(pa.table({"n": [number], "x": [value]}), tmp_path / f"{number}.parquet")
+
+    with pytest.raises(SourceError, match=r"1\.parquet: column 'x' is struct.*drop=\['x'\]"):
+        Materializer("parquet", tmp_path, tmp_path / "out")
+    with pytest.raises(SourceError, match=r"1\.parquet: column 'x' is struct.*give all files the same type"):
+        Materializer("table", tmp_path, tmp_path / "out")
+    for writer in (ImportWriter(drop=["x"]), TableWriter(features={"n": Scalar("int64")})):
+        writer.bind(tmp_path)
+        assert [writer.read(row) for row in writer.index(tmp_path)] == [{"n": 0}, {"n": 1}]
+    writer = TableWriter(features={"x": Json()})
+    writer.bind(tmp_path)
+    with pytest.raises(SourceError, match=r"1\.parquet: column 'x' is struct.*cannot become int64"):
+        list(writer.index(tmp_path))
+
+
 @pytest.mark.parametrize("name", ["rows.xyz", "rows"])
 def test_file_whose_name_does_not_say_what_it_holds_needs_a_kind(tmp_path, name):
     parquet.write_table(pa.table({"x": [1]}), tmp_path / name)
@@ -567,6 +586,25 @@ def test_one_more_row_concerns_its_shard_alone(tmp_path):
 
     assert _ran(_rows(40), **options).num_shards_written == 4
     assert _ran(_rows(41), **options).num_shards_reused == 3
+
+
+def test_samples_of_webdataset_are_the_same_after_an_interruption(tmp_path, monkeypatch):
+    """A source that goes on from row 2 shows its fields no more: dicts of JSON stay whole."""
+    monkeypatch.setattr("datamat.writers.spool._SAVE_S", 0)  # saves after each row
+
+    def rows(start=0, fails_at=None):
+        for number in range(start, 4):
+            if number == fails_at:
+                raise ConnectionError("the line is down")
+            yield {"__key__": f"{number}", "json": {"n": {"is": number}}}
+
+    with pytest.raises(ConnectionError):
+        Materializer(ImportWriter(spool=tmp_path / "rows"), lambda start=0: rows(start, 2), tmp_path / "out").plan()
+
+    _ran(ImportWriter(spool=tmp_path / "rows"), rows, output=tmp_path / "out")
+
+    found = load(tmp_path / "out")
+    assert [found[str(number)]["json"] for number in range(4)] == [{"n": {"is": number}} for number in range(4)]
 
 
 @pytest.mark.parametrize("kind", ["state", "start"])

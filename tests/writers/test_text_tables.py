@@ -232,6 +232,27 @@ def test_declared_column_is_cast_where_the_files_of_a_table_differ(
     assert read == (values if in_order else values[::-1])
 
 
+def test_json_is_read_from_the_cells_that_declare_it(tmp_path):
+    """A cell that holds none fails its row, and says what to write; an empty one is missing."""
+    (tmp_path / "rows.csv").write_text('n,meta\n0,"{""a"": [1, null]}"\n1,"""text"""\n2,\n3,7\n4,no\n')
+    writer = TableWriter(features={"n": INT, "meta": Nullable(Json())})
+    writer.bind(tmp_path / "rows.csv")
+    *rows, last = writer.index(tmp_path / "rows.csv")
+
+    assert [writer.read(row)["meta"] for row in rows] == [{"a": [1, None]}, "text", None, 7]
+    with pytest.raises(InputError, match=r"column 'meta' holds 'no', which is not valid JSON.*'meta': Text\(\)"):
+        writer.read(last)
+
+
+def test_folders_of_parquet_name_columns(tmp_path):
+    """As Hive, Spark and `pyarrow.dataset` lay tables out, one folder or several."""
+    for year in (2025, 2026):
+        (tmp_path / f"rows/year={year}").mkdir(parents=True)
+        parquet.write_table(pa.table({"x": [year % 100]}), tmp_path / f"rows/year={year}/a.parquet")
+        found = [row.fields for row in Index.from_table(tmp_path / "rows")]
+        assert found == [{"x": each % 100, "year": each} for each in range(2025, year + 1)]
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_files_of_a_table_may_lack_a_declared_column(tmp_path, suffix):
     """One that nobody declares is named, with the file that lacks it; lines of JSON may always lack it."""
