@@ -457,7 +457,8 @@ class _Attempt:
     def __init__(self, make: Callable[..., _Rules], **options: Any) -> None:
         self._out = io.BytesIO()
         self._beside: list[pickle.PickleBuffer] = []
-        self.pickler: Any = make(self._out, buffers=self._put_aside, **options)
+        # Without a reference to this object, which would keep what is pickled until garbage is collected.
+        self.pickler: Any = make(self._out, buffers=functools.partial(_put_aside, self._beside), **options)
 
     def dump(self, parts: tuple[Any, ...]) -> tuple[PickledFunction, set[Place]]:
         """Return the pickles of the parts, one after the other: what comes first is used as the next is rebuilt."""
@@ -467,11 +468,12 @@ class _Attempt:
         pickled = PickledFunction(self._out.getvalue(), tuple(self._beside), self.pickler.standins, modules)
         return pickled, self.pickler.globals
 
-    def _put_aside(self, buffer: pickle.PickleBuffer) -> bool:
-        stays = buffer.raw().nbytes < 1 << 14
-        if not stays:
-            self._beside.append(buffer)
-        return stays
+
+def _put_aside(beside: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> bool:
+    stays = buffer.raw().nbytes < 1 << 14
+    if not stays:
+        beside.append(buffer)
+    return stays
 
 
 def _pickle(

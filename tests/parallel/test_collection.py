@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 import weakref
 
@@ -243,3 +244,19 @@ def test_worker_leaves_what_it_inherits_out_of_collections(method):
             assert pool.submit(gc.get_freeze_count).result() > 1000
     finally:
         gc.freeze()
+
+
+def test_what_a_call_has_used_goes_without_a_collection(method):
+    """Memory would otherwise grow by each object whose method is called."""
+    with PathosExecutor(1, start_method=method) as pool:
+        assert pool.submit(abs, -1).result() == 1
+        gc.disable()
+        try:
+            gone = threading.Event()
+            owner = Owner.__new__(Owner)
+            weakref.finalize(owner, gone.set)
+            pool.submit(owner.double, 2)
+            del owner
+            assert gone.wait(20)
+        finally:
+            gc.enable()

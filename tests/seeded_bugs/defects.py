@@ -829,7 +829,7 @@ DEFECTS = {
             "fork-asked-for-in-silence",
             "a fork that the user asked for beside TensorFlow or polars hangs, and no warning says why",
             "datamat.parallel.executor:PathosExecutor._ready_dispatcher",
-            delete("_warn_of_fork()"),
+            replace("(danger := danger_of_fork()) is not None", "(danger := None) is not None"),
             "tests/parallel/test_native_threads.py::test_fork_that_was_asked_for_says_what_may_hang",
         ),
         Defect(
@@ -1292,9 +1292,9 @@ DEFECTS = {
         Defect(
             "sent-home-by-a-name-of-its-own",
             "an instance of a class that the task has made a global comes home as one of None",
-            "datamat.parallel.pickling:_Rules._goes_by_name",
+            "datamat.parallel.pickling:_Rules.goes_by_name",
             delete("""
-                if self.__homewards and byvalue.is_new(__module, __name):
+                if self.to_parent and byvalue.is_new(__module, __name):
                     return False
                 """),
             "tests/parallel/test_byvalue.py::test_what_main_defines_is_the_same_in_workers[spawn]",
@@ -1303,7 +1303,7 @@ DEFECTS = {
             "another-file-mapped",
             "a worker maps the file that has taken the place of the one that the program has mapped",
             "datamat.parallel.arrays:_is_mapped",
-            replace("return __name == __path", "return True"),
+            replace("__mapping is not None and __mapping.path == __expected", "__mapping is not None"),
             "tests/parallel/test_arrays.py::test_array_whose_file_has_other_content_is_copied[replaced]",
         ),
         Defect(
@@ -1360,8 +1360,8 @@ DEFECTS = {
         Defect(
             "pickled-under-the-lock",
             "two threads wait for each other: one pickles an object, the other submits under that object's lock",
-            "datamat.parallel.executor:PathosExecutor._prepare",
-            replace("remote.prepare()", "with self._lock:\n    remote.prepare()"),
+            "datamat.parallel.tasks:FunctionTable.acquire",
+            replace("digest = _digest(function, rows)", "with self._lock:\n    digest = _digest(function, rows)"),
             "tests/parallel/test_pending.py::"
             "test_no_lock_is_held_while_an_object_pickles_itself[later_call-forkserver]",
         ),
