@@ -541,7 +541,7 @@ _uses: dict[Place, tuple[int, _Use]] = {}  # by what globals hold, with the vers
 _uses_by_class: dict[str, _Use] = {}
 _named: dict[int, weakref.ref[Any]] = {}  # by id: functions and classes that were found under their names
 Rows = dict[tuple[type, int], tuple[list[Any], bytes]]  # by type and id of a collection: its items, their digest
-_MANY_ROWS = 1000
+_MANY_ROWS = 100
 
 
 def digest(function: Any, rows: Rows | None = None) -> bytes:
@@ -665,12 +665,13 @@ class _DigestPickler(_FastPickler):
 
     def use(self) -> _Use:
         """Return what the code uses that it has met."""
-        for cls in self.classes or ():
-            if (identity := byvalue.class_id(cls)) not in _uses_by_class:
+        met = {byvalue.class_id(cls): cls for cls in self.classes or ()}
+        for identity, cls in met.items():
+            if identity not in _uses_by_class:
                 _uses_by_class[identity] = _NO_USE  # while it is searched, since it may refer to itself
                 with suppress(Exception):  # the user's metaclass may raise anything
                     _uses_by_class[identity] = _use_of(byvalue.class_parts(cls)[1:])
-        return _Use(frozenset(self.globals), frozenset(map(byvalue.class_id, self.classes or ())))
+        return _Use(frozenset(self.globals), frozenset(met))
 
 
 def _use_of(value: Any) -> _Use:
