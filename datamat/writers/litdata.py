@@ -172,8 +172,8 @@ def _chunks(folder: pathlib.Path) -> tuple[list[SourceFile], list[int], Mapping[
         folder: folder that holds `index.json`.
 
     Raises:
-        SourceError: it is no litdata, or its chunks are encrypted, of an unknown loader, or compressed by what is not
-            read.
+        SourceError: it is no litdata, a chunk is missing, or its chunks are encrypted, of an unknown loader, or
+            compressed by what is not read.
     """
     index = read_document(folder / "index.json")
     try:
@@ -192,6 +192,8 @@ def _chunks(folder: pathlib.Path) -> tuple[list[SourceFile], list[int], Mapping[
             "are not read here; pass the object that reads them, litdata.StreamingDataset(...), as the source"
         )
     paths = [path_inside(folder, name, folder / "index.json") for name in names]
+    if missing := next((path for path in paths if not path.is_file()), None):
+        raise SourceError(f"{missing} does not exist; copy the chunk to the folder")
     return [_file(path, compression and level) for path in paths], counts, config
 
 
@@ -207,18 +209,12 @@ def _table_span(path: str) -> tuple[int, int] | None:
 
     Args:
         path: the chunk.
-
-    Raises:
-        SourceError: it cannot be opened.
     """
     tail = 4 + len(_TABLE_MAGIC)
-    try:
-        with open(path, "rb") as file:
-            num_bytes = file.seek(0, os.SEEK_END)
-            file.seek(max(num_bytes - tail, 0))
-            end = file.read()
-    except OSError as error:
-        raise SourceError(f"{path}: {error.strerror}; copy the chunk to the folder") from error
+    with open(path, "rb") as file:
+        num_bytes = file.seek(0, os.SEEK_END)
+        file.seek(max(num_bytes - tail, 0))
+        end = file.read()
     size = int.from_bytes(end[:4], "little")
     if not end.endswith(_TABLE_MAGIC) or len(end) < tail or size > num_bytes - tail:
         return None
@@ -229,11 +225,8 @@ def _file(path: pathlib.Path, level: str) -> SourceFile:
     """Return a chunk; of those that are compressed by the batch, some are not, as their first bytes say."""
     codec = "zst" if level == "chunk" else None
     if level == "batch":
-        try:
-            with open(path, "rb") as file:
-                codec = "framed" if file.read(len(FRAMED_MAGIC)) == FRAMED_MAGIC else None
-        except OSError as error:
-            raise SourceError(f"{path}: {error.strerror}; copy the chunk to the folder") from error
+        with open(path, "rb") as file:
+            codec = "framed" if file.read(len(FRAMED_MAGIC)) == FRAMED_MAGIC else None
     return SourceFile(path.name, str(path), codec)
 
 

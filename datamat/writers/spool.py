@@ -89,12 +89,12 @@ class RowStream:
                     rows = rows.cast_column(column.name, _undecoded(rows.features[column.name]))
             assert datasets
         self._rows = rows
-        self._declared: Mapping[str, Feature] = {}
+        self.declared: Mapping[str, Feature] = {}  # by the user
         self._first: tuple[Any, Any] | None = None  # archive and key of the first sample of WebDataset
 
     def declare(self, features: Mapping[str, Feature]) -> None:
         """Take the features that the user declares for fields."""
-        self._declared = features
+        self.declared = features
         self.items.declare(features)
 
     def sample(self, row: Any) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class RowStream:
             self._is_first = False
             if isinstance(self.items, PlainItems) and is_of_tar(row):
                 self.items = TarItems(row)
-                self.items.declare(self._declared)
+                self.items.declare(self.declared)
         return self.items.sample(row)
 
     def start(self, count: int, state: Any) -> Iterator[Any] | None:
@@ -252,7 +252,6 @@ class SpooledSource(DataSource):
 
     def __init__(self, stream: RowStream, options: SpoolOptions) -> None:
         self._stream: RowStream | None = stream
-        self._declared: dict[str, Feature] = {}
         self.features, self.refused = dict(stream.items.features), stream.items.refused
         self._fields: list[str] = []
         self._left_out: list[str] = []
@@ -295,7 +294,6 @@ class SpooledSource(DataSource):
         self._check_former("left_out", self._left_out)
 
     def declare(self, features: Mapping[str, Feature]) -> None:
-        self._declared = dict(features)
         if self._stream is not None:
             self._stream.declare(features)
         self.features = {**self.features, **features}
@@ -472,7 +470,8 @@ class SpooledSource(DataSource):
             json.dumps(found)
         except (TypeError, ValueError):  # it cannot be stored, so the source cannot continue
             found = None
-        known = {} if self._stream is None else self._stream.items.features
+        stream = self._stream
+        assert stream is not None, "it gives the rows"
         commit_json(
             os.path.join(self._folder, _STATE),
             {
@@ -480,9 +479,9 @@ class SpooledSource(DataSource):
                 "num_bytes": num_bytes,
                 "fields": self._fields,
                 "dicts": sorted(self.dicts),
-                "features": _as_json(known),
+                "features": _as_json(stream.items.features),
                 "left_out": self._left_out,
-                "declared": _as_json(self._declared),
+                "declared": _as_json(stream.declared),
                 "state": found,
                 "is_complete": state is None,
             },
