@@ -50,7 +50,7 @@ def measure(values, encoding, found):
     jobs = {
         "write": write,
         "read": lambda: [features.decode(decode_example(record)) for record in records],
-        "block": lambda: feature.decode_block(decode_block(data, ends - sizes, ends, kinds)),
+        "block": lambda: feature.decode_many(decode_block(data, ends - sizes, ends, kinds)),
     }
     for name, job in jobs.items():
         found.setdefault((name, encoding), []).append(seconds(job) / RECORDS * 1e6)

@@ -275,7 +275,8 @@ class Seconds(Feature):
     def __hash__(self):
         return hash(self.limit)
 
-    def arrow_type(self):
+    @property
+    def type(self):
         return ArrowType("int64")
 
     def value_type(self):
@@ -294,7 +295,8 @@ class Seconds(Feature):
 
 
 class OtherColumns(Seconds):
-    def arrow_type(self):
+    @property
+    def type(self):
         return ArrowType("float32")
 
 
@@ -331,12 +333,12 @@ class DecodesOnce(Seconds):
 
 
 class EncodesBlocksInSeconds(Seconds):
-    def encode_block(self, values):
+    def encode_many(self, values):
         return np.array([round(value) for value in values])
 
 
 class OtherInBlocks(Seconds):
-    def decode_block(self, column):
+    def decode_many(self, column):
         return np.array([row[0] for row in column.rows()]) / 999
 
 

@@ -306,8 +306,8 @@ Stored: TypeAlias = Column | dict[str, Column]
 class Feature(abc.ABC):
     """One field of a sample: what it is, how it is stored, and how each format and reader sees it.
 
-    A feature type has three methods: `arrow_type`, `encode` and `decode`. Every other method has a default that follows
-    from those three; override it if there is a better answer. Methods are called from several threads and processes.
+    A feature type has a `type`, `encode` and `decode`. Every other method has a default that follows from those three;
+    override it if there is a better answer. Methods are called from several threads and processes.
 
     Most types store one column, and give and take that: the `Column` of a value, or the `ColumnBlock` of n values. A
     type that stores several gives and takes a dict of them, by what follows the name of the field in theirs: `""` for
@@ -330,7 +330,8 @@ class Feature(abc.ABC):
         >>> import dataclasses
         >>> @frozen(slots=False)
         ... class Celsius(Feature):
-        ...     def arrow_type(self):
+        ...     @property
+        ...     def type(self):
         ...         return ArrowType("int64")
         ...
         ...     def value_type(self):
@@ -356,15 +357,16 @@ class Feature(abc.ABC):
         if "type_name" not in vars(cls):
             cls.type_name = cls.__name__
         # A class with an `encode` of its own leaves behind how that which it is derived from encodes blocks.
-        for of_block, of_one in (("encode_block", {"encode"}), ("decode_block", {"decode", "decode_into"})):
+        for of_block, of_one in (("encode_many", {"encode"}), ("decode_many", {"decode", "decode_into"})):
             nearest = next(kind for kind in cls.__mro__ if vars(kind).keys() & {of_block, *of_one})
             if of_block not in vars(nearest):
                 setattr(cls, of_block, getattr(Feature, of_block))
 
     # ---------------------------------------------------------------- required
 
+    @property
     @abc.abstractmethod
-    def arrow_type(self) -> ArrowType | dict[str, ArrowType]:
+    def type(self) -> ArrowType | dict[str, ArrowType]:
         """Return the Arrow type of the column, or of each."""
 
     @abc.abstractmethod
@@ -393,7 +395,7 @@ class Feature(abc.ABC):
     @final
     def columns(self, name: str) -> dict[str, ArrowType]:
         """Return the Arrow type of each column of a field, by the name of the column."""
-        return by_column(name, self.arrow_type())
+        return by_column(name, self.type)
 
     def value_type(self) -> tuple[str, Shape]:
         """Return dtype and shape of decoded values; by default those of the first column.
@@ -464,7 +466,7 @@ class Feature(abc.ABC):
         """Return a value that `encode` stores as these very columns, such as the bytes of an encoded file."""
         return self.decode(stored)
 
-    def encode_block(self, values: Any) -> Any:
+    def encode_many(self, values: Any) -> Any:
         """Return the columns of n values at once.
 
         The default encodes one value after the other. An override is called where a class has it at or below the class
@@ -482,14 +484,14 @@ class Feature(abc.ABC):
         rows: list[Any] = [
             self.encode(value) for value in (values.rows() if isinstance(values, RaggedColumn) else values)
         ]
-        types = self.arrow_type()
+        types = self.type
         if isinstance(types, ArrowType):
             return gathered(rows, types.kind)
         return {part: gathered([row[part] for row in rows], one.kind) for part, one in types.items()}
 
-    def encodes_blocks(self) -> bool:
-        """Return whether `encode_block` was overridden, and not left behind by a subclass with another `encode`."""
-        return type(self).encode_block is not Feature.encode_block
+    def encodes_many(self) -> bool:
+        """Return whether `encode_many` was overridden, and not left behind by a subclass with another `encode`."""
+        return type(self).encode_many is not Feature.encode_many
 
     def decode_into(self, stored: Any, out: np.ndarray | None, *, are_intact: bool = False) -> Any:
         """Return the value that `decode` returns.
@@ -507,7 +509,7 @@ class Feature(abc.ABC):
         dtype, shape = self.value_type()
         return None in shape or not holds_numbers(dtype)
 
-    def decode_block(self, stored: Any) -> np.ndarray | list[Any] | None:
+    def decode_many(self, stored: Any) -> np.ndarray | list[Any] | None:
         """Return what `decode` does, for n records at once; None for a type whose values are decoded one by one.
 
         Readers call it for small records where a class overrides it at or below the class that defines `decode`.
@@ -521,9 +523,9 @@ class Feature(abc.ABC):
         del stored
         return None
 
-    def decodes_blocks(self) -> bool:
-        """Return whether `decode_block` was overridden, and not left behind by a subclass with another `decode`."""
-        return type(self).decode_block is not Feature.decode_block
+    def decodes_many(self) -> bool:
+        """Return whether `decode_many` was overridden, and not left behind by a subclass with another `decode`."""
+        return type(self).decode_many is not Feature.decode_many
 
     # ---------------------------------------------------------------- statistics
 
@@ -535,7 +537,7 @@ class Feature(abc.ABC):
         not its content. `manifest.json` has the result; see `Manifest.statistics`.
 
         Args:
-            stored: what `decode_block` takes.
+            stored: what `decode_many` takes.
 
         Returns:
             By the name of each statistic: `Counts` of class ids, `Numbers`, or an int that is added up. Names that

@@ -85,11 +85,11 @@ class Composed(Feature):
     def class_names(self) -> tuple[str, ...] | None:
         return self.stored.class_names()
 
-    def encodes_blocks(self) -> bool:
-        return self.stored.encodes_blocks()
+    def encodes_many(self) -> bool:
+        return self.stored.encodes_many()
 
-    def decodes_blocks(self) -> bool:
-        return self.stored.decodes_blocks()
+    def decodes_many(self) -> bool:
+        return self.stored.decodes_many()
 
 
 def innermost(feature: Feature) -> Feature:

@@ -106,7 +106,8 @@ class ListOf(Composed):
         found: _ListLayout = self.layout
         return found.columns
 
-    def arrow_type(self) -> ArrowType | dict[str, ArrowType]:
+    @property
+    def type(self) -> ArrowType | dict[str, ArrowType]:
         found = self.array.columns("") if self.array else {}
         found |= {part: how.type for part, how in self.packed.items()}
         found |= {f"{part}/lengths": _INTEGERS for part, how in self.packed.items() if how.has_lengths}
@@ -129,7 +130,7 @@ class ListOf(Composed):
                     return found
                 columns |= by_part(found)
             else:
-                block = by_part(layout.item.encode_block([as_array(item) for item in there]))
+                block = by_part(layout.item.encode_many([as_array(item) for item in there]))
         except SchemaError as error:
             raise self._refusal(items, error) from error
         for part, how in layout.columns.items():
@@ -141,7 +142,7 @@ class ListOf(Composed):
             columns["/present"] = np.array([item is not None for item in items], np.int64)
         return whole(columns)
 
-    def encode_block(self, values: Any) -> Any:
+    def encode_many(self, values: Any) -> Any:
         if not isinstance(values, (np.ndarray, RaggedColumn)):
             values = [self._list(value) for value in values]
         rows = values.rows() if isinstance(values, RaggedColumn) else values
@@ -162,9 +163,9 @@ class ListOf(Composed):
         if layout.array:
             if not isinstance(values, (np.ndarray, RaggedColumn)):
                 values = [_as_one(layout, row) for row in rows]
-            return whole(columns | by_part(layout.array.encode_block(values)))
+            return whole(columns | by_part(layout.array.encode_many(values)))
         counts = np.fromiter(map(len, rows), np.int64, len(rows))
-        block = by_part(layout.item.encode_block([item for row in rows for item in row]))
+        block = by_part(layout.item.encode_many([item for row in rows for item in row]))
         for part, how in layout.columns.items():
             sizes = counts
             if how.has_lengths:
@@ -179,20 +180,20 @@ class ListOf(Composed):
             return layout.array.decode_into(stored, out, are_intact=are_intact)
         if layout.array:
             found = layout.array.decode_into(layout.of_array(stored), None, are_intact=are_intact)
-        elif layout.decodes_blocks:
-            found = layout.together(layout.item.decode_block(layout.items(stored)))
+        elif layout.decodes_many:
+            found = layout.together(layout.item.decode_many(layout.items(stored)))
         else:
             rows = layout.rows(stored)
             found = layout.together([layout.item.decode_into(row, None, are_intact=are_intact) for row in rows])
         return _spread(found, stored["/present"]) if layout.has_gaps else found
 
-    def decode_block(self, stored: Any) -> np.ndarray | list[Any] | None:
+    def decode_many(self, stored: Any) -> np.ndarray | list[Any] | None:
         layout: _ListLayout = self.layout
         if layout.array:
-            rows: Any = layout.array.decode_block(layout.of_array(stored))
+            rows: Any = layout.array.decode_many(layout.of_array(stored))
         else:
             block, counts = layout.block_of_items(stored)
-            items: Any = layout.item.decode_block(block) if counts.any() else []
+            items: Any = layout.item.decode_many(block) if counts.any() else []
             rows = cut(items, counts)
             if layout.nothing is not None and not counts.any():
                 rows = list(map(layout.together, rows))
@@ -265,7 +266,7 @@ class ListOf(Composed):
         is_one = array is None and holds_numbers(dtype) and None not in shape
         nothing = np.empty(sizes, dtype_of(dtype)) if is_one else None
         columns = {} if array else _packed_columns(item)
-        return _ListLayout(item, array, self.has_gaps, item.decodes_blocks(), nothing, columns)
+        return _ListLayout(item, array, self.has_gaps, item.decodes_many(), nothing, columns)
 
 
 class _ListLayout(NamedTuple):
@@ -275,7 +276,7 @@ class _ListLayout(NamedTuple):
         item: feature of the items that are there.
         array: feature that stores them, where they are one array.
         has_gaps: whether items may be missing.
-        decodes_blocks: whether the items decode many at once.
+        decodes_many: whether the items decode many at once.
         nothing: the array of no items, where what is decoded is one array; else None.
         columns: how each column of the items is stored, where they are not one array.
     """
@@ -283,7 +284,7 @@ class _ListLayout(NamedTuple):
     item: Feature
     array: Feature | None
     has_gaps: bool
-    decodes_blocks: bool
+    decodes_many: bool
     nothing: np.ndarray | None
     columns: Mapping[str, Packed]
 

@@ -133,7 +133,8 @@ class Nullable(Composed):
     def stored(self) -> Feature:
         return alone(self.feature, "Nullable")
 
-    def arrow_type(self) -> ArrowType | dict[str, ArrowType]:
+    @property
+    def type(self) -> ArrowType | dict[str, ArrowType]:
         found: ArrowType | dict[str, ArrowType] = whole({part: how.type for part, how in self.layout.columns.items()})
         return found
 
@@ -153,13 +154,13 @@ class Nullable(Composed):
         parts = {"/present": np.ones(1, np.int64), **by_part(found)}
         return {part: how.wrap(parts[part]) for part, how in columns.items()}
 
-    def encode_block(self, values: Any) -> Any:
+    def encode_many(self, values: Any) -> Any:
         rows = values.rows() if isinstance(values, RaggedColumn) else values
         is_there = np.array([value is not None for value in rows], bool)
         there = values if is_there.all() else [value for value in rows if value is not None]
         mark = RaggedColumn(np.ones(len(there), np.int64), np.ones(len(there), np.int64))
         try:
-            block = {"/present": mark, **by_part(self.feature.encode_block(there))}
+            block = {"/present": mark, **by_part(self.feature.encode_many(there))}
         except SchemaError as error:
             raise declared_as(self, self.feature, error) from error
         return whole({part: how.wrap_block(block[part], is_there) for part, how in self.layout.columns.items()})
@@ -168,9 +169,9 @@ class Nullable(Composed):
         there = self._there(stored)
         return None if there is None else self.feature.decode_into(there, out, are_intact=are_intact)
 
-    def decode_block(self, stored: Any) -> np.ndarray | list[Any] | None:
+    def decode_many(self, stored: Any) -> np.ndarray | list[Any] | None:
         block, is_there = self._block_there(stored)
-        found: Any = self.feature.decode_block(block) if is_there.any() else ()
+        found: Any = self.feature.decode_many(block) if is_there.any() else ()
         values = iter(found)
         return [next(values) if one else None for one in is_there.tolist()]
 

@@ -69,7 +69,8 @@ class PictureFile(Feature, Geometry, Preview):
         """Whether Pillow keeps all bits of the file: of 16-bit colours it keeps the higher eight, and no floats."""
         return self.dtype == "uint8" or (self.dtype == "uint16" and self.shape[2:] in {(), (1,)})
 
-    def arrow_type(self) -> ArrowType:
+    @property
+    def type(self) -> ArrowType:
         return ArrowType("binary")
 
     def value_type(self) -> tuple[str, Shape]:
@@ -445,8 +446,9 @@ class Keypoints(Feature, Geometry, Preview):
         if self.names and len(self.names) != self.shape[-2]:
             raise SchemaError(f"Keypoints: {len(self.names)} names for the shape {self.shape}; want one for each point")
 
-    def arrow_type(self) -> ArrowType | dict[str, ArrowType]:
-        return self._tensor.arrow_type()
+    @property
+    def type(self) -> ArrowType | dict[str, ArrowType]:
+        return self._tensor.type
 
     def value_type(self) -> tuple[str, Shape]:
         return "float32", self.shape
@@ -466,8 +468,8 @@ class Keypoints(Feature, Geometry, Preview):
     def decode(self, column: Column) -> Any:
         return self._tensor.decode(column)
 
-    def decode_block(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
-        return self._tensor.decode_block(column)
+    def decode_many(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
+        return self._tensor.decode_many(column)
 
     def prepare(self, value: Any) -> Any:
         return _numbers_of(self, value, self.shape) if isinstance(value, (list, tuple)) else value
@@ -549,7 +551,8 @@ class Polygons(Feature, Geometry, Preview):
 
     preview = "outlines"
 
-    def arrow_type(self) -> dict[str, ArrowType]:
+    @property
+    def type(self) -> dict[str, ArrowType]:
         return {"": ArrowType("float32", (None, 2)), "/sizes": ArrowType("int64", (None,))}
 
     def value_type(self) -> tuple[str, Shape]:
@@ -774,7 +777,8 @@ class Video(Feature, Preview):
         if not self.decoded and (self.num_frames or self.stride):
             raise SchemaError("Video: num_frames and stride choose frames, and decoded=False gives files; drop one")
 
-    def arrow_type(self) -> ArrowType:
+    @property
+    def type(self) -> ArrowType:
         return ArrowType("binary")
 
     def value_type(self) -> tuple[str, Shape]:

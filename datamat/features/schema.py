@@ -218,10 +218,10 @@ class Features(Mapping[str, Feature]):
             raise SchemaError(f"the columns of a block differ in length ({found}); give one value per row in each")
         block: dict[str, Any] = {}
         for name, feature in self._fields.items():
-            block.update(by_column(name, named(name, feature.encode_block, values[name])))
+            block.update(by_column(name, named(name, feature.encode_many, values[name])))
         self._check_lists(block)
         for name, feature in self._foreign.items():
-            _check_encoded(name, feature, block, "encode_block")
+            _check_encoded(name, feature, block, "encode_many")
         return block
 
     def observe(self, columns: Mapping[str, Any], num_records: int) -> Statistics:
@@ -315,7 +315,7 @@ class Features(Mapping[str, Feature]):
     @property
     def is_flat(self) -> bool:
         """Whether `decode_block` knows every field: numbers and text do, files of pictures do not."""
-        return all(feature.decodes_blocks() for feature in self._fields.values())
+        return all(feature.decodes_many() for feature in self._fields.values())
 
     def decode_block(self, columns: Mapping[str, ColumnBlock]) -> dict[str, Any]:
         """Return n samples by field, those of dicts beside all others, whose columns these are.
@@ -330,7 +330,7 @@ class Features(Mapping[str, Feature]):
             SchemaError: a column does not hold what is declared.
         """
         try:
-            return {name: feature.decode_block(self.stored(name, columns)) for name, feature in self._fields.items()}
+            return {name: feature.decode_many(self.stored(name, columns)) for name, feature in self._fields.items()}
         except (KeyError, TypeError, ValueError) as error:
             raise SchemaError(
                 f"the columns of a block do not hold what is declared: {error}; were they written with other features?"
@@ -454,7 +454,7 @@ def _check_foreign(name: str, feature: Feature) -> None:
     types = feature.columns(name)
     wrong = {
         "value_type": not (_is_dtype(dtype) and (holds_numbers(dtype) or shape == () or feature.parts())),
-        "arrow_type": not types or any(column != name and not column.startswith(f"{name}/") for column in types),
+        "type": not types or any(column != name and not column.startswith(f"{name}/") for column in types),
         "target": isinstance(feature, Geometry) and feature.target() not in {None, *get_args(Target)},
         "preview": isinstance(feature, Preview) and feature.preview not in {None, "image", "mask", "depth", "outlines"},
     }
@@ -489,7 +489,7 @@ def _is_dtype(dtype: Any) -> bool:
 
 _WANTED = {
     "encode": {"bytes": "bytes", "bytes_list": "a list of bytes", "": "a 1-D {} array"},
-    "encode_block": {
+    "encode_many": {
         "bytes": "n bytes",
         "bytes_list": "a RaggedColumn of bytes",
         "": "{} (n,) or (n, k), or a RaggedColumn",
@@ -533,7 +533,7 @@ def _column_of(feature: Feature, values: Any) -> Any:
 
 def _parts_of(name: str, feature: Feature) -> dict[str, str] | None:
     """Return the columns of a field by what follows its name in theirs; None for the one of its name."""
-    types = feature.arrow_type()
+    types = feature.type
     return {part: name + part for part in types} if isinstance(types, dict) else None
 
 

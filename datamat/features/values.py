@@ -114,7 +114,8 @@ class ClassLabel(Feature):
         if not self.num_classes or self.num_classes < 1:
             raise SchemaError("ClassLabel: no classes; give names=(...) or num_classes=")
 
-    def arrow_type(self) -> ArrowType:
+    @property
+    def type(self) -> ArrowType:
         return ArrowType("int64", self.shape)
 
     def encode(self, value: Any) -> Column:
@@ -126,13 +127,13 @@ class ClassLabel(Feature):
         check_array(self, ids.dtype, ids.shape, self.shape, ids.dtype)
         return ids
 
-    def encode_block(self, values: Any) -> Any:
+    def encode_many(self, values: Any) -> Any:
         if not self.shape and isinstance(values, (list, tuple)):
             found = numbers_in(values, np.dtype(np.int64))
         else:
             found = _integers_of(values)
         if found is None or not self._are_ids(found):
-            return Feature.encode_block(self, values)  # which knows names, and refuses other ids
+            return Feature.encode_many(self, values)  # which knows names, and refuses other ids
         numbers, lengths, _ = _stacked(self, values if self.shape else found, self.shape, found.dtype)
         return _block_column(numbers, lengths, "int64")
 
@@ -140,7 +141,7 @@ class ClassLabel(Feature):
         ids = np.asarray(column, np.int64)
         return ids if self.shape else _only(ids)
 
-    def decode_block(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
+    def decode_many(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
         return _block_of(column, self.shape, "int64")
 
     def observe(self, column: Any) -> FieldStatistics:
@@ -200,7 +201,8 @@ class BBoxes(Feature, Geometry, Preview):
     def _width(self) -> int:
         return 5 if self.rotated else 4
 
-    def arrow_type(self) -> ArrowType:
+    @property
+    def type(self) -> ArrowType:
         return ArrowType("float32", (None, self._width))
 
     def encode(self, value: Any) -> Column:
@@ -224,18 +226,18 @@ class BBoxes(Feature, Geometry, Preview):
         except (TypeError, ValueError):
             return boxes
 
-    def encode_block(self, values: Any) -> Any:
+    def encode_many(self, values: Any) -> Any:
         if not isinstance(values, (np.ndarray, RaggedColumn)) and not all(isinstance(v, np.ndarray) for v in values):
-            return Feature.encode_block(self, values)  # which takes lists of boxes
+            return Feature.encode_many(self, values)  # which takes lists of boxes
         numbers, lengths, _ = _stacked(self, values, (None, self._width), np.dtype(np.float32))
         if not _are_boxes(numbers.reshape(-1, self._width)).all():
-            return Feature.encode_block(self, values)  # which names the box
+            return Feature.encode_many(self, values)  # which names the box
         return _block_column(numbers, lengths, "float32")
 
     def decode(self, column: Column) -> np.ndarray:
         return np.asarray(column, np.float32).reshape(-1, self._width)
 
-    def decode_block(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
+    def decode_many(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
         return _block_of(column, (None, self._width), "float32")
 
     def observe(self, column: Any) -> FieldStatistics:
@@ -285,7 +287,8 @@ class BBoxes(Feature, Geometry, Preview):
 class Text(Feature):
     """A string, stored as UTF-8."""
 
-    def arrow_type(self) -> ArrowType:
+    @property
+    def type(self) -> ArrowType:
         return ArrowType("string")
 
     def encode(self, value: Any) -> Column:
@@ -293,7 +296,7 @@ class Text(Feature):
             raise mismatch(self, f"{type(value).__name__}", "give a str; decode bytes in read")
         return _utf8(self, value)
 
-    def encode_block(self, values: Any) -> Any:
+    def encode_many(self, values: Any) -> Any:
         if set(map(type, values)) <= {str}:
             try:
                 return list(map(str.encode, values))
@@ -304,7 +307,7 @@ class Text(Feature):
     def decode(self, column: Column) -> str:
         return one_bytes(column).decode()
 
-    def decode_block(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
+    def decode_many(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
         values: Any = column
         return list(values) if len(values) and isinstance(values[0], str) else [value.decode() for value in values]
 
@@ -327,7 +330,8 @@ class Bytes(Feature):
         b'ply'
     """
 
-    def arrow_type(self) -> ArrowType:
+    @property
+    def type(self) -> ArrowType:
         return ArrowType("binary")
 
     def encode(self, value: Any) -> Column:
@@ -336,7 +340,7 @@ class Bytes(Feature):
             raise mismatch(self, f"a {type(value).__name__}", remedy)
         return bytes(value)
 
-    def encode_block(self, values: Any) -> Any:
+    def encode_many(self, values: Any) -> Any:
         if set(map(type, values)) <= {bytes}:
             return list(values)
         return [self.encode(value) for value in values]
@@ -344,7 +348,7 @@ class Bytes(Feature):
     def decode(self, column: Column) -> bytes:
         return one_bytes(column)
 
-    def decode_block(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
+    def decode_many(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
         return list(column)  # type: ignore[arg-type]
 
     def observe(self, column: Any) -> FieldStatistics:
@@ -371,7 +375,8 @@ class Json(Feature):
 
     takes_none = True
 
-    def arrow_type(self) -> ArrowType:
+    @property
+    def type(self) -> ArrowType:
         return ArrowType("json")
 
     def encode(self, value: Any) -> Column:
@@ -386,13 +391,13 @@ class Json(Feature):
         except RecursionError as error:
             raise mismatch(self, "a value that is nested too deep, or holds itself", "flatten it in read") from error
 
-    def encode_block(self, values: Any) -> Any:
+    def encode_many(self, values: Any) -> Any:
         return [self.encode(value) for value in values]
 
     def decode(self, column: Column) -> Any:
         return json.loads(one_bytes(column))
 
-    def decode_block(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
+    def decode_many(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
         return [json.loads(value) for value in column]  # type: ignore[union-attr]
 
     def declared(self) -> str:
@@ -452,13 +457,14 @@ class Timestamp(Feature):
         if self.tz not in _EPOCHS:
             raise SchemaError(f"Timestamp: tz is {self.tz!r}; want 'UTC', to which all others are converted, or None")
 
-    def arrow_type(self) -> ArrowType:
+    @property
+    def type(self) -> ArrowType:
         return ArrowType(self.declared())
 
     def encode(self, value: Any) -> Column:
         return np.array([self._microseconds(value)], np.int64)
 
-    def encode_block(self, values: Any) -> Any:
+    def encode_many(self, values: Any) -> Any:
         if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind == "M":
             found = values.astype(_TIME)
             if (found.astype(values.dtype) == values).all():  # NaT equals nothing
@@ -468,7 +474,7 @@ class Timestamp(Feature):
     def decode(self, column: Column) -> Any:
         return _only(np.asarray(column, np.int64)).view(_TIME)
 
-    def decode_block(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
+    def decode_many(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
         found = _block_of(column, (), "int64")
         return np.asarray(found).view(_TIME)
 
@@ -525,7 +531,8 @@ class Scalar(Feature):
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", _checked_dtype(self.dtype, "Scalar"))
 
-    def arrow_type(self) -> ArrowType:
+    @property
+    def type(self) -> ArrowType:
         return ArrowType("binary" if self.dtype in _NOT_IN_ARROW else self.dtype)
 
     def value_type(self) -> tuple[str, Shape]:
@@ -535,12 +542,12 @@ class Scalar(Feature):
         found = _scalar_of(self, value, dtype_of(self.dtype))
         return _to_column(found.reshape(1), KIND_OF_DTYPE[self.dtype])
 
-    def encode_block(self, values: Any) -> Any:
+    def encode_many(self, values: Any) -> Any:
         kind = KIND_OF_DTYPE[self.dtype]
         if not isinstance(values, np.ndarray):
             numbers = numbers_in(values, dtype_of(self.dtype))
             if numbers is None:
-                return Feature.encode_block(self, values)  # which names the value that does not fit
+                return Feature.encode_many(self, values)  # which names the value that does not fit
             values = numbers
         check_array(self, values.dtype, values.shape, (None,), dtype_of(self.dtype))
         return _block_column(values[:, None], None, kind) if kind == "bytes" else _to_column(values, kind)
@@ -548,7 +555,7 @@ class Scalar(Feature):
     def decode(self, column: Column) -> Any:
         return _only(_from_column(column, self.dtype))
 
-    def decode_block(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
+    def decode_many(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
         return _block_of(column, (), self.dtype)
 
     def declared(self) -> str:
@@ -636,7 +643,8 @@ class Tensor(Feature, Preview):
         # Those in the middle of four equal parts: the outermost slices of a volume tend to be empty.
         return side_by_side([pixels[(2 * part + 1) * len(pixels) // (2 * _SLICES)] for part in range(_SLICES)])
 
-    def arrow_type(self) -> ArrowType | dict[str, ArrowType]:
+    @property
+    def type(self) -> ArrowType | dict[str, ArrowType]:
         if self.encoding == "raw" or self.dtype in _NOT_IN_ARROW:
             found = ArrowType("binary")
         else:
@@ -654,7 +662,7 @@ class Tensor(Feature, Preview):
         column = _to_column(array.reshape(-1), self._kind)
         return {"": column, "/shape": np.array(array.shape, np.int64)} if self.keeps_shape else column
 
-    def encode_block(self, values: Any) -> Any:
+    def encode_many(self, values: Any) -> Any:
         if isinstance(values, (list, tuple)):
             values = [_without_items(value, self.shape, self.dtype) for value in values]
         numbers, lengths, shapes = _stacked(self, values, self.shape, dtype_of(self.dtype))
@@ -670,7 +678,7 @@ class Tensor(Feature, Preview):
         known = int(np.prod([size for size in self.shape if size is not None]))
         return flat.reshape([flat.size // known if size is None else size for size in self.shape])
 
-    def decode_block(self, stored: Any) -> np.ndarray | list[Any] | None:
+    def decode_many(self, stored: Any) -> np.ndarray | list[Any] | None:
         if not self.keeps_shape:
             return _block_of(stored, self.shape, self.dtype)
         rows = _numbers_of(stored[""], self.dtype).rows()
@@ -728,7 +736,8 @@ class Tokens(Feature):
         if self.vocab_size is not None and self.vocab_size - 1 > np.iinfo(dtype).max:
             raise SchemaError(f"Tokens: {dtype} does not hold the ids of vocab_size={self.vocab_size}; leave dtype out")
 
-    def arrow_type(self) -> ArrowType:
+    @property
+    def type(self) -> ArrowType:
         return ArrowType(str(self.dtype), (None,), is_raw=True)
 
     def encode(self, value: Any) -> Column:
@@ -740,17 +749,17 @@ class Tokens(Feature):
             raise mismatch(self, f"token {wrong[0]} = {ids[wrong[0]]}", remedy)
         return _to_column(ids.astype(self.dtype), "bytes")
 
-    def encode_block(self, values: Any) -> Any:
+    def encode_many(self, values: Any) -> Any:
         ids = _integers_of(values)
         if ids is None or not self._holds(ids) or not _are_flat(values):
-            return Feature.encode_block(self, values)  # which takes lists, and names the token that does not fit
+            return Feature.encode_many(self, values)  # which takes lists, and names the token that does not fit
         lengths = values.lengths if isinstance(values, RaggedColumn) else np.fromiter(map(len, values), np.int64)
         return _block_column(ids.reshape(-1).astype(self.dtype), lengths, "bytes")
 
     def decode(self, column: Column) -> np.ndarray:
         return _from_column(column, str(self.dtype))
 
-    def decode_block(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
+    def decode_many(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
         return _block_of(column, (None,), str(self.dtype))
 
     def observe(self, column: Any) -> FieldStatistics:
@@ -1108,7 +1117,8 @@ class Audio(Feature, Preview):
         if self.encoding not in {"exact", "flac"}:
             raise SchemaError(f"Audio: encoding is {self.encoding!r}; want 'exact' or 'flac'")
 
-    def arrow_type(self) -> ArrowType:
+    @property
+    def type(self) -> ArrowType:
         return ArrowType("binary")
 
     def value_type(self) -> tuple[str, Shape]:

@@ -1,6 +1,6 @@
 """Stored columns as typed Arrow columns, and back, many rows at a time.
 
-The `arrow_type` of a feature says what it is to Arrow, by a table without pyarrow; docs/formats.md lists all of them.
+The `type` of a feature says what it is to Arrow, by a table without pyarrow; docs/formats.md lists all of them.
 
 A size that the features fix becomes a fixed_size_list. No value is null but that of a `Nullable`. A list in it
 is null where it is empty, too: `NAME/present` tells. float64, uint64 and bfloat16, which records hold as bytes, are

@@ -545,8 +545,8 @@ def _block_members(columns: Block, fields: _Fields) -> Iterator[list[bytes]]:
 def _decoded(feature: Feature, stored: Any) -> Sequence[Any]:
     """Return the values of a field in a block."""
     columns = by_column("", stored)
-    if feature.decodes_blocks():
-        found = feature.decode_block(whole({part: ragged(values) for part, values in columns.items()}))
+    if feature.decodes_many():
+        found = feature.decode_many(whole({part: ragged(values) for part, values in columns.items()}))
         if found is not None:
             return list(found)
     return [feature.decode(whole(row)) for row in rows_of(columns)]

@@ -407,7 +407,7 @@ class Pipeline:
     def gathers_samples(self) -> bool:
         """Whether all features encode many values faster than one by one."""
         features = self.writer.features
-        return len(features) > 1 and all(feature.encodes_blocks() for feature in features.values())
+        return len(features) > 1 and all(feature.encodes_many() for feature in features.values())
 
     def sample_columns(self) -> SampleColumns:
         """Return what `gather` reads into."""

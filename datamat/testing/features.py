@@ -136,7 +136,7 @@ class FeatureConformance:
             compare(found, expected, f"columns of {preview(value)}, from the feature that was pickled")
 
     def test_block_equals_its_values(self) -> None:
-        """`encode_block` gives the columns that `encode` gives for each value."""
+        """`encode_many` gives the columns that `encode` gives for each value."""
         features, values = self._features(), self.make_values()
         keys = [f"{number:04d}" for number in range(len(values))]
 

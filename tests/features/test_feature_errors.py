@@ -23,13 +23,14 @@ class Odd(Feature):
 
     type_name = "feature_errors_odd"
 
-    def arrow_type(self):
+    @property
+    def type(self):
         return ArrowType("int64")
 
     def encode(self, value):
         return np.zeros(1, np.float32)
 
-    def encode_block(self, values):
+    def encode_many(self, values):
         return np.zeros(len(values), np.float32)
 
     def decode(self, column):
@@ -80,7 +81,7 @@ def test_feature_type_that_breaks_its_contract():
         Odd().to_json()
     with pytest.raises(SchemaError, match=r"'x'.*encode of "):
         features.encode({"key": "a", "x": 1})
-    with pytest.raises(SchemaError, match=r"'x'.*encode_block of "):
+    with pytest.raises(SchemaError, match=r"'x'.*encode_many of "):
         features.encode_block({"key": ["a", "b"], "x": [1, 2]})
 
 

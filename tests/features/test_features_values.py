@@ -157,7 +157,7 @@ def test_list_without_items_is_an_array_without_values(shape, wanted):
     feature = Tensor(shape, "int16")
 
     found = through_a_record(feature, [])
-    blocks = [feature.encode_block(values) for values in ([[], ()], [np.zeros(wanted, np.int16)] * 2)]
+    blocks = [feature.encode_many(values) for values in ([[], ()], [np.zeros(wanted, np.int16)] * 2)]
 
     assert (found.shape, found.dtype) == (wanted, np.int16)
     assert repr(blocks[0]) == repr(blocks[1])
@@ -275,7 +275,7 @@ def test_ids_that_are_no_tokens_are_refused_with_their_place(feature, value, mes
     with pytest.raises(SchemaError, match=message):
         feature.encode(value)
     with pytest.raises(SchemaError, match=message):
-        feature.encode_block([np.array([1]), value])
+        feature.encode_many([np.array([1]), value])
 
 
 # ---------------------------------------------------------------- text, bytes and JSON

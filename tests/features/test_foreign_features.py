@@ -29,7 +29,8 @@ SOUNDS = [np.linspace(-1, 1, 2 * number + 2, dtype=np.float32).reshape(-1, 2) fo
 class Celsius(Feature):
     """A feature with only the required methods, stored in hundredths of a degree."""
 
-    def arrow_type(self):
+    @property
+    def type(self):
         return ArrowType("int64")
 
     def value_type(self):
@@ -46,7 +47,8 @@ class Celsius(Feature):
 class Pairs(Feature):
     """A feature of an Arrow type, `encode` and `decode` alone."""
 
-    def arrow_type(self):
+    @property
+    def type(self):
         return ArrowType("int16", (None, 2))
 
     def encode(self, value):
@@ -241,12 +243,14 @@ class Incomparable(Celsius):
 
 
 class OfBytes(Celsius):
-    def arrow_type(self):
+    @property
+    def type(self):
         return "int64"
 
 
 class Elsewhere(Celsius):
-    def arrow_type(self):
+    @property
+    def type(self):
         return {"other": ArrowType("int64")}
 
 
@@ -281,7 +285,7 @@ class Unread(DatasetWriter):
         (Unregistered(), MissingDependencyError, "'degrees' .*register_feature"),
         (Incomparable(), SchemaError, "frozen dataclass"),
         (OfBytes(), SchemaError, "want an ArrowType"),
-        (Elsewhere(), SchemaError, "arrow_type"),
+        (Elsewhere(), SchemaError, "type"),
         (Oddly(), SchemaError, "value_type"),
         (Unwritable(), SchemaError, "write arguments"),
     ],
@@ -361,7 +365,8 @@ def test_foreign_field_follows_the_image(tmp_path):
 class Disparity(Feature, Geometry):
     """A disparity map of fixed shape, stored raw, moved like a mask and decoded in blocks."""
 
-    def arrow_type(self):
+    @property
+    def type(self):
         return ArrowType("uint8", (4, 4), is_raw=True)
 
     def encode(self, value):
@@ -403,7 +408,8 @@ SCALE = 10
 
 @dataclasses.dataclass(frozen=True)
 class Scaled(Feature):
-    def arrow_type(self):
+    @property
+    def type(self):
         return ArrowType("int64")
 
     def value_type(self):

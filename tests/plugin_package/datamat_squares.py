@@ -32,7 +32,8 @@ class Waveform(Feature, Preview):
 
     preview = "image"
 
-    def arrow_type(self):
+    @property
+    def type(self):
         return {"": ArrowType("binary"), "/frames": ArrowType("int64")}
 
     def value_type(self):

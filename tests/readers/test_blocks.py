@@ -25,7 +25,7 @@ FORMATS = ["tfrecord", "tfrecord.gz", "parquet"]
 if importlib.util.find_spec("array_record"):
     FORMATS.append("arrayrecord")
 NUM_ROWS = 120
-PICTURES = {name for name, feature in Everything.features.items() if not feature.decodes_blocks()}
+PICTURES = {name for name, feature in Everything.features.items() if not feature.decodes_many()}
 
 
 class Numbers(DatasetWriter):

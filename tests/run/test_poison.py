@@ -307,10 +307,10 @@ class Deadly(Scalar):
         self.live(value)
         return super().encode(value)
 
-    def encode_block(self, values):
+    def encode_many(self, values):
         for value in values:
             self.live(value)
-        return super().encode_block(values)
+        return super().encode_many(values)
 
     def live(self, value):
         if value == 100:

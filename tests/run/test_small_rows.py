@@ -102,7 +102,7 @@ class AnyRows(DatasetWriter):
 
     name = "rows"
     file_fields = ()
-    cases: ClassVar = {name: case for name, case in CASES.items() if case.feature.encodes_blocks()}
+    cases: ClassVar = {name: case for name, case in CASES.items() if case.feature.encodes_many()}
     features = Features(
         {
             **{name: case.feature for name, case in cases.items()},
