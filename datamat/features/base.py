@@ -118,6 +118,8 @@ DTYPE_OF_KIND: dict[Kind, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int64":
 _TIMES: dict[str, Kind] = {"timestamp[us]": "int64", "timestamp[us, tz=UTC]": "int64"}
 _BYTES: dict[str, Kind] = {"binary": "bytes", "string": "bytes", "json": "bytes"}
 _ARROW_KINDS: dict[str, Kind] = {**_REAL_KINDS, **_TIMES, **_BYTES}
+_ARROW_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64", "extension<arrow.json>": "json"}
+"""Types that pyarrow calls by another name."""
 _VALUE_DTYPES = {"binary": "bytes", "json": "object", **dict.fromkeys(_TIMES, "datetime64[us]")}
 
 
@@ -155,6 +157,29 @@ class ArrowType:
             raise SchemaError(f"ArrowType: dtype is {self.dtype!r}; want one of {known}")
         if None in self.sizes[1:]:
             raise SchemaError(f"ArrowType: sizes is {self.sizes!r}; want None in the first place alone")
+
+    @classmethod
+    def of(cls, found: Any) -> ArrowType:
+        """Return a type that pyarrow has as well: of numbers, times, text or bytes, and of lists of these.
+
+        Raises:
+            SchemaError: it is another type.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> ArrowType.of(pa.list_(pa.float32(), 4))
+            ArrowType(dtype='float32', sizes=(4,), is_raw=False, is_nullable=False)
+        """
+        if isinstance(found, cls):
+            return found
+        if not type(found).__module__.startswith("pyarrow"):
+            raise SchemaError(f"its type is {found!r}; want an ArrowType, or a type of pyarrow")
+        sizes: list[int | None] = []
+        while hasattr(found, "value_field"):
+            sizes.append(getattr(found, "list_size", None))
+            found = found.value_type
+        name = str(found).removeprefix("large_")
+        return cls(_ARROW_NAMES.get(name, name), tuple(sizes))
 
     @property
     def holds_numbers(self) -> bool:
@@ -330,9 +355,7 @@ class Feature(abc.ABC):
         >>> import dataclasses
         >>> @frozen(slots=False)
         ... class Celsius(Feature):
-        ...     @property
-        ...     def type(self):
-        ...         return ArrowType("int64")
+        ...     type = ArrowType("int64")
         ...
         ...     def value_type(self):
         ...         return "float64", ()
@@ -366,8 +389,8 @@ class Feature(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def type(self) -> ArrowType | dict[str, ArrowType]:
-        """Return the Arrow type of the column, or of each."""
+    def type(self) -> Any:
+        """The Arrow type of the column, or a dict with that of each: an `ArrowType`, or one of pyarrow."""
 
     @abc.abstractmethod
     def encode(self, value: Any) -> Stored:
@@ -395,7 +418,7 @@ class Feature(abc.ABC):
     @final
     def columns(self, name: str) -> dict[str, ArrowType]:
         """Return the Arrow type of each column of a field, by the name of the column."""
-        return by_column(name, self.type)
+        return {column: ArrowType.of(one) for column, one in by_column(name, self.type).items()}
 
     def value_type(self) -> tuple[str, Shape]:
         """Return dtype and shape of decoded values; by default those of the first column.
@@ -484,9 +507,9 @@ class Feature(abc.ABC):
         rows: list[Any] = [
             self.encode(value) for value in (values.rows() if isinstance(values, RaggedColumn) else values)
         ]
-        types = self.type
-        if isinstance(types, ArrowType):
-            return gathered(rows, types.kind)
+        types = self.columns("")
+        if not isinstance(self.type, dict):
+            return gathered(rows, types[""].kind)
         return {part: gathered([row[part] for row in rows], one.kind) for part, one in types.items()}
 
     def encodes_many(self) -> bool:

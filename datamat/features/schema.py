@@ -12,7 +12,6 @@ import numpy as np
 
 from datamat.errors import InputError, SchemaError, kind_of
 from datamat.features.base import (
-    ArrowType,
     Column,
     ColumnBlock,
     Feature,
@@ -91,11 +90,7 @@ class Features(Mapping[str, Feature]):
         self._columns: dict[str, Kind] = {}
         for name, feature in self._fields.items():
             _check_name(name, feature)
-            for column, stored in feature.columns(name).items():
-                if not isinstance(stored, ArrowType):
-                    raise SchemaError(
-                        f"field {name!r}: the type of its column {column!r} is {stored!r}; want an ArrowType"
-                    )
+            for column, stored in named(name, feature.columns, name).items():
                 if column in self._columns:
                     raise SchemaError(
                         f"field {name!r} needs the column {column!r}, which another field has; rename one"

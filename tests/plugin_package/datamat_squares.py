@@ -32,9 +32,7 @@ class Waveform(Feature, Preview):
 
     preview = "image"
 
-    @property
-    def type(self):
-        return {"": ArrowType("binary"), "/frames": ArrowType("int64")}
+    type = {"": ArrowType("binary"), "/frames": ArrowType("int64")}  # noqa: RUF012 -- nobody changes it
 
     def value_type(self):
         return "float32", (None, self.channels)
