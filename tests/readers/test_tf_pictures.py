@@ -158,7 +158,7 @@ def turned(payload):
 @pytest.mark.parametrize(
     ("options", "change", "message"),
     [
-        ({"batch_size": 4}, without_data, "'(png|grey|rgba|mask|mixed)': PNG"),
+        ({"batch_size": 4}, without_data, "field '(png|grey|rgba|mask|mixed)': PNG"),
         ({"transform": lambda sample: sample}, turned, r"field '(grey_)?jpeg' is declared .* but is \(6, 8, 3\)"),
     ],
 )
