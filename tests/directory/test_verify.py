@@ -170,7 +170,8 @@ def test_record_is_named_where_its_format_has_no_checksum(tmp_path):
     found = problems(tmp_path / "out")
 
     assert "their content differs from the manifest's checksum" in found[0]
-    assert re.match(rf"{shard.name}: record 0 \('train\d+'\) is not as the manifest's features say: field 'image'", found[1])
+    named = rf"{shard.name}: record 0 \('train\d+'\) is not as the manifest's features say: field 'image'"
+    assert re.match(named, found[1])
 
 
 def test_every_damaged_record_is_named(copied):

@@ -72,7 +72,8 @@ def test_picture_that_does_not_decode_is_named_with_file_record_and_key(copied):
     key = data.keys()[5]
     replace_picture(data, 5)
 
-    with pytest.raises(CorruptDataError, match=rf"{data.files[0]}: record 5 is damaged: field 'image': .* \(key '{key}'\)"):
+    named = rf"{data.files[0]}: record 5 is damaged: field 'image': .* \(key '{key}'\)"
+    with pytest.raises(CorruptDataError, match=named):
         load(copied, "train")[5]
 
 
