@@ -1,7 +1,7 @@
 """A run or a repair that ends at any step of its publication: readers find one set, and the next run does the rest.
 
 Steps are names that files get or lose, in this process: so each is met, also on a file system without hard links.
-`test_crash_points` and `test_replacing` kill real processes at any operation, `run/test_upload` runs at any request.
+`test_crash_points*` and `test_replacing` kill real processes at any operation, `run/test_upload` runs at any request.
 """
 
 from __future__ import annotations
