@@ -9,7 +9,6 @@ import pathlib
 
 import small_pairs
 from fault_injection import CHANGES, Fault, check_visible, left_behind
-from job import Job
 
 READS = (*CHANGES, "read")
 FAULTS = {
