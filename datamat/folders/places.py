@@ -114,14 +114,15 @@ def open_file(place: str | os.PathLike[str], storage_options: Mapping[str, Any] 
 
 
 def open_output(place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Folder:
-    """Return the folder that a user names to write to, as `open_folder` does.
+    """Return the folder that a user names to write to, as `open_folder` does; options with a path are for the source.
 
     Raises:
         OptionError: it can only be read, or the URL holds a password or a signature, or names no folder.
     """
-    folder, text = open_folder(place, storage_options), os.fspath(place)
+    text = os.fspath(place)
     if not is_url(text) or text.startswith("file://"):
-        return folder
+        return open_folder(text)
+    folder = open_folder(text, storage_options)
     scheme, _, path = text.partition("://")
     if scheme_of(text) in READ_ONLY:
         raise not_written(text)

@@ -706,16 +706,15 @@ def output_place(
     Raises:
         OptionError: the URL cannot be written, or options for a store are given without one.
     """
-    from datamat.folders.local import expand_home
-    from datamat.folders.urls import is_url
+    from datamat.folders import open_output
 
-    if is_url(output) and not os.fspath(output).startswith("file://"):
-        from datamat.folders import open_output
+    place = open_output(output, options)
+    folder = place.local_path()
+    if folder is None:
         from datamat.run.upload import scratch_folder
 
-        store = open_output(output, options)
-        return store, scratch_folder(store, scratch)
-    return None, pathlib.Path(os.path.abspath(expand_home(os.fspath(output).removeprefix("file://"))))
+        return place, scratch_folder(place, scratch)
+    return None, folder
 
 
 def _absolute(source: str | os.PathLike[str]) -> str | os.PathLike[str]:

@@ -106,15 +106,15 @@ def check(s3, make, tmp_path, num_rows, num_shards=2, **options):
 @pytest.mark.parametrize("name", ["tfrecord", "parquet", ["tfrecord.gz", "webdataset"]], ids=str)
 def test_bucket_holds_the_bytes_of_a_local_run(s3, make, tmp_path, name):
     """A second run, also on another machine, finds all of it, and sends no shard; the samples are those of the job."""
-    make(20, "one", format=name)
-    check(s3, make, tmp_path, 20, format=name)
+    make(8, "one", format=name)
+    check(s3, make, tmp_path, 8, format=name)
 
     for machine in ("one", "other"):
         first = len(s3.seen)
-        assert make(20, machine, format=name).did_nothing
+        assert make(8, machine, format=name).did_nothing
         assert not [path for what, path in s3.seen[first:] if what == "write" and "data-train" in str(path)]
     data = load(URL, "train", cache_dir=tmp_path / "cache")
-    assert sorted(int(sample["number"]) for sample in data) == [*range(3), *range(4, 20)]
+    assert sorted(int(sample["number"]) for sample in data) == [*range(3), *range(4, 8)]
 
 
 @pytest.mark.timeout(300)  # a request at a time is killed
@@ -122,10 +122,10 @@ def test_bucket_holds_the_bytes_of_a_local_run(s3, make, tmp_path, name):
 def test_kill_at_any_request_loses_nothing(s3, make, numbers, request, has_old):
     """Readers find the old dataset or the new one; the next run, on whatever machine, makes the new one."""
     if has_old:
-        make(20, "old")
+        make(8, "old")
     before = dict(s3.objects)
     first = len(s3.seen)
-    make(30, "whole")
+    make(12, "whole")
     new, count = there(s3)[0], len(s3.seen) - first
     step = 20 if request.config.getoption("--commit") else 2
     found = set()
@@ -140,22 +140,22 @@ def test_kill_at_any_request_loses_nothing(s3, make, numbers, request, has_old):
 
         s3.meet = meet
         with pytest.raises((_Stopped, OutputError)):
-            make(30, f"killed-{at}")
+            make(12, f"killed-{at}")
         s3.meet = lambda verb, path: None
         if "manifest.json" in there(s3)[0]:
             found.add(len(seen := numbers()))
-            assert seen in (rows(20) if has_old else rows(30), rows(30)), f"killed at request {at}"
-        make(30, f"after-{at}" if at % 4 < 2 else f"killed-{at}")
+            assert seen in (rows(8) if has_old else rows(12), rows(12)), f"killed at request {at}"
+        make(12, f"after-{at}" if at % 4 < 2 else f"killed-{at}")
         assert there(s3)[0] == new, f"killed at request {at}"
         assert there(s3)[1] <= KEPT
-    assert not has_old or found == {19, 29}
+    assert not has_old or found == {7, 11}
 
 
 @pytest.mark.timeout(300)  # a request at a time is killed
 @pytest.mark.parametrize("damage", [r"data-train-0000[01].*tfrecord", r"_index/train.keys", "manifest.json"])
 def test_repair_that_is_killed_at_any_request_loses_nothing(s3, tmp_path, request, damage):
     """What is damaged stays until it is replaced; the next repair, or run, on whatever machine, brings back all."""
-    job = Materializer(pa.table({"number": range(20)}), output=URL, shards=ShardOptions(num_shards=3))
+    job = Materializer(pa.table({"number": range(8)}), output=URL, shards=ShardOptions(num_shards=3))
 
     def do(work, machine):
         work(scratch=tmp_path / machine, executor=InlineExecutor(), progress=False)
@@ -193,13 +193,13 @@ def test_repair_that_is_killed_at_any_request_loses_nothing(s3, tmp_path, reques
 
 def test_lost_object_is_made_again(s3, make):
     """So is one that somebody has replaced by as many other bytes; nothing else is."""
-    make(20, "one", 3)
+    make(8, "one", 3)
     expected = there(s3)[0]
     first, second, _ = sorted(name for name in expected if name.endswith(".tfrecord"))
     del s3.objects[f"{ROOT}{first}"]
     s3.put(f"{ROOT}{second}", bytes(len(expected[second])))
 
-    report = make(20, "one", 3)
+    report = make(8, "one", 3)
 
     assert there(s3)[0] == expected
     assert report.num_shards_written == 2
@@ -218,18 +218,18 @@ def test_lost_object_is_made_again(s3, make):
 )
 def test_work_of_a_lost_machine_is_taken_over(s3, make, stopped, numbers, tmp_path, verb, path, is_published, machine):
     """By one that has the dataset before, or nothing: shards that wait, and those that were being moved."""
-    make(20, "old", 3)
-    stopped(verb, path, 30, "lost")
+    make(8, "old", 3)
+    stopped(verb, path, 12, "lost")
 
-    assert numbers() == rows(30 if is_published else 20)
-    report = make(30, machine)
+    assert numbers() == rows(12 if is_published else 8)
+    report = make(12, machine)
     assert (report.is_complete, report.num_shards_written) == (True, 0)
-    check(s3, make, tmp_path, 30)
+    check(s3, make, tmp_path, 12)
 
 
 def test_shard_that_vanishes_while_it_waits_ends_the_run(s3, make, numbers):
     """No manifest names what is not there; the next run makes it again."""
-    make(20, "one")
+    make(8, "one")
 
     def meet(verb, path):
         if verb == "write" and path.endswith("_index/train.keys"):
@@ -239,10 +239,10 @@ def test_shard_that_vanishes_while_it_waits_ends_the_run(s3, make, numbers):
     s3.meet = meet
 
     with pytest.raises(OutputError, match=r"run-00001/.*2\.tfrecord was uploaded, and is gone or another one now; "):
-        make(30, "one")
+        make(12, "one")
     s3.meet = lambda verb, path: None
-    assert numbers() == rows(20)
-    assert make(30, "one").num_shards_written == 1
+    assert numbers() == rows(8)
+    assert make(12, "one").num_shards_written == 1
 
 
 @pytest.mark.parametrize("has_old", [False, True])
@@ -263,14 +263,14 @@ def test_of_two_that_publish_at_once_one_is_told(s3, make, numbers, tmp_path, ve
     It says so unless its own set was whole before.
     """
     if has_old:
-        make(20, "one")
+        make(8, "one")
     others, begun = [], len(s3.seen)
 
     def meet(found, where):
         # The other begins once this one has: in the middle of its work, or at its end.
         if found == verb and re.fullmatch(ROOT + path, where) and len(s3.seen) > begun + 20:
             s3.meet = lambda verb, path: None
-            others.append(make(40, "two"))
+            others.append(make(16, "two"))
 
     s3.meet = meet
     told = "another has published meanwhile|is gone or another one now|is not what this run has seen or sent"
@@ -278,59 +278,59 @@ def test_of_two_that_publish_at_once_one_is_told(s3, make, numbers, tmp_path, ve
     if not has_old and verb in {"copy", "stat"} and "data" in path:
         refused = contextlib.nullcontext()  # nothing moves, and nothing goes: the other never comes
     with refused:
-        make(30, "one", 3)
+        make(12, "one", 3)
     s3.meet = lambda verb, path: None
 
-    assert numbers() == rows(40 if others else 30)
-    make(40, "one")
-    check(s3, make, tmp_path, 40)
+    assert numbers() == rows(16 if others else 12)
+    make(16, "one")
+    check(s3, make, tmp_path, 16)
 
 
 def test_another_machine_makes_what_is_not_finished(s3, make, stopped, tmp_path):
     """The shards that a lost one has finished count."""
-    stopped("write", r".*/run-.*/data-.*\.json", 20, "lost", 4, times=3)
+    stopped("write", r".*/run-.*/data-.*\.json", 8, "lost", 4, times=3)
 
-    assert make(20, "other", 4).num_shards_written == 2
-    check(s3, make, tmp_path, 20, 4)
+    assert make(8, "other", 4).num_shards_written == 2
+    check(s3, make, tmp_path, 8, 4)
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_shards_of_another_plan_go(s3, make, stopped, tmp_path, times):
     """Of a machine that was lost: whole shards that no manifest names."""
-    stopped("write", r".*/run-.*/data-.*\.json", 20, "lost", 4, times=times)
+    stopped("write", r".*/run-.*/data-.*\.json", 8, "lost", 4, times=times)
 
-    make(20, "other", 3)
+    make(8, "other", 3)
 
-    check(s3, make, tmp_path, 20, 3)
+    check(s3, make, tmp_path, 8, 3)
 
 
 def test_run_with_nothing_to_do_leaves_what_another_makes(s3, make, tmp_path):
     """The other may be alive, and publishes after it."""
-    make(20, "one")
+    make(8, "one")
     begun, others = len(s3.seen), []
 
     def meet(verb, path):
         if verb == "write" and re.fullmatch(ROOT + r".*/run-.*/data-.*\.json", path) and len(s3.seen) > begun + 20:
             s3.meet = lambda verb, path: None
-            others.append(make(20, "idle"))
+            others.append(make(8, "idle"))
 
     s3.meet = meet
-    make(30, "other", 3)
+    make(12, "other", 3)
 
     assert others[0].did_nothing
-    check(s3, make, tmp_path, 30, 3)
+    check(s3, make, tmp_path, 12, 3)
 
 
 def test_small_objects_are_put_back(s3, make):
     """Offsets, index files and sidecars that somebody has deleted; nothing else is sent."""
-    make(20, "one")
+    make(8, "one")
     expected = there(s3)[0]
     gone = [name for name in expected if name.endswith(".idx") or "index/" in name]
     assert len(gone) >= 3
     for name in gone:
         del s3.objects[f"{ROOT}{name}"]
 
-    make(20, "one")
+    make(8, "one")
 
     assert there(s3)[0] == expected
 
@@ -341,14 +341,14 @@ def test_document_of_somebody_else_stays(s3, make, machine, name):
     """One that was there before the first run is never replaced, nor is one of datamat's that somebody has changed."""
     own = b'{"mine": true}'
     s3.put(f"{ROOT}{name}", own)
-    make(20, "one", format="parquet")
+    make(8, "one", format="parquet")
     assert there(s3)[0][name] == own
 
     del s3.objects[f"{ROOT}{name}"]
-    make(20, "one", format="parquet")
+    make(8, "one", format="parquet")
     assert there(s3)[0][name] != own
     s3.put(f"{ROOT}{name}", own)
-    for num_rows in (20, 30):
+    for num_rows in (8, 12):
         make(num_rows, machine, format="parquet")
         assert there(s3)[0][name] == own
 
@@ -356,19 +356,19 @@ def test_document_of_somebody_else_stays(s3, make, machine, name):
 @pytest.mark.parametrize("machine", ["one", "new"])
 def test_index_of_another_dataset_is_replaced(s3, make, machine):
     """Whoever runs next."""
-    make(20, "one")
+    make(8, "one")
     expected = there(s3)[0]
     s3.put(f"{ROOT}_index/train.index", b"of another dataset")
 
-    make(20, machine)
+    make(8, machine)
 
     assert there(s3)[0] == expected
 
 
 def test_ledger_goes_on_from_another_machine(s3, make):
     """It says why rows failed, whoever runs last."""
-    make(20, "one")
-    make(20, "two")
+    make(8, "one")
+    make(8, "two")
 
     ledger = s3.objects[f"{ROOT}.datamat/ledger.jsonl"].content.decode()
     assert [json.loads(line)["event"] for line in ledger.splitlines()].count("sample_skipped") == 1
@@ -386,7 +386,7 @@ def test_refusals_come_before_any_work(s3, make):
 
 def test_object_that_changes_meanwhile_is_not_replaced(s3, make):
     """Not even where it was looked at a moment ago; the run says so."""
-    make(20, "one")
+    make(8, "one")
     name = f"{ROOT}data-train-00000-of-00002.tfrecord"
     del s3.objects[name]
 
@@ -397,7 +397,7 @@ def test_object_that_changes_meanwhile_is_not_replaced(s3, make):
     s3.meet = meet
 
     with pytest.raises(OutputError, match=r"00000-of-00002\.tfrecord is not what this run has seen or sent; .* bytes"):
-        make(20, "one")
+        make(8, "one")
     assert s3.objects[name].content == b"of another"
 
 
@@ -411,28 +411,28 @@ def test_answer_that_is_lost_is_no_other_writer(s3, make, tmp_path):
 
     s3.meet = meet
 
-    assert make(20, "one").is_complete
+    assert make(8, "one").is_complete
     s3.meet = lambda verb, path: None
-    check(s3, make, tmp_path, 20)
+    check(s3, make, tmp_path, 8)
 
 
 def test_store_without_conditions_is_written_without_them(s3, make, tmp_path):
     """But tasks share no output there."""
     s3.has_conditions = False
 
-    make(20, "one")
+    make(8, "one")
 
-    check(s3, make, tmp_path, 20)
+    check(s3, make, tmp_path, 8)
 
 
 def test_memory_is_a_store_of_this_process(tmp_path):
     """The driver itself writes there, whatever workers make the shards."""
     url = f"memory://{tmp_path.name}/out"
 
-    report = materialize(lambda n: {"n": n}, range(20), url, scratch=tmp_path, shards=ShardOptions(num_shards=2))
+    report = materialize(lambda n: {"n": n}, range(8), url, scratch=tmp_path, shards=ShardOptions(num_shards=2))
 
     assert (report.is_complete, report.output) == (True, url)
-    assert len(load(url, cache_dir=tmp_path / "cache")) == 20
+    assert len(load(url, cache_dir=tmp_path / "cache")) == 8
 
 
 def test_what_a_url_cannot_do_is_refused(tmp_path):
