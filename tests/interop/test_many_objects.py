@@ -43,7 +43,12 @@ def test_each_is_read_written_and_replaced(server, tmp_path):
 
     for num_shards in (COUNT, COUNT // 2):
         Materializer(
-            Notes(), f"{url}/raw", f"{url}/set", shards=ShardOptions(num_shards=num_shards), existing="replace", **places
+            Notes(),
+            f"{url}/raw",
+            f"{url}/set",
+            shards=ShardOptions(num_shards=num_shards),
+            existing="replace",
+            **places,
         ).run(progress=False, scratch=tmp_path / "scratch")
 
         assert verify(f"{url}/set", **places).ok
