@@ -39,7 +39,7 @@ from datamat.writers.detection import DetectionWriter, Objects, Picture, clipped
 
 __all__ = ["CocoWriter"]
 
-OUTPUT_VERSION = 1
+OUTPUT_VERSION = 2
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
 
 _YEAR = re.compile(r"_?\d{4}\Z")

@@ -40,6 +40,9 @@ from datamat.writers.base import DatasetWriter, Sample
 
 __all__ = ["DetectionWriter", "Objects", "Picture", "clipped"]
 
+OUTPUT_VERSION = 1
+"""Incremented when the same source gives other samples, so that shards of these writers are rebuilt."""
+
 
 class Picture(NamedTuple):
     """A picture of a source, and where its objects are described.
