@@ -61,7 +61,7 @@ shards is empty with a probability under n * exp(-r), and then, too, they are cu
 
 @frozen()
 class PartSpec:
-    """A run of consecutive rows of a shard: what a call of `Materializer.write_part` does, or one of several things.
+    """A run of consecutive rows of a shard: what a call of `PartWorker.write_parts` does, or one of several things.
 
     Attributes:
         shard: name of the shard.

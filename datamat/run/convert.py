@@ -41,7 +41,6 @@ from datamat.readers.records import RecordFiles
 from datamat.readers.remote import Loaded
 from datamat.run.materializer import output_place, start
 from datamat.run.report import RunReport
-from datamat.run.worker import PartWorker
 from datamat.sources.rows import IndexRow
 from datamat.values import frozen
 
@@ -338,14 +337,10 @@ def convert(
         remedies=Remedies("convert(..., {})"),
     )
     try:
-        return start(job, _part_worker)
+        return start(job)
     finally:
         if own:  # now: an error that somebody keeps holds this frame, and with it all fetched shards
             shutil.rmtree(own, ignore_errors=True)
-
-
-def _part_worker(job: Job) -> PartWorker:
-    return PartWorker(job, job.work / "rows")
 
 
 def _has_records(manifest: Manifest, split: str) -> bool:

@@ -26,7 +26,7 @@ import queue
 import signal
 import time
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from datamat.directory.ledger import FailedRow
 from datamat.errors import BrokenPoolError, OptionError, SampleError, TaskTimeout, WorkerDied
@@ -42,7 +42,7 @@ from datamat.run.receipts import DamagedPartError, Receipt, Sealed, part_folder,
 from datamat.run.row_watch import RowMark
 from datamat.run.shards import remove_folder
 from datamat.run.upload import StoredShard, UploadTask, upload
-from datamat.run.worker import LEAST_CALL_S, set_up_process
+from datamat.run.worker import LEAST_CALL_S, PartWorker, set_up_process
 
 if TYPE_CHECKING:
     import contextlib
@@ -58,14 +58,15 @@ if TYPE_CHECKING:
     from datamat.plan.job import Job, JobDigests
     from datamat.run.limits import DiskLimit
     from datamat.run.reporting import RunEvents
+    from datamat.run.slices import TaskClaims
     from datamat.sources.store import RowStore
 
 
-__all__ = ["Feed", "PartOrder", "PartQueue", "Tasks", "count_workers", "describe_death", "open_executor", "result_of"]
+__all__ = ["PartOrder", "PartQueue", "count_workers", "describe_death", "open_executor", "result_of"]
 
 _CALLERS = ("/datamat/run/worker.py", "/datamat/run/function.py")
 
-_PRELOAD = ("datamat.run.materializer",)
+_PRELOAD = ("datamat.run.worker",)
 """A clone of datamat counts as code of the user's, which no server has."""
 
 _MOST_NAMED = 5
@@ -93,41 +94,10 @@ _MOST_UNBEGUN = 8
 """Deaths in a row at no row at all; more are no accident: workers fail during their setup."""
 
 
-Task: TypeAlias = PartSpec | ShardSpec | UploadTask
-"""What a worker has to do: make a part, seal a shard, or upload one."""
+Task: TypeAlias = tuple[PartSpec, ...] | ShardSpec | UploadTask
+"""What one call does: make parts that follow each other in a shard, seal a shard, or upload one."""
 
 Result: TypeAlias = Receipt | Sealed | StoredShard
-
-
-class Tasks(Protocol):
-    """The bound methods that travel to workers."""
-
-    def write_part(
-        self,
-        spec: PartSpec,
-        lost: Sequence[FailedRow] | None,
-        reused: ReusedRows | None,
-        run: str,
-        others: Sequence[PartSpec] = (),
-    ) -> Receipt:
-        """Write a part, and others of its shard that follow it."""
-
-    def _seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
-        """Complete a shard whose parts are done."""
-
-
-class Feed(Protocol):
-    """Where further parts come from, for tasks that share an output."""
-
-    @property
-    def pause_s(self) -> float:
-        """Seconds after which to call `beat` again."""
-
-    def beat(self) -> None:
-        """Show that this process is alive."""
-
-    def more(self) -> Sequence[PartSpec]:
-        """Return parts for a worker that has nothing to do; none where there is nothing to take now."""
 
 
 class PartOrder:
@@ -297,12 +267,12 @@ class PartQueue:
 
     Args:
         job: the job; its executor, workers and error policy count here.
-        tasks: the bound methods that travel.
         store: the rows, in the order of the plan.
         run: mark of this run, which lets datamat's own workers append to the shards' files.
         disk: bytes on disk at which no further part is started.
         events: passes on the start and the deaths of workers.
         digests: what decides the bytes of the job; what depends on the hash seed, or cannot be seen, counts here.
+        claims: what this task takes, where several share an output; None where there are no others.
 
     Attributes:
         stopped: "deadline" or "max_disk" where that ended the stream, else "".
@@ -311,19 +281,19 @@ class PartQueue:
     def __init__(
         self,
         job: Job,
-        tasks: Tasks,
         store: RowStore,
         *,
         run: str,
         disk: DiskLimit,
         events: RunEvents,
         digests: JobDigests,
+        claims: TaskClaims | None = None,
     ) -> None:
         self.stopped: Literal["", "deadline", "max_disk"] = ""
         self._job = job
-        self._tasks = tasks
+        self._worker = PartWorker(job, store.folder, run)
         self._store = store
-        self._run = run
+        self._claims = claims
         self._deadline = job.how.deadline
         self._disk = disk
         self._events = events
@@ -335,33 +305,35 @@ class PartQueue:
         self._num_workers = count_workers(job)
         self._reused: Mapping[str, ReusedRows] = {}
         self._waiting = PartOrder(appends=self._is_own)
-        self._to_seal: collections.deque[ShardSpec] = collections.deque()
-        self._to_upload: collections.deque[UploadTask] = collections.deque()
+        self._to_end: collections.deque[ShardSpec | UploadTask] = collections.deque()
         self._to_remove: collections.deque[pathlib.Path] = collections.deque()
         self._under_way: dict[Future[Any], Task] = {}
         self._removing: dict[Future[Any], pathlib.Path] = {}
         self._done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
-        self._with: dict[Future[Any], list[PartSpec]] = {}  # what is made in the same call as the part under way
         self._lost: dict[tuple[str, int], list[FailedRow]] = {}
         self._rate: float | None = None  # seconds for a byte of cost: those of the quickest part
         self._one_worker_s: float | None = None  # of work so far, where one worker is to do it all
-        self._feed: Feed | None = None
+        self._more: Callable[[], Sequence[PartSpec]] | None = None
         self._num_lost = 0  # calls in a row that an engine lost
         self._num_unbegun = 0  # deaths in a row before any row was begun
         self._heard_at = 0.0
         self._has_warned_of_undeclared = False
         self._passed_on: set[str] = set()
-        self._deaths: collections.Counter[tuple[str, int | None, int | None]] = collections.Counter()
+        self._deaths: collections.Counter[tuple[type, str, int, int | None]] = collections.Counter()
 
     def of(
-        self, parts: Sequence[PartSpec], reused: Mapping[str, ReusedRows], feed: Feed | None = None
+        self,
+        parts: Sequence[PartSpec],
+        reused: Mapping[str, ReusedRows],
+        more: Callable[[], Sequence[PartSpec]] | None = None,
     ) -> Generator[Result]:
         """Yield the receipt of each part, and each sealed or uploaded shard, as they finish.
 
         Args:
             parts: parts to make, those of a shard in their order.
             reused: rows whose records are there already, by name of the shard.
-            feed: where further parts come from as soon as none waits; None for nowhere.
+            more: returns further parts for a worker that has nothing to do, none where there are none now; None where
+                there are no others.
 
         Raises:
             SampleError: a row failed, or ended its worker more often than `max_retries` allows, and the policy is
@@ -369,19 +341,18 @@ class PartQueue:
             WorkerDied: workers died repeatedly before they started a row.
             BrokenPoolError: the user's engine has lost a part, and takes it no more.
         """
-        num_others = len(self._to_seal) + len(self._to_upload)
-        if not parts and not num_others:
+        if not parts and not self._to_end:
             return
         self._waiting.add(parts)
         self._reused = reused
-        self._feed = feed
-        if self._is_own and feed is None:
-            self._num_workers = min(self._num_workers, len(parts) + num_others)
+        self._more = more
+        if self._is_own and more is None:
+            self._num_workers = min(self._num_workers, len(parts) + len(self._to_end))
         if self._is_small_job(parts):
             most, self._num_workers, self._one_worker_s = self._num_workers, 1, 0.0
             yield from self._made()
             self._num_workers, self._one_worker_s = most, None
-            if self.stopped or not (self._waiting or self._to_seal or self._to_upload):
+            if self.stopped or not (self._waiting or self._to_end):
                 return
             if self._job.how.workers.start_method is not None:
                 self._hashing = ""  # it is said
@@ -400,11 +371,11 @@ class PartQueue:
 
     def seal(self, shard: ShardSpec) -> None:
         """Have a worker complete a shard whose parts are done; before `of`, or while it yields."""
-        self._to_seal.append(shard)
+        self._to_end.append(shard)
 
     def upload(self, task: UploadTask) -> None:
         """Have a worker upload a finished shard; before `of`, or while it yields."""
-        self._to_upload.append(task)
+        self._to_end.appendleft(task)  # what is uploaded makes room
 
     def remove(self, folder: pathlib.Path) -> None:
         """Have a worker remove a folder that nobody looks into any more; only while `of` yields."""
@@ -425,13 +396,13 @@ class PartQueue:
             self._events.emit(self._workers_started(executor))
             while self._under_way:
                 raise_swallowed()
-                if self._feed is not None:
-                    self._feed.beat()
+                if self._claims is not None:
+                    self._claims.beat()
                 for result in self._next(executor):
                     yield result
                     if isinstance(result, StoredShard):
                         self._disk.measure()
-                if self._deadline.has_come and (self._under_way or self._waiting or self._to_seal or self._to_upload):
+                if self._deadline.has_come and (self._under_way or self._waiting or self._to_end):
                     self.stopped = "deadline"
                     yield from self._last_results(executor)
                     return
@@ -460,8 +431,8 @@ class PartQueue:
         self._submit_ends(executor)
         most = self._num_workers + 1 if self._is_own else _MOST_UNDER_WAY
         while len(self._under_way) < most and not self._is_no_small_job():
-            if self._feed is not None and not self._waiting and len(self._under_way) < self._num_workers:
-                self._waiting.add(self._feed.more())
+            if self._more is not None and not self._waiting and len(self._under_way) < self._num_workers:
+                self._waiting.add(self._more())
             if not self._waiting:
                 return
             part = self._waiting.next(may_lie_apart=len(self._under_way) < self._num_workers)
@@ -477,22 +448,19 @@ class PartQueue:
             reused = self._reused.get(part.shard)
             mine = reused and reused.of(part.start, part.stop)
             others = [] if lost is not None or reused is not None else self._others(part)
-            future = self._hand_out(executor, part, self._tasks.write_part, part, lost, mine, self._run, others)
-            if others:
-                self._with[future] = others
+            self._hand_out(executor, (part, *others), self._worker.write_parts, (part, *others), lost, mine)
 
     def _submit_ends(self, executor: Executor) -> None:
         """Hand out what ends a shard."""
-        while self._to_upload:  # first: what is uploaded makes room
-            task = self._to_upload.popleft()
-            if task.store.is_private and self._is_own:
+        while self._to_end:
+            task = self._to_end.popleft()
+            if isinstance(task, ShardSpec):
+                call = (task.name, task.fingerprint, len(task.parts))
+                self._hand_out(executor, task, self._worker.seal_shard, *call)
+            elif task.store.is_private and self._is_own:
                 self._add(_done_here(task), task)  # the memory that is meant is that of this process
             else:
                 self._hand_out(executor, task, upload, task)
-        while self._to_seal:
-            shard = self._to_seal.popleft()
-            call = (shard.name, shard.fingerprint, len(shard.parts), self._run)
-            self._hand_out(executor, shard, self._tasks._seal_shard, *call)
 
     @property
     def _may_join(self) -> bool:
@@ -501,7 +469,7 @@ class PartQueue:
 
     def _is_small_job(self, parts: Sequence[PartSpec]) -> bool:
         """Return whether all parts are expected to take less time than to start more than one worker for them."""
-        if not self._may_join or self._feed is not None or self._job.row_s is None:
+        if not self._may_join or self._more is not None or self._job.row_s is None:
             return False
         expected_s = self._job.row_s * sum((part.stop - part.start) * part.copies for part in parts)
         if expected_s < _SMALL_S:
@@ -538,35 +506,31 @@ class PartQueue:
             future.add_done_callback(self._removing.pop)
 
     def _costs_under_way(self) -> list[int]:
-        return [task.cost for task in self._under_way.values() if isinstance(task, PartSpec)]
+        return [part.cost for task in self._under_way.values() if isinstance(task, tuple) for part in task]
 
     def _add(self, future: Future[Any], task: Task) -> None:
         self._under_way[future] = task
         future.add_done_callback(self._done.put)
 
-    def _hand_out(self, executor: Executor, task: Task, function: Callable[..., Any], *args: Any) -> Future[Any]:
+    def _hand_out(self, executor: Executor, task: Task, function: Callable[..., Any], *args: Any) -> None:
         try:
-            future = executor.submit(function, *args)
+            self._add(executor.submit(function, *args), task)
         except CallLost as error:
             raise self._lost_for_good(task, error) from error
-        self._add(future, task)
-        return future
 
     def _next(self, executor: Executor) -> Iterator[Result]:
         """Yield what the next call gave; nothing where a worker died, or the deadline or something else came first."""
         future = self._ended(executor)
         if future is None:
             return
-        task, others = self._under_way.pop(future), self._with.pop(future, [])
-        for part in [task, *others]:
-            if isinstance(part, PartSpec):
-                self._waiting.end(part)
+        task = self._under_way.pop(future)
+        parts = task if isinstance(task, tuple) else ()
+        for part in parts:
+            self._waiting.end(part)
         try:
-            result: Result = future.result()
+            result: list[Receipt] | Sealed | StoredShard = future.result()
         except WorkerDied as error:
-            mark = RowMark.of(error)
-            hit = [part for part in others if mark is not None and part.start <= mark.position < part.stop]
-            self._lose(hit[0] if hit else task, error, [part for part in (task, *others) if part not in hit])
+            self._lose(task, error)
             return
         except CallLost as error:
             self._repeat(task, error)
@@ -577,12 +541,10 @@ class PartQueue:
             yield Sealed(task.name, damaged=error)
             return
         self._num_unbegun = self._num_lost = 0
-        if isinstance(result, Receipt):
-            assert isinstance(task, PartSpec)
-            self._note(task, result)
-            for part, receipt in zip(others, result.others, strict=False):
+        if isinstance(result, list):
+            for part, receipt in zip(parts, result, strict=False):
                 self._note(part, receipt)
-            self._waiting.add(others[len(result.others) :])
+            self._waiting.add(parts[len(result) :])
         yield from _each(result)
 
     def _note(self, part: PartSpec, receipt: Receipt) -> None:
@@ -599,7 +561,7 @@ class PartQueue:
 
     def _ended(self, executor: Executor) -> Future[Any] | None:
         """Wait for a call that has ended; None where something else came first."""
-        waits = [self._deadline.left_s, self._deadline.wait_s, None if self._feed is None else self._feed.pause_s]
+        waits = [self._deadline.left_s, self._deadline.wait_s, None if self._claims is None else self._claims.pause_s]
         if _is_engine(executor):
             waits.append(_SILENCE_S)
         try:
@@ -650,12 +612,11 @@ class PartQueue:
             if not future.cancelled() and future.exception() is None:
                 self._under_way.pop(future, None)
                 yield from _each(future.result())
-        for future, others in self._with.items():  # of calls that are ended, those parts count that are made
-            if (task := self._under_way.get(future)) is not None:
-                yield from itertools.takewhile(bool, map(self._left_receipt, [task, *others]))
+        for task in self._under_way.values():  # of calls that are ended, those parts count that are made
+            if isinstance(task, tuple) and len(task) > 1:
+                yield from itertools.takewhile(bool, map(self._left_receipt, task))
 
-    def _left_receipt(self, part: Task) -> Receipt | None:
-        assert isinstance(part, PartSpec)
+    def _left_receipt(self, part: PartSpec) -> Receipt | None:
         receipt = read_receipt(part_folder(self._job.work, part.shard), part.number)
         return receipt if receipt is not None and receipt.is_for(part) else None
 
@@ -688,12 +649,13 @@ class PartQueue:
         if not error.may_repeat or self._num_lost > _MOST_LOST + len(self._under_way):
             raise self._lost_for_good(task, error) from error
         self._job.how.logger.warning("%s is handed out again: %s", self._name_of(task), error)
-        if isinstance(task, PartSpec):
-            self._waiting.add([task])
-        elif isinstance(task, UploadTask):
-            self._to_upload.append(task)
+        self._queue(task)
+
+    def _queue(self, task: Task) -> None:
+        if isinstance(task, tuple):
+            self._waiting.add(task)
         else:
-            self._to_seal.append(task)
+            self._to_end.append(task)
 
     def _lost_for_good(self, task: Task, error: CallLost) -> BrokenPoolError:
         return BrokenPoolError(
@@ -705,44 +667,48 @@ class PartQueue:
     def _name_of(self, task: Task) -> str:
         if isinstance(task, UploadTask):
             return f"the upload of {task.shard}"
-        if not isinstance(task, PartSpec):
+        if isinstance(task, ShardSpec):
             return f"the end of {task.name}"
-        first, last = self._key(task.start), self._key(task.stop - 1)
-        return f"part {task.number} of {task.shard} (rows {first!r} to {last!r})"
+        part = task[0]
+        first, last = self._key(part.start), self._key(part.stop - 1)
+        return f"part {part.number} of {part.shard} (rows {first!r} to {last!r})"
 
-    def _lose(self, task: Task, error: WorkerDied, others: Iterable[Task] = ()) -> None:
+    def _lose(self, task: Task, error: WorkerDied) -> None:
         """Queue a task again whose worker died, without the row that caused it if that has happened too often.
-
-        Args:
-            task: what the worker was at.
-            error: how it ended.
-            others: parts of the same call.
 
         Raises:
             SampleError: it has, and the policy is "raise".
             WorkerDied: workers died too often before they started a row.
         """
-        mark = None
-        self._waiting.add(other for other in others if isinstance(other, PartSpec) and other is not task)
-        place: tuple[str, int | None, int | None]
-        if isinstance(task, PartSpec):
+        self._queue(task)
+        mark, lost = None, list[FailedRow]()
+        if isinstance(task, tuple):
             mark = RowMark.of(error)
-            lost = self._lost.setdefault((task.shard, task.number), [])  # one row at a time from now on
-            place = (task.shard, task.number, None if mark is None else mark.position)
-            self._waiting.add([task])
-        elif isinstance(task, UploadTask):
-            place = (task.shard, -1, None)
-            self._to_upload.append(task)
+            part = next((one for one in task if mark and one.start <= mark.position < one.stop), task[0])
+            shard, number = part.shard, part.number
+            lost = self._lost.setdefault((shard, number), lost)  # one row at a time from now on
+        elif isinstance(task, ShardSpec):
+            shard, number = task.name, len(task.parts) - 1
         else:
-            place = (task.name, None, None)
-            self._to_seal.append(task)
+            shard, number = task.shard, 0
+        place = type(task), shard, number, None if mark is None else mark.position
         self._deaths[place] += 1
         self._num_unbegun = self._num_unbegun + 1 if mark is None else 0
-        cause, message = describe_death(error, self._job.how.workers)
-        self._report_death(task, mark, cause, message)
+        workers, policy = self._job.how.workers, self._job.how.errors
+        cause, message = describe_death(error, workers)
+        self._events.emit(
+            WorkerLost(
+                shard=shard,
+                part=number,
+                key=None if mark is None else self._key(mark.position),
+                num_rows=0 if mark is None else mark.num_rows,
+                timed_out=isinstance(cause, TaskTimeout),
+                message=message,
+            )
+        )
         if self._num_unbegun >= _MOST_UNBEGUN:
             raise error
-        if self._deaths[place] <= self._job.how.workers.max_retries or (mark is not None and mark.num_rows > 1):
+        if self._deaths[place] <= workers.max_retries or (mark is not None and mark.num_rows > 1):
             return  # once more; the rows of a block then run alone, and the next death shows which one it is
         if mark is None:
             raise error
@@ -751,45 +717,19 @@ class PartQueue:
             key=self._key(mark.position),
             error=type(cause).__name__,
             message=f"{type(cause).__name__}: {message}",
-            action=self._job.how.errors.action,
+            action=policy.action,
             attempts=self._deaths[place],
         )
-        if self._job.how.errors.action == "raise":
+        if policy.action == "raise":
             raise SampleError(failed.key, failed.message) from cause
         lost.append(failed)
-
-    def _report_death(
-        self,
-        task: Task,
-        mark: RowMark | None,
-        cause: TaskTimeout | WorkerDied,
-        message: str,
-    ) -> None:
-        if isinstance(task, PartSpec):
-            shard, part = task.shard, task.number
-        elif isinstance(task, UploadTask):
-            shard, part = task.shard, 0
-        else:
-            shard, part = task.name, len(task.parts) - 1
-        self._events.emit(
-            WorkerLost(
-                shard=shard,
-                part=part,
-                key=None if mark is None else self._key(mark.position),
-                num_rows=0 if mark is None else mark.num_rows,
-                timed_out=isinstance(cause, TaskTimeout),
-                message=message,
-            )
-        )
 
     def _key(self, position: int) -> str:
         return self._store.keys(self._store.order[position : position + 1])[0]
 
 
-def _each(result: Result) -> Iterator[Result]:
-    yield result
-    if isinstance(result, Receipt):
-        yield from result.others
+def _each(result: list[Receipt] | Sealed | StoredShard) -> Sequence[Result]:
+    return result if isinstance(result, list) else [result]
 
 
 def _listed(names: Sequence[str]) -> str:

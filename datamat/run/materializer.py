@@ -1,6 +1,6 @@
 """The `Materializer`: from raw samples to finished shards, on all cores.
 
-    index ──> rows on disk ──> plan ──> parts ──(largest first)──> workers: Materializer.write_part
+    index ──> rows on disk ──> plan ──> parts ──(largest first)──> workers: PartWorker.write_parts
                                                                        │ receipts, never pixels
     manifest <── index files <── shards, flushed and named <── parts joined in order <──┘
 
@@ -21,7 +21,7 @@ import pathlib
 # Each method imports what it needs: the class alone costs a program less than numpy does. Annotations name the same
 # as attributes of `datamat`, which loads them for `typing.get_type_hints`.
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import datamat
 from datamat.errors import OptionError, OutputError, SampleError, SourceError, fold, require_package
@@ -43,12 +43,9 @@ from datamat.values import frozen
 if TYPE_CHECKING:
     from datamat.folders import Folder
     from datamat.plan.job import Job
-    from datamat.run.dispatch import Tasks
-    from datamat.run.receipts import Sealed
     from datamat.run.repair import Wanted
     from datamat.run.report import RunReport
     from datamat.run.run import Mode
-    from datamat.run.worker import PartWorker
     from datamat.sources.mirror import SourceMirror
     from datamat.sources.url_files import UrlFiles
 
@@ -181,7 +178,6 @@ class Materializer:
             mirror=mirror,
             urls=self._given.urls(None, mirror) if writer.url_fields else None,
         )
-        self._part_worker: PartWorker | None = None  # of the copy that travels to the workers of a run
 
     def __repr__(self) -> str:
         return f"Materializer({self._job.writer_name!r}, {self._source_text!r}, {str(self._job.place)!r})"
@@ -335,7 +331,7 @@ class Materializer:
         Example:
             >>> Materializer("camvid", "CamVid", "out/camvid").run(workers=4, deadline="23h30m")   # doctest: +SKIP
         """
-        return start(self._made(RunOptions.of(options)), self._traveller)
+        return start(self._made(RunOptions.of(options)))
 
     @takes(*WORK_PARAMETERS)
     def finalize(self, *, existing: Existing = "update", **options: Unpack[WorkKeywords]) -> datamat.RunReport:
@@ -353,7 +349,7 @@ class Materializer:
         """
         how = RunOptions.of(options, "finalize", WorkKeywords.__annotations__)
         how = dataclasses.replace(how, existing=existing)
-        return start(self._made(how), self._traveller, mode="finalize")
+        return start(self._made(how), mode="finalize")
 
     def status(self) -> datamat.Status:
         """Return how far the output has got, and which shards `run` would rebuild, each with the reason.
@@ -441,7 +437,7 @@ class Materializer:
                 for problem in found.problems:
                     how.logger.warning("%s", problem)
                 wanted = prepare_repair(planned, found)
-            report = start(job, self._traveller, mode="repair", wanted=wanted)
+            report = start(job, mode="repair", wanted=wanted)
             if found.ok:
                 return report
         raise OutputError(f"{verify(output)}\nstill so after {_MOST_ROUNDS} repairs; test memory and disk")
@@ -469,7 +465,7 @@ class Materializer:
                 finish_publication(store)
                 wanted = prepare_stored_repair(job, store, found)
             try:
-                report = start(job, self._traveller, mode="repair", wanted=wanted)
+                report = start(job, mode="repair", wanted=wanted)
             except BaseException:
                 with contextlib.suppress(OutputError), locked(work / "lock"):
                     restore_damaged(store)
@@ -514,51 +510,9 @@ class Materializer:
 
         return find_provenance(self._job.store or open_folder(self._job.output), self._job.source, key)
 
-    def write_part(
-        self,
-        spec: Any,
-        lost: Any = None,
-        reused: Any = None,
-        run: str = "",
-        others: Any = (),
-    ) -> Any:
-        """Write one part of a shard: the bound method that a run dispatches to its workers.
-
-        Args:
-            spec: rows of a shard that make the part.
-            lost: rows to leave out as failed, because they end their worker. None for a part whose worker has not
-                died: only then are rows processed in blocks.
-            reused: rows whose records are taken from a finished shard; None where there are none.
-            run: mark of the run, whose parts may go straight onto the end of the shard's file; "" has this one lie
-                apart until the shard is sealed.
-            others: parts right behind it, which are written, too, unless they turn out to take long.
-
-        Returns:
-            The receipt, which is also on disk beside the part. It holds those of the others that are written.
-
-        Raises:
-            SampleError: a sample failed, and the policy is "raise".
-            OutputError: the part cannot be written.
-        """
-        if self._part_worker is None:
-            raise OptionError("write_part belongs to a run; call run(), which dispatches it")
-        return self._part_worker.write_part(spec, lost, reused, run, others)
-
-    def _seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
-        """Complete a shard whose parts are done: join those that lie apart, write the offsets, flush the files.
-
-        Args:
-            shard: name of the shard.
-            fingerprint: fingerprint of the shard.
-            num_parts: number of its parts.
-            run: mark of the run: workers of an earlier one stop.
-
-        Raises:
-            DamagedPartError: the bytes of a part are no longer those of its receipt.
-        """
-        if self._part_worker is None:
-            raise OptionError("_seal_shard belongs to a run; call run(), which dispatches it")
-        return self._part_worker._seal_shard(shard, fingerprint, num_parts, run)
+    def write_part(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise `OptionError`: parts belong to a run, whose workers write them."""
+        raise OptionError("write_part belongs to a run; call run(), which dispatches it")
 
     def _made(self, how: RunOptions) -> Job:
         """Return the job, as it is made in one call."""
@@ -590,16 +544,6 @@ class Materializer:
         urls = given.urls(how.scratch, mirror) if writer.url_fields else None
         return dataclasses.replace(job, store=store, output=folder, urls=urls)
 
-    def _traveller(self, job: Job) -> Materializer:
-        """Return what travels to the workers of a run: a copy with the part worker of that run."""
-        from datamat.run.worker import PartWorker
-
-        traveller = copy.copy(self)  # its part worker is for this run only: what workers keep must not outlive it
-        traveller._part_worker = PartWorker(job, job.work / "rows")
-        traveller._job = traveller._part_worker.job
-        del traveller._given  # the source may be an iterator or a connection; workers have its rows
-        return traveller
-
 
 DATASET_PARAMETERS = tuple(
     one
@@ -628,7 +572,6 @@ class _Given:
 
 def start(
     job: Job,
-    tasks_of: Callable[[Job], Tasks],
     *,
     mode: Mode = "make",
     lease_s: float | None = None,
@@ -638,7 +581,6 @@ def start(
 
     Args:
         job: the job, with its options checked and resolved.
-        tasks_of: returns the bound methods that travel to the workers of a job; they find the rows in `.datamat/rows`.
         mode: what the run is for.
         lease_s: how long another task may seem dead, in seconds, before this one takes its shards; None for a minute.
         wanted: what must come out, of a repair.
@@ -657,8 +599,8 @@ def start(
     with warned_once(), signals_raised():
         try:
             if how.task_index is None or how.num_tasks is None:
-                return run_job(job, tasks_of(job), mode=mode, wanted=wanted or NOTHING_WANTED)
-            return run_task(job, tasks_of, TaskNumber(how.task_index, how.num_tasks, lease_s or LEASE_S))
+                return run_job(job, mode=mode, wanted=wanted or NOTHING_WANTED)
+            return run_task(job, TaskNumber(how.task_index, how.num_tasks, lease_s or LEASE_S))
         except SampleError as error:
             fold(error)
             raise error.with_traceback(None)  # noqa: B904 -- it is the same error

@@ -595,11 +595,13 @@ class SharedByParts:
     Args:
         job: the job, without what stays with the caller.
         folder: folder of the rows; beside it are the parts.
+        run: mark of the run.
         opened: notes the files that this process opens, until the end of its first part; None notes nothing.
         appends: whether parts may go straight into the shards' files.
     """
 
-    def __init__(self, job: Job, folder: pathlib.Path, opened: OpenedFiles | None, *, appends: bool) -> None:
+    def __init__(self, job: Job, folder: pathlib.Path, run: str, opened: OpenedFiles | None, *, appends: bool) -> None:
+        self._run = run
         self._appends = appends
         self.store = RowStore(folder)
         self.work = folder.parent
@@ -624,13 +626,11 @@ class SharedByParts:
             self._no_limit = (hard, hard)
             limit_memory(job.how.workers.max_rss)
 
-    def write_part(
-        self, spec: PartSpec, lost: Sequence[FailedRow] | None, reused: ReusedRows | None, run: str
-    ) -> Receipt:
-        """Write a part, and return its receipt."""
+    def write_part(self, spec: PartSpec, lost: Sequence[FailedRow] | None, reused: ReusedRows | None) -> Receipt:
+        """Write a part, and return its receipt; see `PartWorker.write_parts`."""
         watch = RowWatch(self._workers.sample_timeout_s)
-        made = PartWriter(self.work, spec, self._formats, self._columns, run, appends=self._appends)
-        if run and not self._appends and (first := made.first()):
+        made = PartWriter(self.work, spec, self._formats, self._columns, self._run, appends=self._appends)
+        if not self._appends and (first := made.first()):
             return first  # of a worker that was lost after it
         try:
             with self._lock, global_state_kept(), watch, made as writer, noting_files() as notes:

@@ -189,7 +189,6 @@ class Receipt:
         is_repeated: whether an engine made the call again, after another worker had completed the part; not stored on
             disk.
         trace: when and where it was made; not stored on disk.
-        others: receipts of the parts behind it that the same call has made; not stored on disk.
     """
 
     shard: str
@@ -215,7 +214,6 @@ class Receipt:
     sealed: Sealed | None = None
     is_repeated: bool = False
     trace: PartTrace | None = None
-    others: tuple[Receipt, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -259,15 +257,7 @@ class Receipt:
     def to_json(self) -> dict[str, Any]:
         """Return what the part leaves on disk."""
         value = dataclasses.asdict(self)
-        for name in (
-            "undeclared",
-            "memos",
-            "remarks",
-            "sealed",
-            "is_repeated",
-            "trace",
-            "others",
-        ):  # they concern this run only
+        for name in ("undeclared", "memos", "remarks", "sealed", "is_repeated", "trace"):  # they concern this run only
             del value[name]
         return value
 

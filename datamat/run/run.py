@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from datamat.plan.changes import ReusedRows
     from datamat.plan.job import Job, PlannedJob
     from datamat.plan.plan import PartSpec, ShardSpec
-    from datamat.run.dispatch import Feed, Tasks
     from datamat.run.receipts import Receipt
     from datamat.run.repair import Wanted
     from datamat.run.report import RunReport
@@ -107,13 +106,12 @@ _MOST_DAMAGED = 3  # times that one part may turn out damaged before it is no ac
 
 
 def run_job(
-    job: Job, tasks: Tasks, *, mode: Mode = "make", task: TaskNumber | None = None, wanted: Wanted = NOTHING_WANTED
+    job: Job, *, mode: Mode = "make", task: TaskNumber | None = None, wanted: Wanted = NOTHING_WANTED
 ) -> RunReport:
     """Lock the output, index the source, make the plan, and run it.
 
     Args:
         job: the job, with its options checked and resolved.
-        tasks: the bound methods that travel to the workers; they find the rows in `.datamat/rows`.
         mode: what the run is for.
         task: which of several tasks that share the output this is; None for the only one.
         wanted: what must come out, of a repair.
@@ -126,7 +124,7 @@ def run_job(
         if task is None:
             session.refuse_if_alive(job.how.logger)
         with opened_output(job) as remote:
-            report = _run_locked(job, tasks, mode, remote, session, began, wanted)
+            report = _run_locked(job, mode, remote, session, began, wanted)
             if remote is not None and session.is_there and report.is_complete:
                 session.take_ledgers(job.work)
         # Once the ledger is uploaded. What tasks have made on a disk is moved by now, whatever this run still lacks.
@@ -139,7 +137,6 @@ def run_job(
 
 def _run_locked(
     job: Job,
-    tasks: Tasks,
     mode: Mode,
     remote: RemoteOutput | None,
     session: TaskSession,
@@ -181,7 +178,7 @@ def _run_locked(
                 planned.plan.groups,
             )
         events.emit(PlanMade.of(planned.plan, planned.chosen))
-        return Run(planned, tasks, events, remote, mode=mode, seen=seen, wanted=wanted).execute()
+        return Run(planned, events, remote, mode=mode, seen=seen, wanted=wanted).execute()
 
 
 class Run:
@@ -189,7 +186,6 @@ class Run:
 
     Args:
         planned: the job, its rows and its plan.
-        tasks: the bound methods that travel to the workers.
         events: passes what happens on to ledger, report and hooks.
         remote: the output in its store, of which `.output` is the scratch folder; None for a local output.
         claims: what this task takes, where several share an output, of which `.output` is the task's folder.
@@ -201,7 +197,6 @@ class Run:
     def __init__(
         self,
         planned: PlannedJob,
-        tasks: Tasks,
         events: RunEvents,
         remote: RemoteOutput | None = None,
         claims: TaskClaims | None = None,
@@ -224,12 +219,12 @@ class Run:
         self._limit = ErrorLimit(job.how.errors, sum(shard.num_rows for shard in planned.chosen), job.remedies)
         self._queue = PartQueue(
             job,
-            tasks,
             planned.store,
             run=begin_run(job.work),
             disk=DiskLimit(job.output, job.how.max_disk, num_formats=len(job.formats)),
             events=events,
             digests=planned.digests,
+            claims=claims,
         )
         self._reused: dict[str, ReusedRows] = {}
         self._builders: dict[str, ShardBuilder] = {}  # of the chosen shards, where anything is to be done
@@ -409,8 +404,8 @@ class Run:
         builders = [builder for name, builder in self._builders.items() if name not in there]
         self._take_results([part for builder in builders for part in builder.missing()])
 
-    def _take_results(self, parts: Sequence[PartSpec], feed: Feed | None = None) -> None:
-        with contextlib.closing(self._queue.of(parts, self._reused, feed)) as results:
+    def _take_results(self, parts: Sequence[PartSpec], more: Callable[[], Sequence[PartSpec]] | None = None) -> None:
+        with contextlib.closing(self._queue.of(parts, self._reused, more)) as results:
             for result in results:
                 check_lock(self._work)
                 if isinstance(result, StoredShard):
@@ -422,10 +417,17 @@ class Run:
 
     def _make_claimed(self, claims: TaskClaims) -> None:
         """Make what this task can take of an output that it shares, until the shards of all tasks are there."""
-        feed = _ClaimedParts(claims, self._claimed)
+
+        def more() -> list[PartSpec]:
+            """Return the parts of the next shard that lacks any; none where there is no shard to take now."""
+            while shard := claims.take():
+                if parts := self._claimed(shard):
+                    return parts
+            return []
+
         while not claims.is_over and not self._queue.stopped:
-            parts = feed.more()
-            self._take_results(parts, feed)
+            parts = more()
+            self._take_results(parts, more)
             if self._queue.stopped or claims.are_all_done:
                 break
             if parts:
@@ -733,35 +735,6 @@ class Run:
         for name, files in read_entries(folder).items():
             if name not in names:
                 remove_waiting(folder, files)
-
-
-class _ClaimedParts:
-    """The parts of one shard after the other, each taken when the workers have no other.
-
-    Args:
-        claims: what this task takes.
-        parts: returns the parts to make of a shard that was just taken.
-    """
-
-    def __init__(self, claims: TaskClaims, parts: Callable[[ShardSpec], list[PartSpec]]) -> None:
-        self._claims = claims
-        self._parts = parts
-
-    @property
-    def pause_s(self) -> float:
-        """Seconds after which to call `beat` again."""
-        return self._claims.pause_s
-
-    def beat(self) -> None:
-        """Show that this task is alive."""
-        self._claims.beat()
-
-    def more(self) -> list[PartSpec]:
-        """Return the parts of the next shard that lacks any; none where there is no shard to take now."""
-        while shard := self._claims.take():
-            if parts := self._parts(shard):
-                return parts
-        return []
 
 
 def _check_conserved(shard: ShardSpec, receipt: Receipt, store: RowStore) -> None:

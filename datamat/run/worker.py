@@ -1,6 +1,6 @@
 """What travels to a worker, and writes parts there: the state that it brings, and what all parts of a process share.
 
-PartWorker.write_part ──> SharedByParts: files, locks, limits ──> PartTask: the rows ──> PartWriter ──> receipt
+PartWorker.write_parts ──> SharedByParts: files, locks, limits ──> PartTask: the rows ──> PartWriter ──> receipts
 """
 
 from __future__ import annotations
@@ -75,11 +75,13 @@ class PartWorker:
     Args:
         job: the job, with its options checked and resolved.
         folder: folder of the rows; beside it are the parts.
+        run: mark of the run, whose parts may go straight onto the end of the shard's file; "" for no run.
     """
 
-    def __init__(self, job: Job, folder: pathlib.Path) -> None:
+    def __init__(self, job: Job, folder: pathlib.Path, run: str = "") -> None:
         self.job = job.for_workers()
         self.folder = folder
+        self._run = run
         self._near = job.neighbourhood()
         self._is_own_pool = job.how.executor is None
         self._has_travelled = False
@@ -144,37 +146,46 @@ class PartWorker:
         if isinstance(source, (str, os.PathLike)) and "://" not in os.fspath(source) and not os.path.lexists(source):
             raise SourceError(f"a worker on {host} does not see {source}; mount it at this path on every host")
 
-    def write_part(
-        self,
-        spec: PartSpec,
-        lost: Sequence[FailedRow] | None = None,
-        reused: ReusedRows | None = None,
-        run: str = "",
-        others: Sequence[PartSpec] = (),
-    ) -> Receipt:
-        """Write a part; see `Materializer.write_part`."""
+    def write_parts(
+        self, parts: Sequence[PartSpec], lost: Sequence[FailedRow] | None, reused: ReusedRows | None
+    ) -> list[Receipt]:
+        """Write parts that follow each other in a shard: the first, and the others unless they turn out to take long.
+
+        Args:
+            parts: runs of rows of the shard.
+            lost: rows to leave out as failed, because they end their worker. None for a part whose worker has not
+                died: only then are rows processed in blocks.
+            reused: rows whose records are taken from a finished shard; None where there are none.
+
+        Returns:
+            The receipts of the parts that are written, which are also on disk beside them.
+
+        Raises:
+            SampleError: a sample failed, and the policy is "raise".
+            OutputError: a part cannot be written.
+        """
         self._switches.set()  # some libraries have theirs by thread
         shared = self._shared.get(os.getpid())
         if shared is None:
-            self._arrive(run)
+            self._arrive()
             opened = OpenedFiles(self._near) if is_worker() else None
             if opened is not None:
                 opened.start()
             self.job.records.setup_worker()
             # In one step, without a lock that a fork could find taken: threads that meet here get the same object.
-            made = SharedByParts(self.job, self.folder, opened, appends=self._is_own_pool)
+            made = SharedByParts(self.job, self.folder, self._run, opened, appends=self._is_own_pool)
             shared = self._shared.setdefault(os.getpid(), made)
         until = time.monotonic() + 2 * LEAST_CALL_S
-        receipt = shared.write_part(spec, lost, reused, run)
-        more: list[Receipt] = []
-        for other in others:
+        receipts = [shared.write_part(parts[0], lost, reused)]
+        for part in parts[1:]:
             if time.monotonic() > until:  # then other workers should have the rest
                 break
-            more.append(shared.write_part(other, None, None, run))
-        remarks = (*receipt.remarks, self._remark) if self._remark else receipt.remarks
-        return dataclasses.replace(receipt, remarks=remarks, others=tuple(more))
+            receipts.append(shared.write_part(part, None, None))
+        if self._remark:
+            receipts[0] = dataclasses.replace(receipts[0], remarks=(*receipts[0].remarks, self._remark))
+        return receipts
 
-    def _arrive(self, run: str) -> None:
+    def _arrive(self) -> None:
         """Settle, and in a worker of an engine look for the output; before anything is written.
 
         Raises:
@@ -185,15 +196,19 @@ class PartWorker:
         work = self.folder.parent
         if not self._is_own_pool and is_worker():
             set_up_process()
-        if not self._is_own_pool and run and not (work / "shards" / "run").exists():
+        if not self._is_own_pool and not (work / "shards" / "run").exists():
             raise OutputError(
                 f"a worker on {socket.gethostname()} does not see {work}; mount the output at this path on every host"
             )
 
-    def _seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
-        """Complete a shard whose parts are done; the other bound method of a run."""
-        self._arrive(run)  # it may be the first call here
-        growing = GrowingShard(self.folder.parent, shard, fingerprint, self.job.formats, num_parts, run)
+    def seal_shard(self, shard: str, fingerprint: str, num_parts: int) -> Sealed:
+        """Complete a shard whose parts are done: join those that lie apart, write the offsets, flush the files.
+
+        Raises:
+            DamagedPartError: the bytes of a part are no longer those of its receipt.
+        """
+        self._arrive()  # it may be the first call here
+        growing = GrowingShard(self.folder.parent, shard, fingerprint, self.job.formats, num_parts, self._run)
         return growing.seal(is_alone=self._is_own_pool)
 
 
