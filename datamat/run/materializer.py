@@ -10,7 +10,6 @@ Whatever stops a run, the next one takes over each finished part and continues f
 from __future__ import annotations
 
 import collections.abc
-import contextlib
 import copy
 import dataclasses
 import glob
@@ -24,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import datamat
-from datamat.errors import OptionError, OutputError, SampleError, SourceError, fold, require_package
+from datamat.errors import OptionError, SampleError, SourceError, fold, require_package
 from datamat.options import (
     RUN_PARAMETERS,
     WORK_PARAMETERS,
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["DATASET_PARAMETERS", "Materializer", "output_place", "start"]
-
-_MOST_ROUNDS = 4  # of a repair: what one round repairs may have hidden more damage from `verify`
 
 
 class Materializer:
@@ -415,65 +412,10 @@ class Materializer:
                 source no longer gives the bytes that were there: all else is repaired then, and the manifest stays.
             SampleError, SourceError, OutputLockedError: as for `run`.
         """
-        from datamat.directory.files import locked
-        from datamat.directory.publication import finish_publication
-        from datamat.directory.verify import verify
-        from datamat.folders import LocalFolder
-        from datamat.run.repair import prepare_repair
+        from datamat.run.repair import repair
 
         how = RunOptions.of(options, "repair", WorkKeywords.__annotations__)
-        how = dataclasses.replace(how, existing="replace")
-        job = self._made(how)
-        if job.store is not None:
-            return self._repair_stored(job, job.store)
-        output, work = job.output, _repairable(job)
-        report = None
-        for _ in range(_MOST_ROUNDS):
-            with job.planned() as planned, locked(work / "lock"):
-                finish_publication(LocalFolder(output))
-                found = verify(output)
-                if report is not None and found.ok:
-                    return report
-                for problem in found.problems:
-                    how.logger.warning("%s", problem)
-                wanted = prepare_repair(planned, found)
-            report = start(job, mode="repair", wanted=wanted)
-            if found.ok:
-                return report
-        raise OutputError(f"{verify(output)}\nstill so after {_MOST_ROUNDS} repairs; test memory and disk")
-
-    def _repair_stored(self, job: Job, store: Folder) -> datamat.RunReport:
-        from datamat.directory.files import locked
-        from datamat.directory.publication import finish_publication
-        from datamat.directory.verify import examine
-        from datamat.run.repair import prepare_stored_repair, restore_damaged
-        from datamat.run.run import work_folder
-        from datamat.run.slices import session_of
-
-        work, logger = work_folder(job.output), job.how.logger
-        session_of(job).refuse_if_alive(logger)
-        with locked(work / "lock"):
-            restore_damaged(store)  # of a repair that was killed
-        report = None
-        for _ in range(_MOST_ROUNDS):
-            found = examine(store, deep=False, recomputed=None)
-            if report is not None and found.ok:
-                return report
-            for problem in found.problems:
-                logger.warning("%s: %s", store, problem)
-            with locked(work / "lock"):
-                finish_publication(store)
-                wanted = prepare_stored_repair(job, store, found)
-            try:
-                report = start(job, mode="repair", wanted=wanted)
-            except BaseException:
-                with contextlib.suppress(OutputError), locked(work / "lock"):
-                    restore_damaged(store)
-                raise
-            if found.ok:
-                return report
-        found = examine(store, deep=False, recomputed=None)
-        raise OutputError(f"{found}\nstill so after {_MOST_ROUNDS} repairs; test memory, network and store")
+        return repair(self._made(dataclasses.replace(how, existing="replace")))
 
     def replay(self, key: str, copy: int = 0) -> dict[str, Any]:
         """Return the sample that a run stores for a row and copy, decoded, by processing that row here and now.
@@ -608,34 +550,6 @@ def start(
             raise interrupted(
                 f"interrupted; what is finished in {job.place} is kept, and {job.remedies.again} continues from there"
             ) from None
-
-
-_FILES_OF_WORK = ("lock", "inputs", "ledger.jsonl", "names.json", "sidecars.json")
-"""Files of `.datamat` that every run reads or writes; nobody can hold a lock that is none."""
-
-
-def _repairable(job: Job) -> pathlib.Path:
-    """Return the `.datamat` folder of an output; move aside what is in the way of its files and of index files."""
-    from datamat.directory.files import WORK, locked, refuse_links
-    from datamat.directory.manifest import INDEX_FOLDER
-    from datamat.run.repair import set_aside
-    from datamat.run.run import work_folder
-
-    output, work, index = job.output, job.work, job.output / INDEX_FOLDER
-    for name in _FILES_OF_WORK if work.is_dir() else ():
-        if os.path.lexists(work / name) and not (work / name).is_file():
-            refuse_links(work)
-            set_aside(output, work, f"{WORK}/{name}")
-    is_folder = index.is_dir() and not index.is_symlink()
-    found = [f"{INDEX_FOLDER}/{path.name}" for path in index.iterdir()] if is_folder else [INDEX_FOLDER]
-    wrong = [name for name in found if os.path.islink(output / name) or is_folder == (output / name).is_dir()]
-    wrong = [name for name in wrong if os.path.lexists(output / name)]
-    if wrong and work.is_dir():
-        refuse_links(work)
-        with locked(work / "lock"):
-            for name in wrong:
-                set_aside(output, work, name)
-    return work_folder(output)
 
 
 def output_place(

@@ -10,6 +10,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from datamat.directory.counts import Counts
 from datamat.directory.failures import failures_in
 from datamat.directory.files import (
     WORK,
@@ -61,7 +62,7 @@ from datamat.run.upload import StoredShard, UploadTask, opened_output
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import numpy as np
 
@@ -277,10 +278,6 @@ class Run:
         listed = () if self._before is None else self._listed.get(shard.name, ())
         return ShardBuilder(self._work, self._output, shard, self._job.formats, self._inputs, listed)
 
-    def _in_order(self) -> list[ShardFiles]:
-        """Return the files of each finished shard, in the order of the plan."""
-        return [self._finished[shard.name] for shard in self._plan.shards if shard.name in self._finished]
-
     def _is_up_to_date(self) -> bool:
         """Return whether the last finished run left exactly what the plan says; if not, note what it left."""
         try:
@@ -306,15 +303,13 @@ class Run:
             and not any(missing_files(self._output, info) for info in files)
             and self._inputs.stand(wanted[name], files)
         }
-        self._refuse_left_out({name: files for name, files in fresh.items() if files[0].num_failed})
+        self._refuse_left_out(list(fresh.values()))
         self._inputs.save()
         indexed = {name for split in self._plan.splits for name in (index_file(split), keys_file(split))}
         has_index = indexed == manifest.index_infos.keys()
         has_index = has_index and all(info.is_there(self._output) for info in manifest.index)
         if len(fresh) == len(wanted) == len(known) and has_index:
-            infos = [files[0] for files in fresh.values()]
-            num_failed = sum(info.num_failed for info in infos)
-            self._limit.add(sum(info.num_rows for info in infos) - num_failed, num_failed)
+            self._limit.add(Counts.of(*(files[0] for files in fresh.values())))
             for name, files in fresh.items():
                 self._set_finished(wanted[name], files, is_reused=True)
             return True
@@ -333,23 +328,24 @@ class Run:
         if self._remote is not None:
             self._remote.delete(withdrawn)
 
-    def _refuse_left_out(self, shards: Mapping[str, ShardFiles], rows: Sequence[FailedRow] = ()) -> None:
+    def _refuse_left_out(self, shards: Sequence[ShardFiles], rows: Sequence[FailedRow] = ()) -> None:
         """Refuse to take over work that lacks some rows, where the policy wants all of them.
 
         Args:
-            shards: finished shards of the present plan in which rows failed.
+            shards: finished shards of the present plan.
             rows: rows that failed in finished parts of other shards.
 
         Raises:
             IncompleteRunError: names rows.
         """
-        num_failed = sum(files[0].num_failed for files in shards.values()) + len({row.key for row in rows})
+        lacking = [files[0] for files in shards if files[0].num_failed]
+        num_failed = sum(info.num_failed for info in lacking) + len({row.key for row in rows})
         if not self._wants_all or not num_failed:
             return
         keys = [row.key for row in rows]
         with contextlib.suppress(OSError, CorruptDataError):
             lines = read_ledger(self._work / LEDGER_FILE, without="part_committed")
-            keys += [failure.key for failure in failures_in(lines, [files[0] for files in shards.values()])]
+            keys += [failure.key for failure in failures_in(lines, lacking)]
         shown = "; ".join(keys[:_MOST_NAMED])
         if num_failed > _MOST_NAMED <= len(keys):
             shown += f"; and {num_failed - _MOST_NAMED} more"
@@ -364,7 +360,7 @@ class Run:
     def _set_finished(self, shard: ShardSpec, files: ShardFiles, *, is_reused: bool) -> None:
         self._finished[shard.name] = files
         if self._claims is not None:
-            self._events.sync()  # before the shard counts
+            self._events.ledger.sync()  # before the shard counts
             self._claims.finish(shard.name, StoredShard(files) if self._remote is None else self._remote.stored(files))
         self._events.emit(ShardFinished.of(shard, files, is_reused=is_reused, is_held=shard.name in self._waiting))
 
@@ -393,27 +389,33 @@ class Run:
         self._discard_waiting_of_other_plans()
         has_others = self._has_others() or (self._remote is not None and self._remote.has_others)
         self._replaces = self._before is None and has_others
-        for builder in self._builders.values():
+        self._take_results(self._missing(list(self._builders.values())))
+
+    def _missing(self, builders: Sequence[ShardBuilder]) -> list[PartSpec]:
+        """Take over what earlier runs left of shards; return the parts to make."""
+        for builder in builders:
             self._resume(builder)
         self._inputs.save()
         there = self._finished | {name: files for name, (_, _, files, _) in self._uploads.items()}
         self._refuse_left_out(
-            {name: files for name, files in there.items() if files[0].num_failed},
-            [row for builder in self._builders.values() for receipt in builder.taken() for row in receipt.failed],
+            [there[builder.spec.name] for builder in builders if builder.spec.name in there],
+            [row for builder in builders for receipt in builder.taken() for row in receipt.failed],
         )
-        builders = [builder for name, builder in self._builders.items() if name not in there]
-        self._take_results([part for builder in builders for part in builder.missing()])
+        return [part for builder in builders if builder.spec.name not in there for part in builder.missing()]
 
     def _take_results(self, parts: Sequence[PartSpec], more: Callable[[], Sequence[PartSpec]] | None = None) -> None:
         with contextlib.closing(self._queue.of(parts, self._reused, more)) as results:
             for result in results:
                 check_lock(self._work)
-                if isinstance(result, StoredShard):
-                    self._take_uploaded(result)
-                elif isinstance(result, Sealed):
-                    self._take_sealed(result)
-                else:
-                    self._take(result)
+                match result:
+                    case StoredShard():
+                        self._take_uploaded(result)
+                    case Sealed(damaged=None):
+                        self._publish(self._builders[result.shard], result)
+                    case Sealed(damaged=DamagedPartError() as error):
+                        self._queue.again(self._forgotten(self._builders[result.shard], error))
+                    case _:
+                        self._take(result)
 
     def _make_claimed(self, claims: TaskClaims) -> None:
         """Make what this task can take of an output that it shares, until the shards of all tasks are there."""
@@ -421,7 +423,8 @@ class Run:
         def more() -> list[PartSpec]:
             """Return the parts of the next shard that lacks any; none where there is no shard to take now."""
             while shard := claims.take():
-                if parts := self._claimed(shard):
+                builder = self._builders[shard.name] = self._builder(shard)
+                if parts := self._missing([builder]):
                     return parts
             return []
 
@@ -439,25 +442,12 @@ class Run:
             time.sleep(claims.pause_s)  # the shards that are left are with others, whose number is watched
         self._inputs.save()
 
-    def _claimed(self, shard: ShardSpec) -> list[PartSpec]:
-        """Return the parts to make of a shard that this task has just taken."""
-        builder = self._builders[shard.name] = self._builder(shard)
-        self._resume(builder)
-        there = {shard.name: self._finished[shard.name]} if shard.name in self._finished else {}
-        if shard.name in self._uploads:
-            there[shard.name] = self._uploads[shard.name][2]
-        self._refuse_left_out(
-            {name: files for name, files in there.items() if files[0].num_failed},
-            [row for receipt in builder.taken() for row in receipt.failed],
-        )
-        return [] if there else list(builder.missing())
-
     def _resume(self, builder: ShardBuilder) -> None:
         """Take over what an earlier run left of a shard."""
         shard = builder.spec
         files = self._found(builder)
         if files is not None and self._stands(files):
-            self._limit.add(files[0].num_rows - files[0].num_failed, files[0].num_failed)
+            self._limit.add(files[0])
             self._set_complete(shard, files, is_reused=True)
             return
         self._waiting.discard(shard.name)
@@ -467,7 +457,7 @@ class Run:
                 self._reused[shard.name] = reused
                 self._inputs.records(shard.start, shard.stop)  # workers find their digests in the store
         for receipt in builder.resume(with_failed=not self._retries):
-            self._limit.add(receipt.num_done + receipt.num_dropped, len(receipt.failed), receipt.failed)
+            self._limit.add(receipt, receipt.failed)
             self._events.emit_part(receipt, is_resumed=True)  # the run that made it may not have recorded its rows
         if builder.is_complete:
             self._queue.seal(shard)
@@ -491,7 +481,7 @@ class Run:
         self._events.emit_part(receipt, is_resumed=False)
         for key in self._recovered(receipt, builder.spec.split):
             self._events.emit(SampleRecovered(shard=receipt.shard, key=key))
-        self._limit.add(receipt.num_done + receipt.num_dropped, len(receipt.failed), receipt.failed)
+        self._limit.add(receipt, receipt.failed)
         builder.add(receipt)
         if not builder.is_complete:
             return  # also where it is sealed: the worker of another part has left its receipt, and is yet to return it
@@ -499,13 +489,6 @@ class Run:
             self._publish(builder, receipt.sealed)
         else:
             self._queue.seal(builder.spec)
-
-    def _take_sealed(self, sealed: Sealed) -> None:
-        builder = self._builders[sealed.shard]
-        if sealed.damaged is not None:
-            self._queue.again(self._forgotten(builder, sealed.damaged))
-        else:
-            self._publish(builder, sealed)
 
     def _forgotten(self, builder: ShardBuilder, error: DamagedPartError) -> list[PartSpec]:
         """Forget a part that was damaged between its worker and the shard; return the parts to make again."""
@@ -518,8 +501,8 @@ class Run:
             ) from error
         taken = {receipt.number: receipt for receipt in builder.taken()}
         parts = builder.forget(error)
-        for receipt in (taken[part.number] for part in parts):
-            self._limit.add(-receipt.num_done - receipt.num_dropped, -len(receipt.failed))
+        for part in parts:
+            self._limit.remove(taken[part.number])
         numbers = tuple(part.number for part in parts)
         self._events.emit(PartDamaged(shard=name, part=error.number, again=numbers, message=str(error)))
         return parts
@@ -538,7 +521,7 @@ class Run:
 
     def _publish(self, builder: ShardBuilder, sealed: Sealed) -> None:
         if any(receipt.failed or receipt.dropped for receipt in builder.taken()):
-            self._events.sync()  # once the shard is finished, only the ledger says which rows it lacks
+            self._events.ledger.sync()  # once the shard is finished, only the ledger says which rows it lacks
         files = builder.complete(sealed)
         try:
             files = self._judge(files)
@@ -557,7 +540,7 @@ class Run:
         """Return the entries of a shard, before it gets its name; raise where it is not what a repair wants."""
         self._wanted.judge(files)
         keys = [row.key for receipt in self._builders[files[0].name].taken() for row in receipt.failed]
-        self._events.record_lack(files[0], keys)
+        self._events.ledger.record_lack(files[0], keys)
         # Of equal bytes the same is known: parts that a repair has kept are not encoded again.
         return tuple(
             dataclasses.replace(info, statistics=info.statistics or known.statistics)
@@ -608,7 +591,7 @@ class Run:
             ):
                 self._set_finished(shard, files, is_reused=True)
         self._limit.check_end()
-        finished = self._in_order()
+        finished = [self._finished[shard.name] for shard in self._plan.shards if shard.name in self._finished]
         check_lock(self._work)
         is_complete = self._is_complete(finished)
         if is_complete:
