@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOT_MADE",
+    "Comparison",
     "PlannedShard",
     "ReusedRows",
     "ShardChange",
@@ -58,9 +59,7 @@ __all__ = [
     "index_reader",
     "known_shards",
     "lost_files",
-    "main_reasons",
     "missing_files",
-    "num_changed_rows",
     "open_reused",
     "parse_snapshot",
     "read_snapshot",
@@ -71,8 +70,6 @@ __all__ = [
 ]
 
 # ---------------------------------------------------------------- records that are reused
-#
-# Records that are copied unchanged from a finished shard while other rows of it are tried again.
 
 
 _MOST_BYTES = 1 << 32  # of offsets
@@ -208,8 +205,6 @@ def parse_snapshot(value: Any) -> list[PlannedShard] | None:
 
 # ---------------------------------------------------------------- what would be made again, and why
 #
-# What `run` would make again, and why: the finished directory compared with the rows and options as they are now.
-#
 #     manifest      fingerprint of each shard, digests of the ingredients ──┐
 #     index files   each row: fields, size and digest of its files ─────────┼──> (shard, reasons)
 #     plan, rows    the same, of today ─────────────────────────────────────┘
@@ -273,7 +268,7 @@ def find_changes(planned: PlannedJob) -> list[ShardChange]:
     """
     manifest, known = known_shards(planned.job.output, planned.job.work)
     waiting = waiting_shards(planned.job.work, planned.plan.shards)
-    comparison = None if manifest is None else _Comparison(planned, manifest)
+    comparison = None if manifest is None else Comparison(planned, manifest)
     found = []
     for shard in planned.plan.shards:
         files = known.get(shard.name, ())
@@ -289,30 +284,6 @@ def find_changes(planned: PlannedJob) -> list[ShardChange]:
         if reasons:
             found.append(ShardChange(shard.name, tuple(reasons)))
     return found
-
-
-def main_reasons(planned: PlannedJob, manifest: Manifest, shards: Sequence[ShardSpec]) -> list[str]:
-    """Return why shards are no longer as the plan has them, each reason once; the index is read only if need be.
-
-    Args:
-        planned: source and options as they are now, and the directory.
-        manifest: manifest of the last finished run.
-        shards: shards of the plan that are on disk in another form.
-    """
-    comparison = _Comparison(planned, manifest)
-    return list(dict.fromkeys(reason for shard in shards for reason in comparison.main_reasons(shard)))
-
-
-def num_changed_rows(planned: PlannedJob, manifest: Manifest, shards: Sequence[ShardSpec]) -> list[int]:
-    """Return how many rows of each shard need new records, where those of all others are reused.
-
-    Args:
-        planned: source and options as they are now, and the directory.
-        manifest: manifest of the last finished run.
-        shards: shards of the plan to count the rows of.
-    """
-    comparison = _Comparison(planned, manifest)
-    return [comparison.num_changed_rows(shard) for shard in shards]
 
 
 def find_loss(planned: PlannedJob, known: Mapping[str, ShardFiles]) -> str:
@@ -458,8 +429,13 @@ def lost_files(output: pathlib.Path, work: pathlib.Path, info: ShardInfo) -> lis
     return found
 
 
-class _Comparison:
-    """The last finished run compared with the rows, plan and digests of today."""
+class Comparison:
+    """The last finished run compared with the rows, plan and digests of today.
+
+    Args:
+        planned: source and options as they are now, and the directory.
+        manifest: manifest of the last finished run.
+    """
 
     def __init__(self, planned: PlannedJob, manifest: Manifest) -> None:
         self._output = planned.job.output
@@ -470,18 +446,13 @@ class _Comparison:
         self._inputs = planned.inputs
         self._index = index_reader(self._output, manifest)
 
-    def reasons(self, shard: ShardSpec) -> list[str]:
-        """Return why a shard would be made again."""
+    def reasons(self, shard: ShardSpec, *, is_brief: bool = False) -> list[str]:
+        """Return why a shard would be made again; in brief, its own rows only where nothing changed for all shards."""
         found = self._changed_layout(shard)
         if not found:
-            options = self._changed_options(shard)
-            found = [*options, *self._changed_rows(shard, is_why=not options)]
-        return found or ["the order of its rows changed"]
-
-    def main_reasons(self, shard: ShardSpec) -> list[str]:
-        """Return why a shard would be made again: what changed for all shards, or else its own rows."""
-        found = self._changed_layout(shard) or self._changed_options(shard)
-        found = found or self._changed_rows(shard, is_why=True)
+            found = self._changed_options(shard)
+            if not (found and is_brief):
+                found = [*found, *self._changed_rows(shard, is_why=not found)]
         return found or ["the order of its rows changed"]
 
     def _changed_layout(self, shard: ShardSpec) -> list[str]:
@@ -503,7 +474,7 @@ class _Comparison:
         return reasons
 
     def num_changed_rows(self, shard: ShardSpec) -> int:
-        """Return how many rows of a shard changed: all of them where options did."""
+        """Return how many rows of a shard need new records, where those of all others are reused."""
         if self._changed_layout(shard) or self._changed_options(shard):
             return shard.num_rows
         try:

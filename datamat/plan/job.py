@@ -65,8 +65,6 @@ __all__ = [
 
 # ---------------------------------------------------------------- ingredients
 #
-# What decides the bytes of a shard beside its rows: each ingredient with a digest, so that a change has a name.
-#
 #     writer, features, format, packages, seed   of every split: the seed decides the order of rows, and what read draws
 #     transform, packages of the drawing         of the splits that are augmented
 #     copies                                     of the one split
@@ -362,8 +360,6 @@ def _in_words(package: str) -> str:
 
 
 # ---------------------------------------------------------------- recipe
-#
-# What decides the output of a run: the same job and the same source give the same bytes, whoever runs it.
 
 
 def resolve_formats(given: Any, features: Features) -> tuple[ShardFormat, ...]:
@@ -740,8 +736,6 @@ def _check_copies(copies: int | Mapping[str, int]) -> None:
 
 
 # ---------------------------------------------------------------- the source and the options as they are now
-#
-# The source and the options as they are now: what a finished directory is compared with, and recomputed from.
 
 
 @frozen(slots=False, eq=False)

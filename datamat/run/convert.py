@@ -56,8 +56,6 @@ __all__ = ["SHARD", "StoredRecords", "convert"]
 
 # ---------------------------------------------------------------- records as they are stored
 #
-# The source of a conversion: rows and records of a finished directory, found by its index and never decoded.
-#
 #     _index/SPLIT.index  ──> StoredRecords.index: one row per input row, with the place of its records
 #     shards, offsets     ──> StoredRecords.records: their columns, checksums verified, bit for bit
 

@@ -350,20 +350,13 @@ class PartQueue:
             self._num_workers = min(self._num_workers, len(parts) + len(self._to_end))
         if self._is_small_job(parts):
             most, self._num_workers, self._one_worker_s = self._num_workers, 1, 0.0
-            yield from self._made()
+            yield from self._results()
             self._num_workers, self._one_worker_s = most, None
             if self.stopped or not (self._waiting or self._to_end):
                 return
             if self._job.how.workers.start_method is not None:
                 self._hashing = ""  # it is said
-        yield from self._made()
-
-    def _made(self) -> Iterator[Result]:
-        job = self._job
-        with open_executor(
-            job.how.executor, job.how.workers, self._num_workers, job.how.logger, self._hashing
-        ) as executor:
-            yield from self._results(executor)
+        yield from self._results()
 
     def again(self, parts: Sequence[PartSpec]) -> None:
         """Queue parts once more; only while `of` yields."""
@@ -384,43 +377,44 @@ class PartQueue:
         else:
             self._to_remove.append(folder)
 
-    def _results(self, executor: Executor) -> Iterator[Result]:
-        try:
-            if self._deadline.has_come:
-                self.stopped = "deadline"
-                return
-            self._submit(executor)
-            if self._under_way:
-                import pyarrow.parquet  # noqa: F401 -- the index is written with it in the end; workers begin meanwhile
-            self._heard_at = time.monotonic()
-            self._events.emit(self._workers_started(executor))
-            while self._under_way:
-                raise_swallowed()
-                if self._claims is not None:
-                    self._claims.beat()
-                for result in self._next(executor):
-                    yield result
-                    if isinstance(result, StoredShard):
-                        self._disk.measure()
-                if self._deadline.has_come and (self._under_way or self._waiting or self._to_end):
+    def _results(self) -> Iterator[Result]:
+        how = self._job.how
+        with open_executor(how.executor, how.workers, self._num_workers, how.logger, self._hashing) as executor:
+            try:
+                if self._deadline.has_come:
                     self.stopped = "deadline"
-                    yield from self._last_results(executor)
                     return
                 self._submit(executor)
-            wait(list(self._removing), self._deadline.left_s)
-        except Exception:
-            self._let_end(executor, LONGEST_GRACE_S)  # parts under way may finish, and stay
-            raise
-        finally:
-            self._end(executor)
-
-    def _workers_started(self, executor: Executor) -> WorkersStarted:
-        stats = executor.stats() if isinstance(executor, PathosExecutor) else None
-        return WorkersStarted(
-            num_workers=self._num_workers if self._is_own else 0,
-            start_method="" if stats is None else f"{stats.start_method}: {stats.reason}",
-            engine=executor.name if _is_engine(executor) else "",
-        )
+                if self._under_way:
+                    import pyarrow.parquet  # noqa: F401 -- the index is written with it at the end; workers are busy
+                self._heard_at = time.monotonic()
+                stats = executor.stats() if isinstance(executor, PathosExecutor) else None
+                self._events.emit(
+                    WorkersStarted(
+                        num_workers=self._num_workers if self._is_own else 0,
+                        start_method="" if stats is None else f"{stats.start_method}: {stats.reason}",
+                        engine=executor.name if _is_engine(executor) else "",
+                    )
+                )
+                while self._under_way:
+                    raise_swallowed()
+                    if self._claims is not None:
+                        self._claims.beat()
+                    for result in self._next(executor):
+                        yield result
+                        if isinstance(result, StoredShard):
+                            self._disk.measure()
+                    if self._deadline.has_come and (self._under_way or self._waiting or self._to_end):
+                        self.stopped = "deadline"
+                        yield from self._last_results(executor)
+                        return
+                    self._submit(executor)
+                wait(list(self._removing), self._deadline.left_s)
+            except Exception:
+                self._let_end(executor, LONGEST_GRACE_S)  # parts under way may finish, and stay
+                raise
+            finally:
+                self._end(executor)
 
     def _submit(self, executor: Executor) -> None:
         """Hand out what waits: one task for each of datamat's own workers, and one more that need not lie apart.
@@ -430,7 +424,8 @@ class PartQueue:
         self._submit_removals(executor)
         self._submit_ends(executor)
         most = self._num_workers + 1 if self._is_own else _MOST_UNDER_WAY
-        while len(self._under_way) < most and not self._is_no_small_job():
+        # If the parts of a job that was expected to be small have taken long, all workers start.
+        while len(self._under_way) < most and (self._one_worker_s or 0.0) <= _ONE_WORKER_S:
             if self._more is not None and not self._waiting and len(self._under_way) < self._num_workers:
                 self._waiting.add(self._more())
             if not self._waiting:
@@ -438,7 +433,8 @@ class PartQueue:
             part = self._waiting.next(may_lie_apart=len(self._under_way) < self._num_workers)
             if part is None:
                 return
-            if self._disk.is_set and not self._disk.allows([part.cost, *self._costs_under_way()]):
+            under_way = (one.cost for task in self._under_way.values() if isinstance(task, tuple) for one in task)
+            if self._disk.is_set and not self._disk.allows([part.cost, *under_way]):
                 self._waiting.end(part)
                 self._waiting.add([part])
                 if not self._under_way:  # else those may turn out smaller than estimated
@@ -476,10 +472,6 @@ class PartQueue:
             self._rate = expected_s / max(sum(part.cost for part in parts), 1)
         return expected_s < _SMALL_S
 
-    def _is_no_small_job(self) -> bool:
-        """Return whether the parts of a job that was expected to be small have taken long: then all workers start."""
-        return self._one_worker_s is not None and self._one_worker_s > _ONE_WORKER_S
-
     def _others(self, part: PartSpec) -> list[PartSpec]:
         """Take the parts behind one that are made in the same call, so that it is worth its costs."""
         others: list[PartSpec] = []
@@ -504,9 +496,6 @@ class PartQueue:
                 return
             self._removing[future] = self._to_remove.popleft()
             future.add_done_callback(self._removing.pop)
-
-    def _costs_under_way(self) -> list[int]:
-        return [part.cost for task in self._under_way.values() if isinstance(task, tuple) for part in task]
 
     def _add(self, future: Future[Any], task: Task) -> None:
         self._under_way[future] = task
@@ -551,7 +540,10 @@ class PartQueue:
         self._warn_of_unseen(receipt)
         if receipt.memos:
             self._memos.add(self._given, receipt.memos)
-        self._pass_on(receipt.remarks)
+        for remark in receipt.remarks:
+            if remark not in self._passed_on:  # once, however many workers make it
+                self._passed_on.add(remark)
+                self._job.how.logger.warning("%s", remark)
         self._deadline.add(receipt.elapsed_s)
         self._disk.add(part.cost, receipt.num_bytes)
         rate = receipt.elapsed_s / max(part.cost, 1)
@@ -596,13 +588,6 @@ class PartQueue:
                 ", and ".join(said),
                 ". ".join(remedies),
             )
-
-    def _pass_on(self, remarks: Iterable[str]) -> None:
-        """Log each remark of the workers once, however many of them make it."""
-        for remark in remarks:
-            if remark not in self._passed_on:
-                self._passed_on.add(remark)
-                self._job.how.logger.warning("%s", remark)
 
     def _last_results(self, executor: Executor) -> Iterator[Result]:
         """Yield what arrives within the grace period."""

@@ -35,8 +35,6 @@ __all__ = ["Estimate", "Measurement", "SampledRows", "choose_rows", "estimate", 
 
 # ---------------------------------------------------------------- measuring a few rows
 #
-# Measures, in a worker, what the stages of a few rows cost, and discards their records.
-#
 # Plug-in, features and augmenter are wrapped in timers, so that the rows take the same path as in a run.
 
 
@@ -311,8 +309,6 @@ class _CountingFile:
 
 
 # ---------------------------------------------------------------- the estimate
-#
-# What a run will take, estimated from a few samples: time, bytes, memory, and the cost of each stage.
 
 
 _ROOM = 1.05  # index and offsets, and what is on the disk twice for a moment

@@ -22,10 +22,9 @@ from datamat.directory.manifest import (
 from datamat.errors import OutputError, count_of
 from datamat.options import option
 from datamat.plan.changes import (
+    Comparison,
     find_loss,
     lost_files,
-    main_reasons,
-    num_changed_rows,
     read_snapshot,
 )
 from datamat.run.receipts import part_folder
@@ -148,10 +147,11 @@ def judge_existing(planned: PlannedJob, finished: Finished) -> None:
     share = num_rows / max(_num_rows(known, known), 1)
     made = ""
     if job.how.retry_failed and manifest is not None and existing != "refuse":
-        shards = [shard for shard in planned.plan.shards if shard.name in again]
+        comparison = Comparison(planned, manifest)
         num_made = sum(
-            shard.num_rows if shard.name in gone else n
-            for shard, n in zip(shards, num_changed_rows(planned, manifest, shards), strict=True)
+            shard.num_rows if shard.name in gone else comparison.num_changed_rows(shard)
+            for shard in planned.plan.shards
+            if shard.name in again
         )
         if num_made <= _SILENT_SHARE * _num_rows(known, known):
             return
@@ -185,5 +185,7 @@ def _reasons(
     firsts = [shards[0] for split, shards in plan.splits.items() if split in splits]
     others = [shard for shard in plan.shards if shard.name in going]
     changed = [shard for shard in (*firsts, *others) if shard.name in going or shard.name not in known]
+    comparison = Comparison(planned, manifest)
     compared = list(dict.fromkeys(changed))[:_MOST_COMPARED]
-    return found + main_reasons(planned, manifest, compared)
+    reasons = (reason for shard in compared for reason in comparison.reasons(shard, is_brief=True))
+    return found + list(dict.fromkeys(reasons))

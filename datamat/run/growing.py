@@ -170,10 +170,8 @@ class GrowingShard:
         found = read_receipt(self.folder, number)
         if found is None or (found.number, found.fingerprint) != (number, self._fingerprint):
             return None
-        return found if self._has_formats(found) else None
-
-    def _has_formats(self, receipt: Receipt) -> bool:
-        return [file.extension for file in receipt.files] == [made.extension for made in self._formats]
+        has_formats = [file.extension for file in found.files] == [made.extension for made in self._formats]
+        return found if has_formats else None
 
     def is_joined(self, receipt: Receipt) -> bool:
         """Return whether a part is in the file of every format that joins parts."""
@@ -200,7 +198,7 @@ class GrowingShard:
                 break
             apart.append(found)
         ends = self._ends(before)
-        if not self._reaches(ends):
+        if any(_size(self.files[extension]) < end for extension, end in ends.items()):
             return None
         try:
             for receipt in reversed(apart):
@@ -221,10 +219,6 @@ class GrowingShard:
     def is_done(self, number: int) -> bool:
         """Return whether a part has left a receipt, whatever it says."""
         return receipt_path(self.folder, number).exists()
-
-    def is_in(self, receipt: Receipt) -> bool:
-        """Return whether a part is in the file of any format."""
-        return any(file.start is not None for file in receipt.files)
 
     def whole(self, receipts: Mapping[int, Receipt]) -> dict[int, Receipt]:
         """Return those receipts whose parts are on the disk, in every format, with their digests.
@@ -390,9 +384,6 @@ class GrowingShard:
                 file = None if receipt is None else receipt.files[place]
                 found[made.extension] = 0 if file is None else (file.start or 0) + file.num_bytes
         return found
-
-    def _reaches(self, ends: Mapping[str, int]) -> bool:
-        return all(not end or _size(self.files[extension]) >= end for extension, end in ends.items())
 
     def _join(self, receipt: Receipt, ends: Mapping[str, int]) -> Receipt:
         """Copy a part that lies apart onto the end of each file, and note in its receipt where it is now."""

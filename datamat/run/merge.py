@@ -94,7 +94,8 @@ def merge(
     with disk_errors_explained(target):
         _begin(target)
         with locked(target / WORK / "lock"):
-            _refuse_finished(target)
+            if not (target / WORK / _MARK).exists():
+                raise OutputError(f"merge: another process has just finished {target}; give another folder")
             return _merged(sets, target, name, logger or get_logger("datamat"), began)
 
 
@@ -197,17 +198,13 @@ def _begin(target: pathlib.Path) -> None:
     (work / _MARK).touch()
 
 
-def _refuse_finished(target: pathlib.Path) -> None:
-    if not (target / WORK / _MARK).exists():
-        raise OutputError(f"merge: another process has just finished {target}; give another folder")
-
-
 def _merged(sets: Sequence[_Set], target: pathlib.Path, name: str, logger: logging.Logger, began: float) -> Manifest:
     ledger_path = target / WORK / LEDGER_FILE
     ledger_path.unlink(missing_ok=True)  # of a merge that was killed
     ledger = Ledger(ledger_path)
     with contextlib.closing(ledger):
-        ledger.write("run_started", name=name, merges=[str(one.folder) for one in sets], **_here())
+        merges = [str(one.folder) for one in sets]
+        ledger.write("run_started", name=name, merges=merges, host=socket.gethostname(), pid=os.getpid())
         renamed = _renamed(sets, name)
         for each in renamed.values():
             for one, pairs in zip(sets, each, strict=True):
@@ -230,10 +227,6 @@ def _merged(sets: Sequence[_Set], target: pathlib.Path, name: str, logger: loggi
         )
     (target / WORK / _MARK).unlink()
     return manifest
-
-
-def _here() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "pid": os.getpid()}
 
 
 def _renamed(sets: Sequence[_Set], name: str) -> Renamed:

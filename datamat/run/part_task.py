@@ -636,7 +636,8 @@ class SharedByParts:
             with self._lock, global_state_kept(), watch, made as writer, noting_files() as notes:
                 started, began_at, begun = time.process_time(), time.time(), time.perf_counter()
                 stage_clock.take()
-                with self._opened_files(spec) as undeclared, self._reused(reused) as find_reused:
+                reader = open_reused(reused, self._formats[0], self.source.features)
+                with self._opened_files(spec) as undeclared, reader as find_reused:
                     part = PartTask(self, spec, writer, watch, find_reused, notes)
                     try:
                         outcome = part.do(lost, reused)
@@ -667,11 +668,6 @@ class SharedByParts:
         if self._workers.max_rss is not None and resident_bytes() > self._workers.max_rss:
             retire()
         return receipt
-
-    def _reused(
-        self, reused: ReusedRows | None
-    ) -> contextlib.AbstractContextManager[Callable[[int], Sequence[tuple[str, Record]]]]:
-        return open_reused(reused, self._formats[0], self.source.features)
 
     def _memos_now(self) -> dict[str, str]:
         """Return the digests of what memos hold, once some rows are read; only one that varies changes after that."""

@@ -159,10 +159,6 @@ class PartWriter:
             busy_s=busy_s(),
         )
 
-    @property
-    def _is_appended(self) -> bool:
-        return any(file.start is not None for file in self._files)
-
     def _receipt(self, outcome: Outcome, busy_s: Callable[[], float]) -> Receipt:
         spec, num_records = self._spec, self._writers[0].num_records
         files = []
@@ -196,7 +192,7 @@ class PartWriter:
         """Join the parts that lie apart behind this one, and seal the shard if it is now complete."""
         growing, number = self._growing, self._spec.number
         with contextlib.suppress(DamagedPartError):  # the driver then has the shard sealed, and learns of it
-            if self._is_appended:
+            if any(file.start is not None for file in self._files):
                 reached = growing.join_from(number + 1)
                 if reached == self._spec.num_parts:
                     return growing.seal_held()

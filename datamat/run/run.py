@@ -1,4 +1,11 @@
-"""One run, from the call to its report: the lock, what is finished, what is missing, and the commit."""
+"""One run, from the call to its report: the lock, what is finished, what is missing, and the commit.
+
+    manifest, entries, receipts of earlier runs ──> missing parts ──> PartQueue ──> receipts ──> shards ──> manifest
+
+The order of the last steps keeps a directory honest: shards are flushed and named, then the index files, and the
+manifest last. What would take the place of something that is published or visible waits until the whole plan is
+finished, and is then published by one write, see `datamat.directory.publication`: until then the old set is whole.
+"""
 
 from __future__ import annotations
 
@@ -86,17 +93,6 @@ __all__ = [
     "run_job",
     "work_folder",
 ]
-
-# ---------------------------------------------------------------- the run
-#
-# From the lock to the report: what is there, what comes in, and how it is finished.
-#
-#     manifest, entries, receipts of earlier runs ──> missing parts ──> PartQueue ──> receipts ──> shards ──> manifest
-#
-# The order of the last steps keeps a directory honest: shards are flushed and named, then the index files, and the
-# manifest last. What would take the place of something that is published or visible waits until the whole plan is
-# finished, and is then published by one write, see `datamat.directory.publication`: until then the old set is whole.
-
 
 Mode: TypeAlias = Literal["make", "finalize", "repair"]
 """What a run is for: "make" makes what is missing; "finalize" only commits what is there, and makes no shard; "repair"
@@ -208,7 +204,6 @@ class Run:
     ) -> None:
         self._remote = remote
         self._claims = claims
-        self._deadline = planned.job.how.deadline
         self._uploads: dict[str, tuple[UploadTask, ShardSpec, ShardFiles, bool]] = {}  # by shard
         self._planned = planned
         self._job = job = planned.job
@@ -410,10 +405,10 @@ class Run:
                 match result:
                     case StoredShard():
                         self._take_uploaded(result)
-                    case Sealed(damaged=None):
-                        self._publish(self._builders[result.shard], result)
                     case Sealed(damaged=DamagedPartError() as error):
                         self._queue.again(self._forgotten(self._builders[result.shard], error))
+                    case Sealed():
+                        self._publish(self._builders[result.shard], result)
                     case _:
                         self._take(result)
 
@@ -435,7 +430,7 @@ class Run:
                 break
             if parts:
                 continue
-            if self._deadline.has_come:
+            if self._job.how.deadline.has_come:
                 self._queue.stopped = "deadline"
                 break
             claims.beat()

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shutil
 import uuid
@@ -211,7 +212,8 @@ class ShardBuilder:
             with self._growing.held(wait_s=WAIT_S) as is_held:
                 if not is_held:  # by a worker that outlives its driver, or by a child that it has forked
                     self._growing.disown()
-                known = {receipt.number: receipt for receipt in self.receipts() if with_failed or not receipt.failed}
+                found = filter(None, map(self._read_receipt, self.spec.parts))
+                known = {receipt.number: receipt for receipt in found if with_failed or not receipt.failed}
                 self._receipts = self._growing.whole(known)
                 self._growing.drop(set(self._receipts))
         self._resumed = frozenset(self._receipts)
@@ -227,16 +229,15 @@ class ShardBuilder:
         self._receipts = {
             number: receipt
             for number, receipt in present.items()
-            if receipt and number != damaged.number and (number < damaged.number or not self._growing.is_in(receipt))
+            if receipt
+            and number != damaged.number
+            and (number < damaged.number or all(file.start is None for file in receipt.files))
         }
         self._growing.drop(set(self._receipts))
         return [part for part in self.spec.parts if part.number in before.keys() - self._receipts.keys()]
 
-    def receipts(self) -> list[Receipt]:
-        """Return the receipts of the present plan that are on disk, even of damaged parts."""
-        return [receipt for part in self.spec.parts if (receipt := self._read_receipt(part))]
-
     def _read_receipt(self, part: PartSpec) -> Receipt | None:
+        """Return the receipt of a part of the present plan, even of a damaged one; None where there is none."""
         receipt = self._growing.receipt(part.number)
         if receipt is None or not receipt.is_for(part) or receipt.num_lost:
             return None
@@ -281,21 +282,12 @@ class ShardBuilder:
             self._waiting.mkdir(exist_ok=True)
         else:
             self._drop_other_formats(files)
-        write_entry(entry.parent, files, self._growing_place)
+        write_entry(entry.parent, files, functools.partial(growing_path, self._entries))
         for info in files:
             self._name(info, self._waiting if waits else self._output)
-        self._let_parts_go(remove)
-
-    def _growing_place(self, file: str) -> pathlib.Path:
-        return growing_path(self._entries, file)
-
-    def _let_parts_go(self, remove: Callable[[pathlib.Path], None]) -> None:
-        """Move the folder of the parts aside, and have it removed.
-
-        Its new name is its own: whoever removes it late, or twice, removes nothing of a later run.
-        """
         self._receipts = {}
         folder = self._growing.folder
+        # A name of its own: whoever removes it late, or twice, removes nothing of a later run.
         aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}{_ASIDE}")
         with contextlib.suppress(OSError):
             os.rename(folder, aside)

@@ -663,9 +663,10 @@ def _adopt_notes(mine: pathlib.Path, work: pathlib.Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         data = ledger.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
-        with open(work / LEDGER_FILE, "ab") as file:
-            if file.tell() and _last_byte(work / LEDGER_FILE) != b"\n":
-                file.write(b"\n")
+        with open(work / LEDGER_FILE, "a+b") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                file.write(b"" if file.read(1) == b"\n" else b"\n")
             file.write(whole)
             file.flush()
             os.fsync(file.fileno())
@@ -675,12 +676,6 @@ def _adopt_notes(mine: pathlib.Path, work: pathlib.Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(target, ignore_errors=True)
         os.rename(sample, target)
-
-
-def _last_byte(path: pathlib.Path) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1)
 
 
 def _remove_folder(folder: pathlib.Path) -> None:
