@@ -119,8 +119,10 @@ class OpenedFiles:
 
     def start(self) -> None:
         """Record the files opened from now on, in place of another object that does so."""
-        global _listener  # noqa: PLW0603 -- a hook belongs to the process
-        _hook_in()
+        global _listener, _is_hooked  # noqa: PLW0603 -- a hook belongs to the process, for good
+        if not _is_hooked:
+            sys.addaudithook(_hear)
+            _is_hooked = True
         self._held = set(_held_open())
         _listener = self._paths
 
@@ -173,13 +175,6 @@ def placeholders_refused(declared: Callable[[], Iterable[Iterable[Iterable[str]]
 _listener: dict[str, bool] | None = None
 """The paths that are opened, each with whether it is run as a program, or loaded by ctypes."""
 _is_hooked = False
-
-
-def _hook_in() -> None:
-    global _is_hooked  # noqa: PLW0603 -- once per process, for good
-    if not _is_hooked:
-        sys.addaudithook(_hear)
-        _is_hooked = True
 
 
 def _hear(event: str, args: tuple[Any, ...]) -> None:

@@ -327,7 +327,11 @@ def convert(
         formats=resolve_formats(list(before.by_format) if format is None else format, before.features),
         splits=None,
         shards=dataclasses.replace(ShardOptions.of(shards), shuffle=False),
-        copies={split: number for split, number in before.copies.items() if _has_records(before, split)},
+        copies={
+            split: number
+            for split, number in before.copies.items()
+            if any(info.num_records for info in before.splits.get(split, ()))
+        },
         seed=before.seed,
         version=None,
         sidecars=tuple(sidecars),
@@ -339,10 +343,6 @@ def convert(
     finally:
         if own:  # now: an error that somebody keeps holds this frame, and with it all fetched shards
             shutil.rmtree(own, ignore_errors=True)
-
-
-def _has_records(manifest: Manifest, split: str) -> bool:
-    return any(info.num_records for info in manifest.splits.get(split, ()))
 
 
 def _check_whole(folder: pathlib.Path, manifest: Manifest) -> None:

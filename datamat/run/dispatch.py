@@ -745,14 +745,10 @@ def _done_here(task: UploadTask) -> Future[Any]:
 
 def describe_death(error: WorkerDied, workers: WorkerOptions) -> tuple[TaskTimeout | WorkerDied, str]:
     """Return why a row ended its worker: an exception, and a message."""
-    ended = dataclasses.replace(error.worker_exit, stack=_own_frames(error.worker_exit.stack), log_lines=())
+    lines = error.worker_exit.stack.splitlines()  # whose outer frames are the same for all rows
+    own = itertools.takewhile(lambda line: not any(caller in line for caller in _CALLERS), lines)
+    ended = dataclasses.replace(error.worker_exit, stack="\n".join(own).strip(), log_lines=())
     if workers.sample_timeout_s is not None and ended.signal == signal.SIGALRM:
         message = ended.describe_timeout("sample_timeout_s", workers.sample_timeout_s)
         return TaskTimeout(message), message
     return error, f"its worker ended by {ended.describe()}"
-
-
-def _own_frames(stack: str) -> str:
-    """Return a stack without the outer frames, which are the same for all rows."""
-    lines = itertools.takewhile(lambda line: not any(caller in line for caller in _CALLERS), stack.splitlines())
-    return "\n".join(lines).strip()

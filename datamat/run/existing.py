@@ -70,15 +70,15 @@ def refuse_other_dataset(job: Job, finished: Finished) -> None:
 def _datasets(output: pathlib.Path, work: pathlib.Path, finished: Finished) -> set[str]:
     """Return the names of the datasets of which a directory holds finished shards or parts."""
     manifest, known = finished
-    found = {_dataset_of(files[0].name, files[0].split) for files in known.values()}
+    found = {ShardName.parse(shard).dataset for shard in known}
     if manifest is not None:
         found.add(manifest.name)
     else:  # it may be damaged
-        found |= {_dataset_of(info.name, info.split) for info in salvaged_shards(output)}
+        found |= {ShardName.parse(info.name).dataset for info in salvaged_shards(output)}
         found |= _datasets_by_their_files(output)
     for shard in read_snapshot(work / "rows") or ():
         if any(part_folder(work, shard.name).glob("*.json")):
-            found.add(_dataset_of(shard.name, shard.split))
+            found.add(ShardName.parse(shard.name).dataset)
     return found
 
 
@@ -88,7 +88,7 @@ def _datasets_by_their_files(output: pathlib.Path) -> set[str]:
     A split without some of its shards is no dataset: a renamed file looks like that.
     """
     found = _shards_by_their_files(output)
-    numbers = collections.Counter((_dataset_of(name, split), split, name[-5:]) for name, split in found.items())
+    numbers = collections.Counter((ShardName.parse(name).dataset, split, name[-5:]) for name, split in found.items())
     return {dataset for (dataset, _, number), count in numbers.items() if count == int(number)}
 
 
@@ -105,11 +105,6 @@ def _shards_by_their_files(output: pathlib.Path) -> dict[str, str]:
             if path.name.endswith((".idx", ".offsets")):
                 found[path.name.partition(".")[0]] = split
     return found
-
-
-def _dataset_of(shard: str, split: str) -> str:
-    """Return the name of the dataset of a shard: NAME-SPLIT-XXXXX-of-YYYYY."""
-    return ShardName.parse(shard).dataset
 
 
 def judge_existing(planned: PlannedJob, finished: Finished) -> None:

@@ -122,11 +122,6 @@ class GrowingShard:
             for made, (_, index) in zip(formats, names, strict=True)
         }
 
-    @property
-    def joins_parts(self) -> bool:
-        """Whether parts can be written to the file of a format."""
-        return any(made.joins_parts for made in self._formats)
-
     @contextlib.contextmanager
     def held(self, *, wait_s: float = 0.0) -> Iterator[bool | None]:
         """Hold the lock of the files for the block, which the system releases when the process ends.

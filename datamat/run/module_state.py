@@ -33,7 +33,7 @@ from datamat.fingerprint import (
 )
 from datamat.parallel import get_logger
 from datamat.parallel.byvalue import is_by_value
-from datamat.parallel.pickling import PLAIN, PickledFunction, dumps_code, load_code
+from datamat.parallel.pickling import PLAIN, dumps_code, load_code
 from datamat.plan.job import as_drawn, as_written
 from datamat.values import frozen
 
@@ -257,19 +257,13 @@ def _pickled(values: dict[_Place, Any], *, allow_standins: bool = True) -> tuple
         except UnpicklableError:
             left += group
             continue
-        if _num_bytes(pickled) <= _LARGEST and (allow_standins or not pickled.standins):
-            found.append(_packed(group, pickled))
+        buffers = [buffer.raw() for buffer in pickled.buffers]
+        num_bytes = len(pickled.stream) + sum(buffer.nbytes for buffer in buffers)
+        if num_bytes <= _LARGEST and (allow_standins or not pickled.standins):
+            found.append((tuple(group), pickled.stream, tuple(map(bytes, buffers))))
         else:
             left += group
     return found, left
-
-
-def _packed(values: dict[_Place, Any], pickled: PickledFunction) -> _Sent[_Place]:
-    return tuple(values), pickled.stream, tuple(bytes(buffer.raw()) for buffer in pickled.buffers)
-
-
-def _num_bytes(pickled: PickledFunction) -> int:
-    return len(pickled.stream) + sum(buffer.raw().nbytes for buffer in pickled.buffers)
 
 
 def main_namespaces(records: RecordSource) -> list[dict[str, Any]]:

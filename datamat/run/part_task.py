@@ -262,7 +262,10 @@ class PartTask:
             self._write(lost)
             self._watch.rest()
             self._note_inputs()
-        self._outcome.statistics = self._statistics()
+        if self._source.pipeline is not None:
+            self._outcome.statistics = self._observer.lines()
+        elif self._known is not None:
+            self._outcome.statistics = self._known.to_lines()
         return self._outcome
 
     @contextlib.contextmanager
@@ -291,12 +294,6 @@ class PartTask:
             self._outcome.inputs = content_digest(found)
             if self._inputs.is_as_indexed:
                 self._outcome.input_times = self._shared.store.times(self._spec.start, self._spec.stop)
-
-    def _statistics(self) -> tuple[str, ...]:
-        """Return what is known of the values of the records that were written."""
-        if self._source.pipeline is not None:
-            return self._observer.lines()
-        return () if self._known is None else self._known.to_lines()
 
     def _write(self, lost: Sequence[FailedRow] | None) -> None:
         # Files that are fetched stay for one row: a block of them could fill the disk.

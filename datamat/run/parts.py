@@ -67,7 +67,7 @@ class PartWriter:
         self._spec = spec
         self._formats = formats
         self._columns = columns
-        self._appends = appends and bool(run) and self._growing.joins_parts
+        self._appends = appends and bool(run) and any(made.joins_parts for made in formats)
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> PartWriter:

@@ -243,23 +243,19 @@ class Run:
             IncompleteRunError: a shard does not hold its rows, too many rows failed, or an earlier run left rows out
                 and the policy is "raise".
         """
+        self._is_current = self._claims is None and self._is_up_to_date()
+        if self._remote is not None and not self._is_current:
+            self._remote.show_plan(self._plan)
         if self._claims is not None:
-            self._show_plan()
             self._make_claimed(self._claims)
             return self.end(is_complete=False)
-        self._is_current = self._is_up_to_date()
         if not self._is_current:
-            self._show_plan()
             if self._before is None:
                 self._withdraw()
             elif not self._is_repair:
                 run_folder(self._work).mkdir(exist_ok=True)
             self._make()
         return self.end(is_complete=not self._queue.stopped and self._finish())
-
-    def _show_plan(self) -> None:
-        if self._remote is not None:
-            self._remote.show_plan(self._plan)
 
     def end(self, *, is_complete: bool) -> RunReport:
         """Tell hooks and ledger that the run is over, and return its report."""
@@ -625,7 +621,11 @@ class Run:
             self._write_sidecars(manifest)
         if equal := equal_inputs(self._output, self._plan.splits):
             self._logger.warning("%s: %s", self._job.place, equal)
-        self._warn_of_ranks([files[0] for files in finished])
+        planned = self._plan.uneven()  # ranks may get fewer records than that, because rows failed
+        num_records = {files[0].name: files[0].num_records for files in finished}
+        for split, message in self._plan.uneven(num_records).items():
+            if split not in planned:
+                self._logger.warning("%s", message)
 
     def _write_sidecars(self, manifest: Manifest) -> None:
         if self._remote is not None:
@@ -670,13 +670,6 @@ class Run:
     def _inputs_of(self, shard: ShardSpec) -> np.ndarray:
         builder = self._builders.get(shard.name)
         return (builder or self._builder(shard)).inputs()
-
-    def _warn_of_ranks(self, infos: Sequence[ShardInfo]) -> None:
-        """Warn where ranks get fewer records than planned, because rows failed."""
-        planned = self._plan.uneven()
-        for split, message in self._plan.uneven({info.name: info.num_records for info in infos}).items():
-            if split not in planned:
-                self._logger.warning("%s", message)
 
     # ------------------------------------------------------------ what is replaced
 

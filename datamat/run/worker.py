@@ -5,6 +5,7 @@ PartWorker.write_parts ──> SharedByParts: files, locks, limits ──> PartT
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -63,7 +64,8 @@ def set_up_process() -> None:
     if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     # If memory runs out, the kernel should end a worker, whose sample can be named, and not the run.
-    _write_proc("/proc/self/oom_score_adj", "500")
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # else a container forbids it
+        file.write("500")
 
 
 _made_here: set[str] = set()  # tokens of part workers; a process that is forked from the caller has theirs
@@ -210,11 +212,3 @@ class PartWorker:
         self._arrive()  # it may be the first call here
         growing = GrowingShard(self.folder.parent, shard, fingerprint, self.job.formats, num_parts, self._run)
         return growing.seal(is_alone=self._is_own_pool)
-
-
-def _write_proc(path: str, text: str) -> None:
-    try:
-        with open(path, "w") as file:
-            file.write(text)
-    except OSError:  # another system, or a container that forbids it
-        return
