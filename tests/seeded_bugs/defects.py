@@ -792,8 +792,8 @@ DEFECTS = {
             "a hook hears of a part before the ledger has it, and loses the part if it ends the process",
             "datamat.run.reporting:RunEvents.emit",
             replace(
-                "self._ledger(event)",
-                "self._hooks = [hook for hook in self._hooks if hook is not self._ledger] + [self._ledger]",
+                "self.ledger(event)",
+                "self._hooks = [hook for hook in self._hooks if hook is not self.ledger] + [self.ledger]",
             ),
             "tests/run/test_hooks.py::test_ledger_and_disk_have_what_a_hook_hears",
         ),
