@@ -1,4 +1,4 @@
-"""Hands the parts of a run to workers, seals the shards, and handles the deaths of workers.
+"""Hand the parts of a run to workers, seal its shards, and recover from the deaths of workers.
 
     parts ── submit ──> executor ── receipts ──> the run ── all of a shard are there ──> seal ──> executor ──> the run
                ^            └── WorkerDied: which row was it at? ── once: again ── twice: without that row, as failed
@@ -67,31 +67,31 @@ __all__ = ["PartOrder", "PartQueue", "count_workers", "describe_death", "open_ex
 _CALLERS = ("/datamat/run/worker.py", "/datamat/run/function.py")
 
 _PRELOAD = ("datamat.run.worker",)
-"""A clone of datamat counts as code of the user's, which no server has."""
+"""Named because a clone of datamat counts as the user's code, which no server imports."""
 
 _MOST_NAMED = 5
-"""Files, and pieces of code, that a warning lists."""
+"""Files or pieces of code listed in a warning."""
 
 _MOST_UNDER_WAY = 4096
-"""Parts that an executor of the user's has at a time: its number of workers is not known, and each part takes 2 KB."""
+"""Parts submitted to a user's executor at a time: its number of workers is unknown, and each part takes 2 KB."""
 
 _MOST_LOST = 8
-"""Calls in a row that an engine lost and none that it finished; more are no accident."""
+"""Calls that an engine may lose in a row before that is no accident."""
 
 _CANCEL_AGAIN_S = 1.0
-"""Seconds after which to cancel again what has not ended."""
+"""Seconds between attempts to cancel calls that have not ended."""
 
 _SILENCE_S = 10.0
 """Seconds without a result after which an engine is asked whether it has workers."""
 
 _SMALL_S = 0.5
-"""Seconds that a job is expected to take for which one worker starts; a first row takes longer than the others."""
+"""A job expected to take less than this, in seconds, starts with one worker; first rows are slower than others."""
 
 _ONE_WORKER_S = 0.2
-"""Seconds that one worker works for such a job; then all start."""
+"""Seconds of work after which such a job starts all workers."""
 
 _MOST_UNBEGUN = 8
-"""Deaths in a row at no row at all; more are no accident: workers fail during their setup."""
+"""Deaths in a row before any row that are tolerated; beyond that, workers fail during setup."""
 
 
 Task: TypeAlias = tuple[PartSpec, ...] | ShardSpec | UploadTask
@@ -101,7 +101,7 @@ Result: TypeAlias = Receipt | Sealed | StoredShard
 
 
 class PartOrder:
-    """The parts that wait, and which of them comes next.
+    """The queue of parts, and which of them comes next.
 
     The parts of a shard come in their order, and one at a time as long as there are other shards: then each finds the
     one before it in the file.
@@ -127,11 +127,11 @@ class PartOrder:
 
     @property
     def cost(self) -> int:
-        """Estimated cost of the parts that wait, in bytes of input."""
+        """Estimated cost of the queued parts, in bytes of input."""
         return sum(self._cost.values())
 
     def add(self, parts: Iterable[PartSpec]) -> None:
-        """Have more parts wait, at their place among those of their shard."""
+        """Queue more parts, each in its place in its shard."""
         for shard, mine in itertools.groupby(parts, key=lambda part: part.shard):
             found = [*self._waiting.get(shard, ()), *mine]
             self._cost[shard] = sum(part.cost for part in found)
@@ -140,7 +140,7 @@ class PartOrder:
             self._note(shard)
 
     def next(self, *, may_lie_apart: bool) -> PartSpec | None:
-        """Return the part to hand out next; None where none waits.
+        """Return the part to hand out next; None if none is queued.
 
         A shard that is begun goes before another one, and of these the one with the most work left.
 
@@ -162,12 +162,12 @@ class PartOrder:
         return self._taken(shard, min(1, len(self._waiting[shard]) - 1))
 
     def after(self, part: PartSpec) -> PartSpec | None:
-        """Return the part that follows one in its shard, for the worker that makes that one; None where none waits."""
+        """Return the next part of the same shard, for the same worker; None if it is not queued."""
         waiting = self._waiting.get(part.shard)
         return self._taken(part.shard, 0) if waiting and waiting[0].number == part.number + 1 else None
 
     def end(self, part: PartSpec) -> None:
-        """Note that a part is no longer under way."""
+        """Mark a part as no longer under way."""
         numbers = self._under_way[part.shard]
         numbers.discard(part.number)
         if not numbers:
@@ -197,14 +197,14 @@ class PartOrder:
 
 
 def count_workers(job: Job) -> int:
-    """Return how many workers datamat's own executor may have for a job."""
+    """Return the number of workers of datamat's own executor for a job."""
     return job.how.workers.num_workers or len(physical_cores())
 
 
 def open_executor(
     given: Any, options: WorkerOptions, num_workers: int, logger: logging.Logger, hashing: str = ""
 ) -> contextlib.AbstractContextManager[Executor]:
-    """Return what makes the calls: the engine that the user has given, or datamat's own workers.
+    """Return the executor of a run: the user's engine, or datamat's own workers.
 
     The latter retry nothing: `PartQueue` decides that by row.
 
@@ -251,19 +251,19 @@ def open_executor(
 
 
 def _is_engine(executor: Executor) -> TypeGuard[EngineExecutor]:
-    """Return whether others make the calls: `open_executor` wraps whatever is none of datamat's own executors."""
+    """Return True for a user's engine: `open_executor` wraps every executor that is not datamat's own."""
     return not isinstance(executor, PathosExecutor)
 
 
 def result_of(future: Future[Any], executor: Executor, logger: logging.Logger) -> Any:
-    """Return the result of a single call; warn where the user's engine has no worker to make it."""
+    """Return the result of a single call; warn if the user's engine has no worker for it."""
     if _is_engine(executor) and not wait([future], _SILENCE_S).done:
         executor.warn_without_workers(logger)
     return future.result()
 
 
 class PartQueue:
-    """The parts of a run that are still to do, and the workers that do them.
+    """The remaining parts of a run, and the workers that make them.
 
     Args:
         job: the job; its executor, workers and error policy count here.
@@ -358,20 +358,17 @@ class PartQueue:
                 self._hashing = ""  # it is said
         yield from self._results()
 
-    def again(self, parts: Sequence[PartSpec]) -> None:
-        """Queue parts once more; only while `of` yields."""
-        self._waiting.add(parts)
-
-    def seal(self, shard: ShardSpec) -> None:
-        """Have a worker complete a shard whose parts are done; before `of`, or while it yields."""
-        self._to_end.append(shard)
-
-    def upload(self, task: UploadTask) -> None:
-        """Have a worker upload a finished shard; before `of`, or while it yields."""
-        self._to_end.appendleft(task)  # what is uploaded makes room
+    def add(self, task: Task) -> None:
+        """Queue a call; parts only while `of` yields, a shard to seal or upload also before."""
+        if isinstance(task, tuple):
+            self._waiting.add(task)
+        elif isinstance(task, ShardSpec):
+            self._to_end.append(task)
+        else:
+            self._to_end.appendleft(task)  # first, because an upload frees disk space
 
     def remove(self, folder: pathlib.Path) -> None:
-        """Have a worker remove a folder that nobody looks into any more; only while `of` yields."""
+        """Queue the removal of a folder that is no longer used; only while `of` yields."""
         if self._disk.is_set or self._one_worker_s is not None:
             remove_folder(folder)  # the room counts for the next part; or it holds little, and the worker may end
         else:
@@ -411,7 +408,7 @@ class PartQueue:
                     self._submit(executor)
                 wait(list(self._removing), self._deadline.left_s)
             except Exception:
-                self._let_end(executor, LONGEST_GRACE_S)  # parts under way may finish, and stay
+                self._let_end(executor, LONGEST_GRACE_S)  # parts under way may finish, and are kept
                 raise
             finally:
                 self._end(executor)
@@ -424,7 +421,7 @@ class PartQueue:
         self._submit_removals(executor)
         self._submit_ends(executor)
         most = self._num_workers + 1 if self._is_own else _MOST_UNDER_WAY
-        # If the parts of a job that was expected to be small have taken long, all workers start.
+        # Stop here if a job that was expected to be small is not: all workers start then.
         while len(self._under_way) < most and (self._one_worker_s or 0.0) <= _ONE_WORKER_S:
             if self._more is not None and not self._waiting and len(self._under_way) < self._num_workers:
                 self._waiting.add(self._more())
@@ -447,24 +444,24 @@ class PartQueue:
             self._hand_out(executor, (part, *others), self._worker.write_parts, (part, *others), lost, mine)
 
     def _submit_ends(self, executor: Executor) -> None:
-        """Hand out what ends a shard."""
+        """Submit the shards to seal and to upload."""
         while self._to_end:
             task = self._to_end.popleft()
             if isinstance(task, ShardSpec):
                 call = (task.name, task.fingerprint, len(task.parts))
                 self._hand_out(executor, task, self._worker.seal_shard, *call)
             elif task.store.is_private and self._is_own:
-                self._add(_done_here(task), task)  # the memory that is meant is that of this process
+                self._await(_done_here(task), task)  # the memory that is meant is that of this process
             else:
                 self._hand_out(executor, task, upload, task)
 
     @property
     def _may_join(self) -> bool:
-        """Whether a worker may get several parts at once: not where each of them is weighed by disk or memory."""
+        """Whether a call may make several parts: not if disk or memory is checked after each of them."""
         return self._is_own and not self._disk.is_set and self._job.how.workers.max_rss is None
 
     def _is_small_job(self, parts: Sequence[PartSpec]) -> bool:
-        """Return whether all parts are expected to take less time than to start more than one worker for them."""
+        """Return True if all parts should take less time than starting a second worker."""
         if not self._may_join or self._more is not None or self._job.row_s is None:
             return False
         expected_s = self._job.row_s * sum((part.stop - part.start) * part.copies for part in parts)
@@ -473,7 +470,7 @@ class PartQueue:
         return expected_s < _SMALL_S
 
     def _others(self, part: PartSpec) -> list[PartSpec]:
-        """Take the parts behind one that are made in the same call, so that it is worth its costs."""
+        """Take the parts after `part` to make in the same call, so that the call is worth its overhead."""
         others: list[PartSpec] = []
         if not self._may_join or self._rate is None:
             return others
@@ -497,18 +494,18 @@ class PartQueue:
             self._removing[future] = self._to_remove.popleft()
             future.add_done_callback(self._removing.pop)
 
-    def _add(self, future: Future[Any], task: Task) -> None:
+    def _await(self, future: Future[Any], task: Task) -> None:
         self._under_way[future] = task
         future.add_done_callback(self._done.put)
 
     def _hand_out(self, executor: Executor, task: Task, function: Callable[..., Any], *args: Any) -> None:
         try:
-            self._add(executor.submit(function, *args), task)
+            self._await(executor.submit(function, *args), task)
         except CallLost as error:
             raise self._lost_for_good(task, error) from error
 
     def _next(self, executor: Executor) -> Iterator[Result]:
-        """Yield what the next call gave; nothing where a worker died, or the deadline or something else came first."""
+        """Yield the results of the next call to end; none if its worker died, or a timeout came first."""
         future = self._ended(executor)
         if future is None:
             return
@@ -552,7 +549,7 @@ class PartQueue:
             self._one_worker_s += receipt.elapsed_s
 
     def _ended(self, executor: Executor) -> Future[Any] | None:
-        """Wait for a call that has ended; None where something else came first."""
+        """Wait for a call to end; return None on a timeout."""
         waits = [self._deadline.left_s, self._deadline.wait_s, None if self._claims is None else self._claims.pause_s]
         if _is_engine(executor):
             waits.append(_SILENCE_S)
@@ -567,7 +564,7 @@ class PartQueue:
         return future
 
     def _warn_of_unseen(self, receipt: Receipt) -> None:
-        """Warn once about what decides records although nothing declares it: files, and what code looks up."""
+        """Warn once about undeclared inputs of records: opened files, and what code looks up."""
         unseen, self._unseen = self._unseen, ()
         files = () if self._has_warned_of_undeclared else receipt.undeclared
         self._has_warned_of_undeclared |= bool(files)
@@ -597,7 +594,7 @@ class PartQueue:
             if not future.cancelled() and future.exception() is None:
                 self._under_way.pop(future, None)
                 yield from _each(future.result())
-        for task in self._under_way.values():  # of calls that are ended, those parts count that are made
+        for task in self._under_way.values():  # of a call that is cut off, finished parts count
             if isinstance(task, tuple) and len(task) > 1:
                 yield from itertools.takewhile(bool, map(self._left_receipt, task))
 
@@ -606,11 +603,11 @@ class PartQueue:
         return receipt if receipt is not None and receipt.is_for(part) else None
 
     def _let_end(self, executor: Executor, grace_s: float) -> None:
-        """Cancel what has not started, and give the rest a little time."""
+        """Cancel calls that have not started, and give the rest a little time."""
         wait(_cancelled(executor, self._under_way), grace_s)
 
     def _end(self, executor: Executor) -> None:
-        """Leave nothing running: datamat's own workers are ended by force, which leaves no half of a part."""
+        """Stop everything: datamat's own workers are killed, which never leaves half a part."""
         removing = dict(self._removing)
         if _cancelled(executor, self._under_way) and isinstance(executor, PathosExecutor) and self._is_own:
             executor.terminate()
@@ -625,7 +622,7 @@ class PartQueue:
     # ------------------------------------------------------------ deaths
 
     def _repeat(self, task: Task, error: CallLost) -> None:
-        """Queue a task again that the user's engine has lost, as when its scheduler was started anew.
+        """Queue a task again that the user's engine lost, for example when its scheduler restarted.
 
         Raises:
             BrokenPoolError: the engine takes it no more, or loses one call after the other.
@@ -634,13 +631,7 @@ class PartQueue:
         if not error.may_repeat or self._num_lost > _MOST_LOST + len(self._under_way):
             raise self._lost_for_good(task, error) from error
         self._job.how.logger.warning("%s is handed out again: %s", self._name_of(task), error)
-        self._queue(task)
-
-    def _queue(self, task: Task) -> None:
-        if isinstance(task, tuple):
-            self._waiting.add(task)
-        else:
-            self._to_end.append(task)
+        self.add(task)
 
     def _lost_for_good(self, task: Task, error: CallLost) -> BrokenPoolError:
         return BrokenPoolError(
@@ -659,13 +650,13 @@ class PartQueue:
         return f"part {part.number} of {part.shard} (rows {first!r} to {last!r})"
 
     def _lose(self, task: Task, error: WorkerDied) -> None:
-        """Queue a task again whose worker died, without the row that caused it if that has happened too often.
+        """Queue a task again after its worker died, without the row that killed it too often.
 
         Raises:
-            SampleError: it has, and the policy is "raise".
+            SampleError: a row did, and the policy is "raise".
             WorkerDied: workers died too often before they started a row.
         """
-        self._queue(task)
+        self.add(task)
         mark, lost = None, list[FailedRow]()
         if isinstance(task, tuple):
             mark = RowMark.of(error)
@@ -723,7 +714,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _cancelled(executor: Executor, futures: Iterable[Future[Any]]) -> list[Future[Any]]:
-    """Cancel what has not started, and return what has not ended."""
+    """Cancel calls that have not started; return those that have not ended."""
     asked = [future for future in futures if not future.done()]
     if _is_engine(executor):
         executor.cancel(asked)  # at once: each time, the engine may have to be asked
@@ -734,7 +725,7 @@ def _cancelled(executor: Executor, futures: Iterable[Future[Any]]) -> list[Futur
 
 
 def _done_here(task: UploadTask) -> Future[Any]:
-    """Return the future of an upload that this process has done."""
+    """Upload in this process; return a future of the result."""
     future: Future[Any] = Future()
     try:
         future.set_result(upload(task))
@@ -744,7 +735,7 @@ def _done_here(task: UploadTask) -> Future[Any]:
 
 
 def describe_death(error: WorkerDied, workers: WorkerOptions) -> tuple[TaskTimeout | WorkerDied, str]:
-    """Return why a row ended its worker: an exception, and a message."""
+    """Return the exception and the message for a row that killed its worker."""
     lines = error.worker_exit.stack.splitlines()  # whose outer frames are the same for all rows
     own = itertools.takewhile(lambda line: not any(caller in line for caller in _CALLERS), lines)
     ended = dataclasses.replace(error.worker_exit, stack="\n".join(own).strip(), log_lines=())

@@ -98,8 +98,8 @@ Mode: TypeAlias = Literal["make", "finalize", "repair"]
 """What a run is for: "make" makes what is missing; "finalize" only commits what is there, and makes no shard; "repair"
 restores the output to its former state, which may lack rows that failed."""
 
-_MOST_NAMED = 10  # rows that an error names
-_MOST_DAMAGED = 3  # times that one part may turn out damaged before it is no accident
+_MOST_NAMED = 10  # rows named in an error
+_MOST_DAMAGED = 3  # times that a part may be damaged before that is no accident
 
 
 def run_job(
@@ -270,7 +270,7 @@ class Run:
         return ShardBuilder(self._work, self._output, shard, self._job.formats, self._inputs, listed)
 
     def _is_up_to_date(self) -> bool:
-        """Return whether the last finished run left exactly what the plan says; if not, note what it left."""
+        """Return True if the last finished run left exactly what the plan says; otherwise record what it left."""
         try:
             manifest = Manifest.read(self._output)
         except AbsentError:
@@ -312,7 +312,7 @@ class Run:
         return {} if self._before is None else by_shard(self._before.all_files)
 
     def _withdraw(self) -> None:
-        """Remove files that describe the old shards: these are about to change, or have changed."""
+        """Remove sidecars of the old shards, which are about to change or have changed."""
         if self._remote is not None:
             self._remote.fetch_edited(shards=self._listed)
         withdrawn = withdraw_sidecars(self._output, self._before, self._logger)
@@ -320,7 +320,7 @@ class Run:
             self._remote.delete(withdrawn)
 
     def _refuse_left_out(self, shards: Sequence[ShardFiles], rows: Sequence[FailedRow] = ()) -> None:
-        """Refuse to take over work that lacks some rows, where the policy wants all of them.
+        """Refuse to resume from work that lacks rows, if the policy wants all of them.
 
         Args:
             shards: finished shards of the present plan.
@@ -356,34 +356,31 @@ class Run:
         self._events.emit(ShardFinished.of(shard, files, is_reused=is_reused, is_held=shard.name in self._waiting))
 
     def _set_complete(self, shard: ShardSpec, files: ShardFiles, *, is_reused: bool) -> None:
-        """Note a finished shard; where its place is a store, once a worker has uploaded it."""
+        """Record a finished shard; for a store, once a worker has uploaded it."""
         if self._remote is not None:
             task = self._remote.task(shard.name, files, waits=shard.name in self._waiting)
             if task is not None:
                 self._uploads[shard.name] = (task, shard, files, is_reused)
-                self._queue.upload(task)
+                self._queue.add(task)
                 return
         self._set_finished(shard, files, is_reused=is_reused)
 
-    def _take_uploaded(self, uploaded: StoredShard) -> None:
-        task, shard, files, is_reused = self._uploads.pop(uploaded.name)
-        assert self._remote is not None
-        self._remote.settle(task, uploaded)
-        self._set_finished(shard, files, is_reused=is_reused)
-
     def _stands(self, files: ShardFiles) -> bool:
-        """Return whether a shard of the present plan stays as it is: not where rows of it are tried again."""
+        """Return True unless rows of this finished shard are tried again."""
         return not (self._retries and files[0].num_failed)
 
     def _make(self) -> None:
         self._builders = {shard.name: self._builder(shard) for shard in self._planned.chosen}
-        self._discard_waiting_of_other_plans()
+        planned, waiting = {shard.name for shard in self._plan.shards}, run_folder(self._work)
+        for name, files in read_entries(waiting).items():
+            if name not in planned:  # it waits for a plan that is gone, and takes up disk space
+                remove_waiting(waiting, files)
         has_others = self._has_others() or (self._remote is not None and self._remote.has_others)
         self._replaces = self._before is None and has_others
         self._take_results(self._missing(list(self._builders.values())))
 
     def _missing(self, builders: Sequence[ShardBuilder]) -> list[PartSpec]:
-        """Take over what earlier runs left of shards; return the parts to make."""
+        """Resume from what earlier runs left of shards; return the parts to make."""
         for builder in builders:
             self._resume(builder)
         self._inputs.save()
@@ -400,19 +397,22 @@ class Run:
                 check_lock(self._work)
                 match result:
                     case StoredShard():
-                        self._take_uploaded(result)
+                        task, shard, files, is_reused = self._uploads.pop(result.name)
+                        assert self._remote is not None
+                        self._remote.settle(task, result)
+                        self._set_finished(shard, files, is_reused=is_reused)
                     case Sealed(damaged=DamagedPartError() as error):
-                        self._queue.again(self._forgotten(self._builders[result.shard], error))
+                        self._queue.add(self._forgotten(self._builders[result.shard], error))
                     case Sealed():
                         self._publish(self._builders[result.shard], result)
                     case _:
                         self._take(result)
 
     def _make_claimed(self, claims: TaskClaims) -> None:
-        """Make what this task can take of an output that it shares, until the shards of all tasks are there."""
+        """Make the shards that this task can claim, until those of all tasks are done."""
 
         def more() -> list[PartSpec]:
-            """Return the parts of the next shard that lacks any; none where there is no shard to take now."""
+            """Claim shards until one lacks parts, and return these; none if there is no shard to claim now."""
             while shard := claims.take():
                 builder = self._builders[shard.name] = self._builder(shard)
                 if parts := self._missing([builder]):
@@ -430,11 +430,11 @@ class Run:
                 self._queue.stopped = "deadline"
                 break
             claims.beat()
-            time.sleep(claims.pause_s)  # the shards that are left are with others, whose number is watched
+            time.sleep(claims.pause_s)  # other tasks have the rest; watch their heartbeats
         self._inputs.save()
 
     def _resume(self, builder: ShardBuilder) -> None:
-        """Take over what an earlier run left of a shard."""
+        """Resume from what an earlier run left of a shard."""
         shard = builder.spec
         files = self._found(builder)
         if files is not None and self._stands(files):
@@ -451,12 +451,12 @@ class Run:
             self._limit.add(receipt, receipt.failed)
             self._events.emit_part(receipt, is_resumed=True)  # the run that made it may not have recorded its rows
         if builder.is_complete:
-            self._queue.seal(shard)
+            self._queue.add(shard)
 
     @functools.cached_property
     def _manifest_before(self) -> Manifest | None:
         """The manifest of the last finished run, where records of its shards may be reused."""
-        if self._retries and self._remote is None:  # of shards in a store, no record is here to be taken
+        if self._retries and self._remote is None:  # records of shards in a store are not on this machine
             with contextlib.suppress(AbsentError, CorruptDataError):
                 return Manifest.read(self._output)
         return None
@@ -475,14 +475,14 @@ class Run:
         self._limit.add(receipt, receipt.failed)
         builder.add(receipt)
         if not builder.is_complete:
-            return  # also where it is sealed: the worker of another part has left its receipt, and is yet to return it
+            return  # even if sealed: the receipt of another part is on disk, and its worker has yet to return it
         if receipt.sealed is not None:
             self._publish(builder, receipt.sealed)
         else:
-            self._queue.seal(builder.spec)
+            self._queue.add(builder.spec)
 
-    def _forgotten(self, builder: ShardBuilder, error: DamagedPartError) -> list[PartSpec]:
-        """Forget a part that was damaged between its worker and the shard; return the parts to make again."""
+    def _forgotten(self, builder: ShardBuilder, error: DamagedPartError) -> tuple[PartSpec, ...]:
+        """Discard a part that was damaged on its way into the shard; return the parts to make again."""
         name = builder.spec.name
         self._damaged[name, error.number] += 1
         if self._damaged[name, error.number] > _MOST_DAMAGED:
@@ -491,7 +491,7 @@ class Run:
                 "is written to them; test them, or run on another machine"
             ) from error
         taken = {receipt.number: receipt for receipt in builder.taken()}
-        parts = builder.forget(error)
+        parts = tuple(builder.forget(error))
         for part in parts:
             self._limit.remove(taken[part.number])
         numbers = tuple(part.number for part in parts)
@@ -499,7 +499,7 @@ class Run:
         return parts
 
     def _recovered(self, receipt: Receipt, split: str) -> list[str]:
-        """Release rows that an earlier run put into quarantine and that are good now; return their keys."""
+        """Release quarantined rows that are good now; return their keys."""
         kept = self._in_quarantine[split]
         if not kept:
             return []
@@ -528,11 +528,11 @@ class Run:
         self._set_complete(builder.spec, files, is_reused=False)
 
     def _judge(self, files: ShardFiles) -> ShardFiles:
-        """Return the entries of a shard, before it gets its name; raise where it is not what a repair wants."""
+        """Return the entries of a shard about to be published; raise if a repair wants other bytes."""
         self._wanted.judge(files)
         keys = [row.key for receipt in self._builders[files[0].name].taken() for row in receipt.failed]
         self._events.ledger.record_lack(files[0], keys)
-        # Of equal bytes the same is known: parts that a repair has kept are not encoded again.
+        # A repair does not encode the parts that it kept: the old statistics hold for equal bytes.
         return tuple(
             dataclasses.replace(info, statistics=info.statistics or known.statistics)
             if (known := self._known.get(info.file, info)).checksum == info.checksum
@@ -547,7 +547,7 @@ class Run:
         return {info.file: info for info in self._before.all_files} if self._before else {}
 
     def _may_have_names(self, files: Iterable[ShardInfo | IndexInfo]) -> bool:
-        """Return whether finished files replace nothing: nothing is published or visible, or these very bytes are."""
+        """Return True if the files replace nothing, or files with the same bytes."""
         if self._before is None:
             return not self._replaces
         index = self._before.index_infos
@@ -560,7 +560,7 @@ class Run:
         )
 
     def _finish(self) -> bool:
-        """Write the files beside the shards, the manifest last; return whether the whole plan is finished."""
+        """Write index, sidecars and manifest if the whole plan is finished; return whether it is."""
         if self._unlike:
             raise OtherBytesError(
                 f"{self._job.place}: {len(self._unlike)} shards cannot be repaired, because the source no longer gives "
@@ -574,7 +574,7 @@ class Run:
                 f"{len(missing)} of {count_of(len(self._planned.chosen), 'shard')} unfinished ({missing[0]}, ...); "
                 "run again"
             )
-        for shard in self._plan.shards:  # those that include and exclude omit may be there from other runs
+        for shard in self._plan.shards:  # shards left out by include and exclude may exist from other runs
             if (
                 shard.name not in self._finished
                 and (files := self._found(self._builder(shard)))
@@ -584,8 +584,14 @@ class Run:
         self._limit.check_end()
         finished = [self._finished[shard.name] for shard in self._plan.shards if shard.name in self._finished]
         check_lock(self._work)
-        is_complete = self._is_complete(finished)
+        is_complete = len(finished) == len(self._plan.shards)
         if is_complete:
+            if not any(files[0].num_records for files in finished):
+                raise IncompleteRunError(
+                    f"{self._output}: all {sum(files[0].num_rows for files in finished):,} rows were left out or "
+                    f"failed: there is no record. .datamat/{LEDGER_FILE} says why. Where read or a transform returned "
+                    "None, is a `return` missing? Change that, and run again"
+                )
             if self._is_current and self._before is not None:
                 self._write_sidecars(self._before)
             else:
@@ -598,7 +604,7 @@ class Run:
         return is_complete
 
     def _publish_set(self, finished: Sequence[ShardFiles]) -> None:
-        """Write the index, and have readers see the finished shards, and no others."""
+        """Write the index, and publish the finished shards and no others."""
         from datamat.directory.equal_inputs import equal_inputs
 
         manifest, waiting = self._described(finished)
@@ -636,7 +642,7 @@ class Run:
             self._remote.send_small(manifest)
 
     def _described(self, finished: Sequence[ShardFiles]) -> tuple[Manifest, set[str]]:
-        """Write the index files; return the manifest, and the names of its files that wait for them."""
+        """Write the index files; return the manifest, and the names of its files that wait to be published."""
         index = write_index_files(
             self._output,
             self._store,
@@ -655,18 +661,6 @@ class Run:
             return self._wanted.manifest, waiting
         return manifest, waiting
 
-    def _is_complete(self, finished: Sequence[ShardFiles]) -> bool:
-        """Return whether the whole plan is finished; raise `IncompleteRunError` where that leaves no record at all."""
-        if len(finished) < len(self._plan.shards):
-            return False
-        if not any(files[0].num_records for files in finished):
-            raise IncompleteRunError(
-                f"{self._output}: all {sum(files[0].num_rows for files in finished):,} rows were left out or failed: "
-                f"there is no record. .datamat/{LEDGER_FILE} says why. Where read or a transform returned None, is a "
-                "`return` missing? Change that, and run again"
-            )
-        return True
-
     def _inputs_of(self, shard: ShardSpec) -> np.ndarray:
         builder = self._builders.get(shard.name)
         return (builder or self._builder(shard)).inputs()
@@ -674,7 +668,7 @@ class Run:
     # ------------------------------------------------------------ what is replaced
 
     def _found(self, builder: ShardBuilder) -> ShardFiles | None:
-        """Return the files of a shard of the plan that an earlier run finished, with their names or still waiting."""
+        """Return the files of a shard that an earlier run finished, published or waiting."""
         if self._replaces:
             builder.unname()
         if (files := builder.waiting()) and self._remote is None and self._may_have_names(files):
@@ -684,32 +678,21 @@ class Run:
             return files
         return None if builder.spec.name in self._wanted.hurt else builder.finished()
 
-    def _others(self) -> dict[str, ShardFiles]:
-        """Return the shards that earlier runs finished, by name: those with an entry, or that are published."""
-        return {**self._listed, **read_entries(self._work / "shards")}
-
     def _has_others(self) -> bool:
-        """Return whether a visible shard is to go: one of another plan, or with rows that are tried again."""
+        """Return True if a visible shard will go: one of another plan, or with rows that are tried again."""
         planned = {shard.name: shard for shard in self._plan.shards}
         return any(
             (self._output / info.file).exists()
-            for name, files in self._others().items()
+            for name, files in {**self._listed, **read_entries(self._work / "shards")}.items()
             if name not in planned
             or not self._inputs.stand(planned[name], files)
             or (name in self._builders and not self._stands(files))
             for info in files
         )
 
-    def _discard_waiting_of_other_plans(self) -> None:
-        """Remove what an unfinished run left of shards that are not in this plan: they take up disk space."""
-        folder, names = run_folder(self._work), {shard.name for shard in self._plan.shards}
-        for name, files in read_entries(folder).items():
-            if name not in names:
-                remove_waiting(folder, files)
-
 
 def _check_conserved(shard: ShardSpec, receipt: Receipt, store: RowStore) -> None:
-    """Raise `IncompleteRunError` where a receipt does not account for each row of its part."""
+    """Raise `IncompleteRunError` if a receipt does not account for each row of its part."""
     part = shard.parts[receipt.number]
     num_expected = receipt.num_done * shard.copies - receipt.num_dropped_records
     if receipt.is_for(part) and not receipt.num_lost and receipt.num_records >= num_expected:

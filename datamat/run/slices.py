@@ -405,8 +405,8 @@ class TaskSession:
         there = self._read()
         return there is None or there["session"] != self._plan.get("session")
 
-    def begin(self, planned: PlannedJob, lease_s: float) -> str:
-        """Write down what the tasks make, if this is the first of them, and compare otherwise; return the session.
+    def begin(self, planned: PlannedJob, lease_s: float) -> None:
+        """Record what the tasks make if this is the first of them; otherwise compare.
 
         Raises:
             OutputError: they make something else; says what differs.
@@ -431,7 +431,6 @@ class TaskSession:
                 "all tasks the same source, code, options and versions of packages; or give this one another output. "
                 f"If what those tasks made is no longer wanted, end them and remove {self}"
             )
-        return str(self._plan["session"])
 
     def _of(self, name: str) -> str:
         return f"{_SLICES}/{self._plan['session']}/{name}"

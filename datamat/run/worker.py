@@ -1,4 +1,4 @@
-"""What travels to a worker, and writes parts there: the state that it brings, and what all parts of a process share.
+"""Write parts in a worker: what travels there with the job, and what all parts of a process share.
 
 PartWorker.write_parts ──> SharedByParts: files, locks, limits ──> PartTask: the rows ──> PartWriter ──> receipts
 """
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 LEAST_CALL_S = 0.02
-"""Seconds that a call should be worth, which costs two or three milliseconds: one that is for less gets more parts."""
+"""Least seconds of work in a call, which costs two or three milliseconds: shorter parts are joined in one call."""
 
 
 def set_up_process() -> None:
@@ -68,11 +68,11 @@ def set_up_process() -> None:
         file.write("500")
 
 
-_made_here: set[str] = set()  # tokens of part workers; a process that is forked from the caller has theirs
+_made_here: set[str] = set()  # tokens of part workers; forked processes inherit them
 
 
 class PartWorker:
-    """Writes parts of a job: travels to the workers with its bound method, and keeps there what all parts share.
+    """Writes the parts of a job. Its bound methods travel to workers; there it keeps what all parts share.
 
     Args:
         job: the job, with its options checked and resolved.
@@ -96,7 +96,7 @@ class PartWorker:
         _made_here.add(self._token)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Take along the state of the user's modules; leave behind what belongs to this process."""
+        """Include the state of the user's modules; leave out what belongs to this process."""
         if self._module_state is None and not self._has_travelled:
             self._switches.set()  # a thread of an executor may pickle this
             self._module_state = ModuleState.of(self.job.records, is_own_pool=self._is_own_pool)
@@ -104,11 +104,11 @@ class PartWorker:
         return {**self.__dict__, "_has_travelled": True, "_shared": {}}
 
     def _datamat_changing(self) -> None:
-        """Return nothing to compare between parts: the job is fixed, and the state of modules that at the first."""
+        """Return nothing to compare between calls: the job and the state of modules are fixed at the first."""
         self.__getstate__()
 
     def settle(self) -> None:
-        """In a worker: give libraries, and the user's modules, the state that they have in the caller.
+        """In a worker, give libraries and the user's modules the state that they have in the caller.
 
         Raises:
             FingerprintError: something differs that cannot be set.
@@ -122,14 +122,14 @@ class PartWorker:
             self._digests = None
 
     def _decisive(self) -> dict[str, str] | None:
-        """Return digests and versions of whatever decides the bytes of a record; None where `run` goes by a version."""
+        """Return digests and versions of whatever decides the bytes of a record; None if the user gave a version."""
         job = self.job
         if job.version is not None:
             return None
         return JobDigests.of(job.records, job.formats, job.seed).to_json()  # without memos: they are set, not compared
 
     def _refuse_other_host(self, there: Mapping[str, str]) -> None:
-        """In a worker of an engine, compare code, packages, variables and folders with those of the caller.
+        """In a worker of an engine, compare code, packages, variables and the source with those of the caller.
 
         Raises:
             FingerprintError: the same row would give other bytes here.
@@ -151,7 +151,7 @@ class PartWorker:
     def write_parts(
         self, parts: Sequence[PartSpec], lost: Sequence[FailedRow] | None, reused: ReusedRows | None
     ) -> list[Receipt]:
-        """Write parts that follow each other in a shard: the first, and the others unless they turn out to take long.
+        """Write consecutive parts of a shard: the first, and the others unless they turn out to take long.
 
         Args:
             parts: runs of rows of the shard.
@@ -180,7 +180,7 @@ class PartWorker:
         until = time.monotonic() + 2 * LEAST_CALL_S
         receipts = [shared.write_part(parts[0], lost, reused)]
         for part in parts[1:]:
-            if time.monotonic() > until:  # then other workers should have the rest
+            if time.monotonic() > until:  # leave the rest to other workers
                 break
             receipts.append(shared.write_part(part, None, None))
         if self._remark:
@@ -188,7 +188,7 @@ class PartWorker:
         return receipts
 
     def _arrive(self) -> None:
-        """Settle, and in a worker of an engine look for the output; before anything is written.
+        """Prepare this process; in a worker of an engine, check that the output is here before anything is written.
 
         Raises:
             FingerprintError: something differs that cannot be set.

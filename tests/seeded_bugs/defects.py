@@ -1127,7 +1127,7 @@ DEFECTS = {
             "others-of-a-call-forgotten",
             "a worker dies, and the parts that it was to make in the same call are never made",
             "datamat.run.dispatch:PartQueue._lose",
-            replace("self._queue(task)", "self._queue(task[:1])"),
+            replace("self.add(task)", "self.add(task[:1])"),
             "tests/run/test_function.py::test_row_that_ends_the_worker_of_many_is_found",
         ),
         Defect(
