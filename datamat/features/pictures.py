@@ -220,13 +220,14 @@ class Mask(PictureFile):
 
     A sample holds it as an array, or as the `bytes` of a PNG or TIFF file: 8-bit greyscale PNG files (16-bit for
     uint16) are stored untouched; the ids of TIFF and palette files, and of files with fewer bits, are stored as
-    greyscale PNG.
+    greyscale PNG. With a palette it may also hold colours, as an array (height, width, 3) or an RGB file: each pixel is
+    the first class of its colour, and one of no class is refused.
 
     Args:
         shape: (height, width); None for a size that varies.
         names: class names in the order of the ids. An array with an id beyond them is refused, except 255 (65535 for
             uint16), which segmentation datasets use for `not labelled`. Empty accepts every id.
-        palette: colour (red, green, blue) of each class, for drawing.
+        palette: colour (red, green, blue) of each class, for drawing, and for masks of colours.
         dtype: "uint8", or "uint16" for more than 256 ids: instances, panoptic segmentation.
 
     Example:
@@ -265,8 +266,7 @@ class Mask(PictureFile):
             if codecs.can_keep_mask(info, dtype=self.dtype):
                 check_array(self, self.dtype, (info.height, info.width), self.shape, np.dtype(self.dtype))
                 return value
-            value = self.prepare(value)
-        value = array_of(self, value)
+        value = self.prepare(value if isinstance(value, bytes) else array_of(self, value))
         check_array(self, value.dtype, value.shape, self.shape, np.dtype(self.dtype))
         self._check_ids(value)
         return _encoded(self, value, codecs.encode_png)
@@ -292,6 +292,29 @@ class Mask(PictureFile):
 
     def target(self) -> Target:
         return "mask"
+
+    def prepare(self, value: Any) -> Any:
+        if self.palette and isinstance(value, bytes):
+            info = codecs.probe(value, whole=True)
+            if info.channels == 3 and info.encoding != "jpeg":
+                value = codecs.decode_image(value)
+        if self.palette and isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.shape[2:] == (3,):
+            return self._ids_of(value)
+        return PictureFile.prepare(self, value)  # `super()` knows no class that `frozen` has made anew
+
+    def _ids_of(self, pixels: np.ndarray) -> np.ndarray:
+        """Return the class ids (height, width) of colours (height, width, 3)."""
+        codes = _packed(pixels)
+        ids: np.ndarray = _ids_by_colour(self.palette, self.dtype).take(codes)
+        if ids.size and ids.max() == _MOST_IDS[self.dtype] - 1:
+            unknown = ~np.isin(codes, _packed(np.array(self.palette, np.uint8)))
+            if unknown.any():
+                row, column = (int(place) for place in np.argwhere(unknown)[0])
+                raise SchemaError(
+                    f"pixel (row {row}, column {column}) has the colour {tuple(pixels[row, column].tolist())}, which "
+                    "the palette does not declare; add it to names and palette, or save the mask without smoothing"
+                )
+        return ids
 
     def _check_ids(self, mask: np.ndarray) -> None:
         if not self.names or mask.size == 0 or int(mask.max()) < len(self.names):
@@ -688,6 +711,22 @@ def _checked_palette(palette: Any, most: int) -> tuple[tuple[int, int, int], ...
             f"Mask: palette is {join_names(colours)}; want levels from 0 to 255, and at most {most} colours"
         )
     return colours
+
+
+def _packed(colours: np.ndarray) -> np.ndarray:
+    """Return colours (..., 3) of 8 bits as numbers of 24, uint32 (...)."""
+    red, green, blue = (colours[..., channel].astype(np.uint32) for channel in range(3))
+    found: np.ndarray = red << 16 | green << 8 | blue
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def _ids_by_colour(palette: tuple[tuple[int, int, int], ...], dtype: str) -> np.ndarray:
+    """Return the first class of each colour packed in 24 bits, (2**24,); the largest number where there is none."""
+    table = np.full(1 << 24, _MOST_IDS[dtype] - 1, dtype)
+    for number, code in reversed([*enumerate(_packed(np.array(palette, np.uint8)).tolist())]):
+        table[code] = number
+    return table
 
 
 _GRID = 32

@@ -18,6 +18,7 @@ import glob
 import importlib
 import inspect
 import os
+import pathlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
@@ -27,7 +28,7 @@ from datamat.errors import MissingDependencyError, OptionError, Skip, SourceErro
 from datamat.features import Feature, Features
 from datamat.folders.local import expand_home
 from datamat.sources.rows import IndexRow, RowBlock
-from datamat.writers.kinds import SOURCE_KINDS
+from datamat.writers.kinds import SOURCE_KINDS, layout_of
 
 __all__ = [
     "DataSource",
@@ -390,10 +391,11 @@ def writer_and_source(writer: Any, source: Any) -> tuple[Any, Any]:
     Raises:
         OptionError: data is given twice.
     """
+    if isinstance(writer, (str, os.PathLike)) and source is None and _is_place(os.fspath(writer)):
+        writer, source = None, writer
     if writer is None:
-        return "dataset", source
-    if isinstance(writer, str) and source is None and _is_place(writer):
-        return "dataset", writer
+        is_folder = isinstance(source, (str, os.PathLike)) and os.path.isdir(expand_home(source))
+        return (is_folder and layout_of(pathlib.Path(expand_home(source)))) or "dataset", source
     if isinstance(writer, (str, DatasetWriter)) or inspect.isclass(writer):
         return writer, source
     if source is not None and inspect.isroutine(writer):

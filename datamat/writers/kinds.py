@@ -13,7 +13,7 @@ from datamat.values import frozen
 if TYPE_CHECKING:
     import pathlib
 
-__all__ = ["KINDS", "PACKINGS", "SOURCE_KINDS", "SourceKind"]
+__all__ = ["KINDS", "PACKINGS", "SOURCE_KINDS", "SourceKind", "layout_of"]
 
 PACKINGS = (".gz", ".bz2", ".xz", ".zst", ".zlib")
 """Extensions of compressed files, behind those of what they hold."""
@@ -64,3 +64,33 @@ KINDS = {
 
 SOURCE_KINDS = (*sorted({*KINDS, "torch"} - {"datamat"}),)
 """Kinds of sources that need no class: each is the name of an `ImportWriter` that reads nothing else."""
+
+_LAYOUTS = {
+    "coco": (
+        "annotations/instances_*.json",
+        "annotations/lvis_v*.json",
+        "instances_*.json",
+        "*/_annotations.coco.json",
+    ),
+    "yolo": ("data.yaml", "data.yml"),
+    "voc": ("Annotations/*.xml", "VOC*/Annotations/*.xml", "VOCdevkit/*/Annotations/*.xml"),
+    "cityscapes": ("leftImg8bit/*/*/*_leftImg8bit.png",),
+    "labelme": ("*.json", "*/*.json"),
+}
+"""Patterns of files that a layout of pictures has, by the name of its writer."""
+
+
+def layout_of(folder: pathlib.Path) -> str | None:
+    """Return the name of the writer for a folder of pictures and annotations; None where it is in no known layout."""
+    if any(kind.is_marked(folder) for kind in KINDS.values()):
+        return None
+    for name, patterns in _LAYOUTS.items():
+        found = next((path for pattern in patterns for path in folder.glob(pattern) if path.is_file()), None)
+        if found is not None and (name != "labelme" or _has_shapes(found)):
+            return name
+    return None
+
+
+def _has_shapes(file: pathlib.Path) -> bool:
+    with file.open("rb") as content:
+        return b'"shapes"' in content.read(1 << 16)

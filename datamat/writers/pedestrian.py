@@ -17,18 +17,16 @@ The default classes and colours are those of the surface masks in AI Hub's "side
 
 from __future__ import annotations
 
-import functools
 import json
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
 
 import numpy as np
 
 from datamat.codecs import decode_image, probe, read_file
-from datamat.codecs.files import PICTURES
-from datamat.errors import OptionError, SchemaError, SourceError
+from datamat.codecs.files import PICTURES, read_xml
+from datamat.errors import InputError, OptionError, SchemaError, SourceError
 from datamat.features import Features, Image, Mask
 from datamat.sources.files import note_files
 from datamat.sources.rows import IndexRow
@@ -105,10 +103,8 @@ class PedestrianWriter(DatasetWriter):
                 f"for each of 1 to {_UNDECLARED} names"
             )
         self._names = tuple(names)
-        self._palette = tuple((int(r), int(g), int(b)) for r, g, b in palette)
-        self.features = Features(
-            {"image": Image(encoding="jpeg"), "mask": Mask(names=self._names, palette=self._palette)}
-        )
+        mask = Mask(names=self._names, palette=tuple((int(r), int(g), int(b)) for r, g, b in palette))
+        self.features = Features({"image": Image(encoding="jpeg"), "mask": mask})
 
     def index(self, source: Any) -> Iterable[IndexRow]:
         """Return one row per image, sorted by folder and name.
@@ -134,7 +130,11 @@ class PedestrianWriter(DatasetWriter):
             _check_size(tuple(drawing["size"]), size, annotation)
             mask = _draw(drawing["polygons"], size)
         else:
-            mask = _ids_of(decode_image(read_file(annotation), name=annotation), self._palette, annotation)
+            colours = decode_image(read_file(annotation), name=annotation)
+            try:
+                mask = self.features["mask"].prepare(colours)
+            except SchemaError as error:
+                raise SchemaError(f"{annotation!r}: {error}") from error
             _check_size(mask.shape, size, annotation)
         return {"image": data, "mask": mask}
 
@@ -168,50 +168,15 @@ def _check_size(found: tuple[int, ...], size: tuple[int, int], path: str) -> Non
         )
 
 
-# ---- colour-coded masks
-
-
-def _ids_of(pixels: np.ndarray, palette: tuple[tuple[int, int, int], ...], path: str) -> np.ndarray:
-    """Return the class ids of a mask of colours, uint8 (height, width, 3), as uint8 (height, width)."""
-    packed = pixels[..., 0].astype(np.uint32)
-    for channel in (1, 2):
-        packed <<= 8
-        packed |= pixels[..., channel]
-    ids: np.ndarray = _table(palette).take(packed)
-    if ids.max() == _UNDECLARED:
-        row, column = (int(place) for place in np.argwhere(ids == _UNDECLARED)[0])
-        raise SchemaError(
-            f"{path!r}: pixel (row {row}, column {column}) has the colour {tuple(pixels[row, column].tolist())}, "
-            "which the palette does not declare; add it with names= and palette=, or save the mask without smoothing"
-        )
-    return ids
-
-
-@functools.lru_cache(maxsize=1)
-def _table(palette: tuple[tuple[int, int, int], ...]) -> np.ndarray:
-    """Return the class id of each colour packed in 24 bits, uint8 (2**24,); built once per worker."""
-    table = np.full(1 << 24, _UNDECLARED, np.uint8)
-    for number, (red, green, blue) in enumerate(palette):
-        table[red << 16 | green << 8 | blue] = number
-    return table
-
-
 # ---- polygons of CVAT for images 1.1
-
-
-class _NoDoctype(ElementTree.TreeBuilder):
-    """Refuses document type declarations, and with them all entities."""
-
-    def doctype(self, name: str, *_: object) -> None:
-        raise ElementTree.ParseError(f"it declares a document type ({name}), which CVAT never does")
 
 
 def _drawings(xml: pathlib.Path, names: Sequence[str]) -> dict[str, str]:
     """Return what to draw for each image, as JSON: {"size": [height, width], "polygons": [[id, [[x, y], ...]]]}."""
     try:
-        root = ElementTree.fromstring(read_file(xml), ElementTree.XMLParser(target=_NoDoctype()))  # noqa: S314 -- no entities
-    except ElementTree.ParseError as error:
-        raise SourceError(f"{xml}: {error}; export it again as CVAT for images 1.1") from error
+        root = read_xml(xml)
+    except InputError as error:
+        raise SourceError(f"{error}; export it again as CVAT for images 1.1") from error
     found: dict[str, str] = {}
     for image in root.iter("image"):
         name = pathlib.PurePosixPath(image.get("name", "")).name

@@ -352,3 +352,34 @@ def test_video_names_the_package_that_it_needs(monkeypatch):
             MissingDependencyError, match=r"needs the package av; install it with: pip install 'datamat"
         ):
             needs_it()
+
+
+PALETTE = ((0, 0, 0), (9, 8, 7), (0, 0, 0), (255, 255, 255))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+@pytest.mark.parametrize("given", ["array", "png"])
+def test_masks_of_colours_become_ids(given, dtype):
+    """Of two classes of one colour, the first; the file of ids is that of an array of ids."""
+    feature = Mask(names=("a", "b", "c", "d"), palette=PALETTE, dtype=dtype)
+    ids = np.array([[0, 1, 3], [3, 1, 0]], dtype)
+    colours = np.array(PALETTE, np.uint8)[ids]
+
+    stored = feature.encode(colours if given == "array" else encode_png(colours))
+
+    assert stored == feature.encode(ids)
+    assert np.array_equal(feature.decode(stored), ids)
+
+
+def test_colour_of_no_class_is_named_with_its_place():
+    """Also where ids reach the number that stands for none."""
+    colours = np.zeros((4, 5, 3), np.uint8)
+    colours[2, 3] = (1, 2, 3)
+    full = tuple((0, number, 0) for number in range(256))
+
+    for palette in (PALETTE, full):
+        with pytest.raises(SchemaError, match=r"pixel \(row 2, column 3\) has the colour \(1, 2, 3\), which"):
+            Mask(palette=palette).encode(colours)
+    assert Mask(palette=full).prepare(np.array([[[0, 255, 0]]], np.uint8)).tolist() == [[255]]
+    with pytest.raises(InputError, match="RGB samples"):
+        Mask().encode(encode_png(colours))

@@ -228,6 +228,49 @@ def coco(folder):
     return samples(CocoWriter(), folder)
 
 
+def yolo(folder):
+    from datamat.writers.yolo import YoloWriter
+
+    put(folder / "images/train/a.jpg", "picture.jpg")
+    put(folder / "images/train/b.jpg", "picture.jpg")
+    (folder / "labels/train").mkdir(parents=True)
+    (folder / "labels/train/a.txt").write_text("1 .5 .5 .25 .125\n0 0 0 .5 0 .5 1.5\n")
+    (folder / "data.yaml").write_text("train: images/train\nnames: [person, dog]\n")
+    return samples(YoloWriter(segments=True), folder)
+
+
+def voc(folder):
+    from datamat.writers.voc import VocWriter
+
+    put(folder / "JPEGImages/a.jpg", "picture.jpg")
+    box = "<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>9.5</xmax><ymax>8</ymax></bndbox>"
+    found = f"<object><name>dog</name><difficult>1</difficult>{box}</object><object><name>cat</name>{box}</object>"
+    (folder / "Annotations").mkdir()
+    (folder / "Annotations/a.xml").write_text(f"<annotation>{found}</annotation>")
+    return samples(VocWriter(), folder)
+
+
+def labelme(folder):
+    from datamat.writers.labelme import LabelmeWriter
+
+    put(folder / "a.jpg", "picture.jpg")
+    shapes = [
+        {"label": "dog", "points": [[1, 2], [9, 2], [9, 5]], "shape_type": "polygon"},
+        {"label": "cat", "points": [[4, 4], [4, 6]], "shape_type": "circle"},
+    ]
+    content = {"shapes": shapes, "imagePath": "a.jpg", "imageHeight": 12, "imageWidth": 16}
+    (folder / "a.json").write_text(json.dumps(content))
+    return samples(LabelmeWriter(segments=True), folder)
+
+
+def cityscapes(folder):
+    from datamat.writers.cityscapes import CityscapesWriter
+
+    put(folder / "leftImg8bit/train/ulm/ulm_000000_000019_leftImg8bit.png", "picture.png")
+    put(folder / "gtFine/train/ulm/ulm_000000_000019_gtFine_labelIds.png", "mask.png")
+    return samples(CityscapesWriter(), folder)
+
+
 def image_folder(folder):
     from datamat.writers.image_folder import ImageFolderWriter
 
@@ -288,12 +331,17 @@ PARTS = {
     "datamat.transforms.seeding": (seeding, ("numpy",)),
     "datamat.transforms": (transforms, ("numpy",)),
     "datamat.writers.camvid": (camvid, ()),
+    "datamat.writers.cityscapes": (cityscapes, ()),
     "datamat.writers.coco": (coco, ()),
     "datamat.writers.dataset": (dataset, ()),
+    "datamat.writers.detection": (yolo, ()),
     "datamat.writers.function": (function, ()),
     "datamat.writers.image_folder": (image_folder, ()),
+    "datamat.writers.labelme": (labelme, ()),
     "datamat.writers.pedestrian": (pedestrian, ("cv2",)),
     "datamat.writers.table": (table, ("pyarrow",)),
+    "datamat.writers.voc": (voc, ()),
+    "datamat.writers.yolo": (yolo, ()),
 }
 
 

@@ -10,10 +10,14 @@ import pytest
 from datamat import ImportWriter, Materializer, testing
 from datamat.codecs import encode_jpeg, encode_png
 from datamat.writers.camvid import CamVidWriter
+from datamat.writers.cityscapes import CityscapesWriter
 from datamat.writers.coco import CocoWriter
 from datamat.writers.image_folder import ImageFolderWriter
+from datamat.writers.labelme import LabelmeWriter
 from datamat.writers.pedestrian import PedestrianWriter
 from datamat.writers.table import TableWriter
+from datamat.writers.voc import VocWriter
+from datamat.writers.yolo import YoloWriter
 
 NAMES = ("ground", "sidewalk")
 PALETTE = ((0, 0, 0), (9, 8, 7))
@@ -57,6 +61,61 @@ class TestCoco(testing.DatasetWriterConformance):
         (folder / "annotations/instances_train2017.json").write_text(json.dumps(content))
         for image in images:
             write_picture(folder / "train2017" / image["file_name"], image["id"])
+        return folder
+
+
+class TestYolo(testing.DatasetWriterConformance):
+    def make_writer(self):
+        return YoloWriter(segments=True)
+
+    def make_source(self, folder):
+        (folder / "labels/train").mkdir(parents=True)
+        (folder / "data.yaml").write_text("train: images/train\nnames: {0: dog}\n")
+        for number in range(6):
+            write_picture(folder / f"images/train/{number}.jpg", number)
+            (folder / f"labels/train/{number}.txt").write_text("0 .1 .1 .5 .1 .5 .5\n0 .5 .5 .2 .2\n" * number)
+        return folder
+
+
+@pytest.mark.long
+class TestVoc(testing.DatasetWriterConformance):
+    def make_writer(self):
+        return VocWriter()
+
+    def make_source(self, folder):
+        box = "<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>9</xmax><ymax>8</ymax></bndbox>"
+        (folder / "Annotations").mkdir()
+        for number in range(6):
+            write_picture(folder / f"JPEGImages/{number}.jpg", number)
+            found = f"<object><name>dog</name>{box}</object>" * number
+            (folder / f"Annotations/{number}.xml").write_text(f"<annotation>{found}</annotation>")
+        return folder
+
+
+@pytest.mark.long
+class TestLabelme(testing.DatasetWriterConformance):
+    def make_writer(self):
+        return LabelmeWriter(segments=True)
+
+    def make_source(self, folder):
+        for number in range(6):
+            write_picture(folder / f"{number}.jpg", number)
+            shapes = [{"label": "dog", "points": [[1, 2], [9, 2], [9, number]], "shape_type": "polygon"}]
+            content = {"shapes": shapes, "imagePath": f"{number}.jpg", "imageHeight": 12, "imageWidth": 16}
+            (folder / f"{number}.json").write_text(json.dumps(content))
+        return folder
+
+
+@pytest.mark.long
+class TestCityscapes(testing.DatasetWriterConformance):
+    def make_writer(self):
+        return CityscapesWriter()
+
+    def make_source(self, folder):
+        for number in range(6):
+            frame = f"train/ulm/ulm_{number:06d}_000019"
+            write_picture(folder / f"leftImg8bit/{frame}_leftImg8bit.png", number, encode_png)
+            write_mask(folder / f"gtFine/{frame}_gtFine_labelIds.png", np.full((12, 16), number, np.uint8))
         return folder
 
 
