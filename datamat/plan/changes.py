@@ -30,7 +30,7 @@ from datamat.features.pictures import PictureFile
 from datamat.folders import AbsentError
 from datamat.folders.local import read_regular
 from datamat.formats import Offsets, get_format
-from datamat.plan.job import changed_digests
+from datamat.plan.digests import changed_digests
 from datamat.plan.pipeline import MadeColumns
 from datamat.values import frozen
 

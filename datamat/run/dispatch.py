@@ -55,7 +55,8 @@ if TYPE_CHECKING:
     from datamat.options import WorkerOptions
     from datamat.parallel.engines import EngineExecutor
     from datamat.plan.changes import ReusedRows
-    from datamat.plan.job import Job, JobDigests
+    from datamat.plan.digests import JobDigests
+    from datamat.plan.job import Job
     from datamat.run.limits import DiskLimit
     from datamat.run.reporting import RunEvents
     from datamat.run.slices import TaskClaims

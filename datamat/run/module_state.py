@@ -34,7 +34,7 @@ from datamat.fingerprint import (
 from datamat.parallel import get_logger
 from datamat.parallel.byvalue import is_by_value
 from datamat.parallel.pickling import PLAIN, dumps_code, load_code
-from datamat.plan.job import as_drawn, as_written
+from datamat.plan.digests import as_drawn, as_written
 from datamat.values import frozen
 
 if TYPE_CHECKING:

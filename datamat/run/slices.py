@@ -47,7 +47,7 @@ from datamat.errors import CorruptDataError, OptionError, OutputError, OutputLoc
 from datamat.folders import ExistsError, LocalFolder, UnsupportedError, create_once
 from datamat.folders.base import each
 from datamat.folders.local import look_anew
-from datamat.plan.job import changed_digests
+from datamat.plan.digests import changed_digests
 from datamat.run.growing import inputs_of_shard
 from datamat.run.quarantine import QUARANTINE_FOLDER
 from datamat.run.upload import StoredShard

@@ -25,8 +25,8 @@ from datamat.errors import (
 )
 from datamat.fingerprint import Switches
 from datamat.parallel.process_role import is_worker
+from datamat.plan.digests import JobDigests
 from datamat.plan.inputs import OpenedFiles
-from datamat.plan.job import JobDigests
 from datamat.run.growing import GrowingShard
 from datamat.run.module_state import ModuleState
 from datamat.run.part_task import SharedByParts

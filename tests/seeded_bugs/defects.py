@@ -692,7 +692,7 @@ DEFECTS = {
         Defect(
             "library-version-ignored",
             "parts and shards of two versions of an encoder are mixed",
-            "datamat.plan.job:JobDigests.of_split",
+            "datamat.plan.digests:JobDigests.of_split",
             replace(
                 "[self.writer, self.features, self.format, self.seed, self.packages, self.environment]",
                 "[self.writer, self.features, self.format, self.environment]",
@@ -1375,7 +1375,7 @@ DEFECTS = {
         Defect(
             "foreign-feature-not-compared",
             "an edit of a feature type of the user's own goes unnoticed: shards keep what the old code encoded",
-            "datamat.plan.job:_schema_of",
+            "datamat.plan.digests:_schema_of",
             replace("[declared, found.digest] if types else declared", "declared"),
             "tests/features/test_foreign_features.py::test_edit_of_a_foreign_class_rebuilds",
         ),
