@@ -114,7 +114,7 @@ def open_reused(
     """Open the shard that records are kept in.
 
     Args:
-        reused: places of the records; None where nothing is kept.
+        reused: places of the records; None if nothing is kept.
         shard_format: format of the shard, bound to its features.
         features: schema of the records.
 
@@ -190,14 +190,14 @@ def render_snapshot(plan: Plan) -> bytes:
 
 
 def read_snapshot(rows_folder: pathlib.Path) -> list[PlannedShard] | None:
-    """Return the shards of the plan that a run left there, or None where it is missing or incomplete."""
+    """Return the shards of the plan that a run left there, or None if it is missing or incomplete."""
     with contextlib.suppress(OSError, ValueError):
         return parse_snapshot(read_json(rows_folder / _FILE))
     return None
 
 
 def parse_snapshot(value: Any) -> list[PlannedShard] | None:
-    """Return the shards that the JSON value of such a file lists; None where it is none."""
+    """Return the shards listed in the JSON value of such a file; None if it is malformed."""
     with contextlib.suppress(TypeError):
         return [PlannedShard(**shard) for shard in value]
     return None
@@ -363,7 +363,7 @@ def _with_records(
 
 
 def _row_keys(planned: PlannedJob, manifest: Manifest, info: ShardInfo) -> set[str] | None:
-    """Return the keys of the rows that have records in a shard; None where it is not here, or cannot be read."""
+    """Return the keys of the rows that have records in a shard; None if it is not here, or cannot be read."""
     path = planned.job.output / info.file
     with contextlib.suppress(OSError, CorruptDataError):
         if not is_stand_in(path):
@@ -373,7 +373,7 @@ def _row_keys(planned: PlannedJob, manifest: Manifest, info: ShardInfo) -> set[s
 
 
 def _has_other_items(planned: PlannedJob, manifest: Manifest) -> bool:
-    """Return whether the rows are keyed by position, and none of the finished items is in the source now.
+    """Return True if the rows are keyed by position, and none of the finished items is in the source now.
 
     Args:
         planned: source and options as they are now, and the directory.
@@ -519,7 +519,7 @@ class Comparison:
         return [_row_change(change, rows_of_it) for change, rows_of_it in groups.items() if rows_of_it]
 
     def _splits_now(self, keys: Sequence[str]) -> dict[str, str | None]:
-        """Return the split of the row of each key; None where the source has no such row."""
+        """Return the split of the row of each key; None if the source has no such row."""
         rows = self._store.find_all(keys)
         codes = np.asarray(self._store.split_codes)[rows].tolist()
         splits = [self._store.splits[code] for code in codes]
@@ -594,7 +594,7 @@ def index_reader(output: pathlib.Path, manifest: Manifest | None) -> Callable[[s
 def find_reusable(
     planned: PlannedJob, before: Manifest, shard: ShardSpec, info: ShardInfo, index: Callable[[str], IndexTable]
 ) -> ReusedRows | None:
-    """Return where the records of a shard's rows are in the file of the last run, or None where none can be reused.
+    """Return where the records of a shard's rows are in the file of the last run, or None if none can be reused.
 
     Args:
         planned: source and options as they are now, and the directory.
@@ -626,7 +626,7 @@ def find_reusable(
 
 
 def _measured_fields(features: Features, info: ShardInfo) -> tuple[str, ...] | None:
-    """Return the fields whose values went into the statistics of a shard; None where that cannot be repeated.
+    """Return the fields whose values went into the statistics of a shard; None if that cannot be repeated.
 
     It can where all pictures of a field were encoded from arrays, without loss, or none was.
     """
@@ -649,7 +649,7 @@ def _measured_fields(features: Features, info: ShardInfo) -> tuple[str, ...] | N
 
 
 def _is_made_alike(planned: PlannedJob, before: Manifest, shard: ShardSpec) -> bool:
-    """Return whether this run makes the records of unchanged rows exactly as the last one did."""
+    """Return True if this run makes the records of unchanged rows exactly as the last one did."""
     return (
         not changed_digests(before.ingredients, planned.manifest_digests, augmented=shard.augmented)
         and before.copies.get(shard.split) == shard.copies

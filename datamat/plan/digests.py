@@ -113,7 +113,7 @@ class JobDigests:
             formats: shard formats, the one that readers take first.
             seed: base seed of every random draw.
             version: text that counts in place of the code of writer and transform; None for the code itself.
-            files: digests of the files that every sample depends on, by name; None where there are none.
+            files: digests of the files that every sample depends on, by name; None if there are none.
 
         Raises:
             FingerprintError: the writer or the transform holds something that cannot be fingerprinted.

@@ -103,7 +103,7 @@ class Job:
         output: absolute path of the folder of the finished shards.
         formats: the shard formats; readers take the first.
         splits: share of each split where the index brings none.
-        groups: field or function of the rows that land in the same split if they agree in it; None where keys draw.
+        groups: field or function of the rows that land in the same split if they agree in it; None if keys draw.
         shards: layout of samples in files.
         copies: records per input row of the drawn splits, or by split.
         seed: base seed; with the sample key it decides every random draw.

@@ -273,7 +273,7 @@ class PartQueue:
         disk: bytes on disk at which no further part is started.
         events: passes on the start and the deaths of workers.
         digests: what decides the bytes of the job; what depends on the hash seed, or cannot be seen, counts here.
-        claims: what this task takes, where several share an output; None where there are no others.
+        claims: what this task takes, where several share an output; None if there are no others.
 
     Attributes:
         stopped: "deadline" or "max_disk" where that ended the stream, else "".

@@ -175,7 +175,7 @@ class _Trial:
         self._rows[sample.split] += 1
 
     def _measure_block(self, sample: SampledRows, writers: Sequence[ShardWriter]) -> bool:
-        """Measure rows that go in blocks, many more of them; return whether they do."""
+        """Measure rows that go in blocks, many more of them; return True if they do."""
         if sample.augmented or sample.copies != 1 or not self._in_blocks:
             return False
         first = sample.positions[0]

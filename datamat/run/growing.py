@@ -161,7 +161,7 @@ class GrowingShard:
             )
 
     def receipt(self, number: int) -> Receipt | None:
-        """Return the receipt of a part of this very shard; None where there is none."""
+        """Return the receipt of a part of this very shard; None if there is none."""
         found = read_receipt(self.folder, number)
         if found is None or (found.number, found.fingerprint) != (number, self._fingerprint):
             return None
@@ -169,7 +169,7 @@ class GrowingShard:
         return found if has_formats else None
 
     def is_joined(self, receipt: Receipt) -> bool:
-        """Return whether a part is in the file of every format that joins parts."""
+        """Return True if a part is in the file of every format that joins parts."""
         return all(
             file.start is not None for made, file in zip(self._formats, receipt.files, strict=True) if made.joins_parts
         )
@@ -212,7 +212,7 @@ class GrowingShard:
         return number
 
     def is_done(self, number: int) -> bool:
-        """Return whether a part has left a receipt, whatever it says."""
+        """Return True if a part has left a receipt, whatever it says."""
         return receipt_path(self.folder, number).exists()
 
     def whole(self, receipts: Mapping[int, Receipt]) -> dict[int, Receipt]:
@@ -428,7 +428,7 @@ class GrowingShard:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Return whether this process now has the lock; None where the file system has no locks."""
+    """Return True if this process now has the lock; None if the file system has no locks."""
     import fcntl
 
     try:
@@ -472,7 +472,7 @@ def open_at(path: pathlib.Path, end: int) -> BinaryIO:
 
 
 def _has_digest(path: pathlib.Path, part: PartInfo) -> bool:
-    """Return whether a part is at its place in the growing file, or all that its own file holds."""
+    """Return True if a part is at its place in the growing file, or all that its own file holds."""
     with contextlib.suppress(OSError, CorruptDataError):
         behind = path.stat().st_size - (part.start or 0) - part.num_bytes
         if behind == 0 or (behind > 0 and part.start is not None):

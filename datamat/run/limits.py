@@ -102,7 +102,7 @@ class DiskLimit:
             self._used = tree_bytes(self._folder)
 
     def allows(self, costs: Iterable[int]) -> bool:
-        """Return whether parts of these costs fit, with the largest twice: it is there twice while it is joined."""
+        """Return True if parts of these costs fit, with the largest twice: it is there twice while it is joined."""
         if self._most is None:
             return True
         listed = list(costs)
@@ -153,7 +153,7 @@ class ErrorLimit:
         self.num_failed -= counted.num_failed
 
     def check_end(self) -> None:
-        """Raise `IncompleteRunError` where not a single row gave a record."""
+        """Raise `IncompleteRunError` if not a single row gave a record."""
         if self.num_failed and not self._num_done:
             raise self._error("all of them", "see what they have in common")
 

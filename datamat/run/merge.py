@@ -120,7 +120,7 @@ def _common_name(sets: Sequence[_Set], name: str | None) -> str:
 
 
 def _check_fit(sets: Sequence[_Set], target: pathlib.Path) -> None:
-    """Raise `OptionError` where directories do not fit together, or one of them would be changed."""
+    """Raise `OptionError` if directories do not fit together, or one of them would be changed."""
     first = sets[0]
     for one in sets:
         if target.resolve() in (one.folder.resolve(), *one.folder.resolve().parents):
@@ -156,7 +156,7 @@ def _check_alike(first: _Set, other: _Set) -> None:
 
 
 def _check_keys(sets: Sequence[_Set]) -> None:
-    """Raise `OptionError` where a row's key is in two directories, in whichever splits."""
+    """Raise `OptionError` if a row's key is in two directories, in whichever splits."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -177,7 +177,7 @@ def _check_keys(sets: Sequence[_Set]) -> None:
 
 
 def _check_size(sets: Sequence[_Set], name: str) -> None:
-    """Raise `OptionError` where no reader would take the manifest."""
+    """Raise `OptionError` if no reader would take the manifest."""
     index = {info.file: info for one in sets for info in one.manifest.index}  # as long as that which is not made yet
     num_bytes = len(_manifest(sets, name, _renamed(sets, name), tuple(index.values())).render())
     if num_bytes > MOST_MANIFEST_BYTES:

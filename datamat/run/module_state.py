@@ -82,7 +82,7 @@ class ModuleState:
 
     @classmethod
     def of(cls, records: RecordSource, *, is_own_pool: bool) -> ModuleState | None:
-        """Return what the code of a writer and a transform reads in this process; None where that cannot be found out.
+        """Return what the code of a writer and a transform reads in this process; None if that cannot be found out.
 
         Args:
             records: where the job takes its records from, with its writer and its transform.
@@ -213,7 +213,7 @@ def _examined(records: RecordSource) -> tuple[dict[Home, ModuleValue], dict[str,
 
 
 def _is_worth_sending(home: Home, place: ModuleValue) -> bool:
-    """Return whether a value may differ in a worker: what is pickled by its name is the worker's own."""
+    """Return True if a value may differ in a worker: what is pickled by its name is the worker's own."""
     _, path = home
     value = place.value
     if isinstance(value, types.ModuleType):

@@ -570,7 +570,7 @@ def exit_error(row: IndexRow, error: SystemExit) -> SampleError:
 
 
 def may_pass(error: SampleError) -> bool:
-    """Return whether another attempt may succeed: a mismatch with the declaration does not pass."""
+    """Return True if another attempt may succeed: a mismatch with the declaration does not pass."""
     return not isinstance(error.__cause__, SchemaError)
 
 

@@ -118,7 +118,7 @@ class PartWriter:
         self._stack.__exit__(*raised)
 
     def check_run(self) -> None:
-        """Raise `OutputLockedError` where another run has begun since this one."""
+        """Raise `OutputLockedError` if another run has begun since this one."""
         self._growing.check_run()
 
     def first(self) -> Receipt | None:

@@ -203,7 +203,7 @@ def _open_screen() -> _Screen:
 
 
 def _shows_on_console(logger: logging.Logger | None) -> bool:
-    """Return whether what a logger takes at level INFO is seen where the bar is."""
+    """Return True if what a logger takes at level INFO is seen where the bar is."""
     if logger is None or not logger.isEnabledFor(logging.INFO):
         return False
     one: logging.Logger | None = logger

@@ -262,7 +262,7 @@ class Receipt:
         return value
 
     def is_for(self, spec: PartSpec) -> bool:
-        """Return whether this is the receipt of a part of the present plan."""
+        """Return True if this is the receipt of a part of the present plan."""
         mine = (self.shard, self.number, self.start, self.stop, self.fingerprint)
         return mine == (spec.shard, spec.number, spec.start, spec.stop, spec.fingerprint)
 
@@ -301,7 +301,7 @@ def read_offsets(folder: pathlib.Path, number: int, part: PartInfo) -> Offsets:
 
 
 def read_receipt(folder: pathlib.Path, number: int) -> Receipt | None:
-    """Return the receipt of a part, or None where there is no whole one."""
+    """Return the receipt of a part, or None if there is no whole one."""
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
         return Receipt.from_json(read_json(receipt_path(folder, number)))
     return None

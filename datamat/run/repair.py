@@ -260,7 +260,7 @@ def _intact_parts(output: pathlib.Path, info: ShardInfo, num_parts: int) -> set[
 
 
 def _is_kept(planned: PlannedJob, part: PartSpec, growing: GrowingShard, files: Mapping[str, ShardInfo]) -> bool:
-    """Copy a part out of the files of a shard and give it a receipt; return whether it has one."""
+    """Copy a part out of the files of a shard and give it a receipt; return True if it has one."""
     if growing.receipt(part.number) is not None:  # of a killed repair
         return True
     store, inputs = planned.store, planned.inputs
@@ -333,7 +333,7 @@ class Wanted:
     Attributes:
         files: fingerprint of each file, and the checksums of which it must have one.
         index: size and checksum that each file of the index must have.
-        manifest: the manifest, which is to stay; None where it is damaged.
+        manifest: the manifest, which is to stay; None if it is damaged.
         hurt: names of the shards that are damaged, whatever their sizes and ends say.
     """
 
@@ -359,7 +359,7 @@ class Wanted:
                 )
 
     def is_met(self, files: Iterable[ShardInfo], index: Sequence[IndexInfo]) -> bool:
-        """Return whether the files are those of the manifest to restore."""
+        """Return True if the files are those of the manifest to restore."""
         if self.manifest is None or set(index) != set(self.manifest.index):
             return False
         return set(files) == set(self.manifest.all_files)
@@ -393,7 +393,7 @@ def _places(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _note_link(path: str | os.PathLike[str], note: str | os.PathLike[str]) -> bool:
-    """Replace a link, beside which no run would write, by a note; return whether it is one."""
+    """Replace a link, beside which no run would write, by a note; return True if it is one."""
     if not os.path.islink(path):
         return False
     with open(note, "x", encoding="utf-8", errors="surrogateescape") as file:

@@ -560,7 +560,7 @@ class Run:
         )
 
     def _finish(self) -> bool:
-        """Write index, sidecars and manifest if the whole plan is finished; return whether it is."""
+        """Write index, sidecars and manifest if the whole plan is finished; return True if it is."""
         if self._unlike:
             raise OtherBytesError(
                 f"{self._job.place}: {len(self._unlike)} shards cannot be repaired, because the source no longer gives "

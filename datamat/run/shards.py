@@ -104,7 +104,7 @@ class ShardBuilder:
         output: the folder of the finished shards.
         spec: shard to build, with its parts.
         formats: formats that the shard is written in.
-        inputs: knows whether input files have changed; None where rows have none.
+        inputs: knows whether input files have changed; None if rows have none.
         listed: files of the shard of this name that the published manifest lists, if it has one.
     """
 
@@ -145,7 +145,7 @@ class ShardBuilder:
         return None
 
     def _is_still_there(self, info: ShardInfo, published: int) -> bool:
-        """Return whether a published file is the one that is listed; it is read only if something wrote to it since."""
+        """Return True if a published file is the one that is listed; it is read only if something wrote to it since."""
         path = self._output / info.file
         if is_stand_in(path) or path.stat().st_mtime_ns <= published:
             return not missing_files(self._output, info)
@@ -163,7 +163,7 @@ class ShardBuilder:
         return (self._waiting if waits else self._entries) / f"{self.spec.name}.json"
 
     def _are_there(self, files: ShardFiles, *, waits: bool) -> bool:
-        """Return whether files and offsets match their entry; move those there with which nothing else is left to do.
+        """Return True if files and offsets match their entry; move those there with which nothing else is left to do.
 
         A kill may have come between an entry and the names of its files.
         """
@@ -181,7 +181,7 @@ class ShardBuilder:
         return False
 
     def _is_mine(self, files: ShardFiles) -> bool:
-        """Return whether files have the present formats, rows and options, and the same input files."""
+        """Return True if files have the present formats, rows and options, and the same input files."""
         if [(info.file, info.index_file) for info in files] != self._names:
             return False
         if any(info.fingerprint != self.spec.fingerprint for info in files):
@@ -237,7 +237,7 @@ class ShardBuilder:
         return [part for part in self.spec.parts if part.number in before.keys() - self._receipts.keys()]
 
     def _read_receipt(self, part: PartSpec) -> Receipt | None:
-        """Return the receipt of a part of the present plan, even of a damaged one; None where there is none."""
+        """Return the receipt of a part of the present plan, even of a damaged one; None if there is none."""
         receipt = self._growing.receipt(part.number)
         if receipt is None or not receipt.is_for(part) or receipt.num_lost:
             return None
@@ -428,7 +428,7 @@ def _has_offsets(path: pathlib.Path, info: ShardInfo) -> bool:
 
 
 def _holds(path: pathlib.Path, info: ShardInfo, version: str) -> bool:
-    """Return whether a file matches its entry; it is read only if something has written to it since."""
+    """Return True if a file matches its entry; it is read only if something has written to it since."""
     with contextlib.suppress(OSError, CorruptDataError):
         if path.stat().st_size != info.num_bytes:
             return False

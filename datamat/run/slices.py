@@ -210,7 +210,7 @@ class TaskClaims:
         self._beaten_at = -self._task.lease_s  # the next beat takes it back
 
     def take(self) -> ShardSpec | None:
-        """Take a shard that nobody has, or whose holder seems dead; None where there is none now."""
+        """Take a shard that nobody has, or whose holder seems dead; None if there is none now."""
         self.beat()
         if self.is_over:
             return None
@@ -245,11 +245,11 @@ class TaskClaims:
         return self.are_done(shard.name for shard in self._shards)
 
     def are_done(self, shards: Iterable[str]) -> bool:
-        """Return whether shards are complete, whoever made them."""
+        """Return True if shards are complete, whoever made them."""
         return self._done().issuperset(shards)
 
     def takes_end(self) -> bool:
-        """Take the lease of whoever writes the manifest; return whether this task has it."""
+        """Take the lease of whoever writes the manifest; return True if this task has it."""
         self.beat()
         self._leases = self._latest()
         if _END in self._mine:
@@ -292,7 +292,7 @@ class TaskClaims:
         return found
 
     def _takes(self, name: str, heartbeats: Mapping[str, str]) -> bool:
-        """Create the first or the next generation of a lease; return whether this process did."""
+        """Create the first or the next generation of a lease; return True if this process did."""
         if name not in self._leases:
             return self._creates(name, 0)
         lease = f"{name}.{self._leases[name]:05d}"
@@ -310,7 +310,7 @@ class TaskClaims:
         return True
 
     def _is_free(self, lease: str, heartbeats: Mapping[str, str]) -> bool:
-        """Return whether the holder of a lease has left, or has shown no heartbeat for long enough."""
+        """Return True if the holder of a lease has left, or has shown no heartbeat for long enough."""
         holder = self._holders.get(lease) or self._session.text(f"leases/{lease}")
         if holder.endswith("\n"):
             self._holders[lease] = holder

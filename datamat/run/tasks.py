@@ -167,7 +167,7 @@ class _Task:
         return self._completed(report, whole)
 
     def _claims(self, whole: PlannedJob, session: TaskSession) -> TaskClaims | None:
-        """Return what there is to take; None where the output is complete."""
+        """Return what there is to take; None if the output is complete."""
         finished = known_shards(self._shared.output, self._shared.work)
         refuse_other_dataset(self._shared, finished)
         judge_existing(whole, finished)

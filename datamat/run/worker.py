@@ -157,7 +157,7 @@ class PartWorker:
             parts: runs of rows of the shard.
             lost: rows to leave out as failed, because they end their worker. None for a part whose worker has not
                 died: only then are rows processed in blocks.
-            reused: rows whose records are taken from a finished shard; None where there are none.
+            reused: rows whose records are taken from a finished shard; None if there are none.
 
         Returns:
             The receipts of the parts that are written, which are also on disk beside them.
