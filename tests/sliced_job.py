@@ -14,7 +14,7 @@ from prepared import Prepared
 from datamat import DatasetWriter, Features, IndexRow, Scalar, ShardOptions, Text, WorkerOptions
 from datamat.events import RunEnded
 from datamat.options import RunOptions
-from datamat.run.materializer import start
+from datamat.run.tasks import start
 
 NUM_SHARDS = 6
 

@@ -39,8 +39,9 @@ from datamat.plan.plan import PartSpec, Plan, ShardSpec
 from datamat.readers.cache import RecordCache, ShardStore
 from datamat.readers.records import RecordFiles
 from datamat.readers.remote import Loaded
-from datamat.run.materializer import output_place, start
+from datamat.run.materializer import output_place
 from datamat.run.report import RunReport
+from datamat.run.tasks import start
 from datamat.sources.rows import IndexRow
 from datamat.values import frozen
 

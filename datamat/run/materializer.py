@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import datamat
-from datamat.errors import OptionError, SampleError, SourceError, fold, require_package
+from datamat.errors import OptionError, SourceError
 from datamat.options import (
     RUN_PARAMETERS,
     WORK_PARAMETERS,
@@ -42,14 +42,11 @@ from datamat.values import frozen
 if TYPE_CHECKING:
     from datamat.folders import Folder
     from datamat.plan.job import Job
-    from datamat.run.repair import Wanted
-    from datamat.run.report import RunReport
-    from datamat.run.run import Mode
     from datamat.sources.mirror import SourceMirror
     from datamat.sources.url_files import UrlFiles
 
 
-__all__ = ["DATASET_PARAMETERS", "Materializer", "output_place", "start"]
+__all__ = ["DATASET_PARAMETERS", "Materializer", "output_place"]
 
 
 class Materializer:
@@ -328,6 +325,8 @@ class Materializer:
         Example:
             >>> Materializer("camvid", "CamVid", "out/camvid").run(workers=4, deadline="23h30m")   # doctest: +SKIP
         """
+        from datamat.run.tasks import start
+
         return start(self._made(RunOptions.of(options)))
 
     @takes(*WORK_PARAMETERS)
@@ -344,6 +343,8 @@ class Materializer:
             IncompleteRunError: shards are missing; names some.
             SourceError, OutputLockedError, OutputError: as for `run`.
         """
+        from datamat.run.tasks import start
+
         how = RunOptions.of(options, "finalize", WorkKeywords.__annotations__)
         how = dataclasses.replace(how, existing=existing)
         return start(self._made(how), mode="finalize")
@@ -510,46 +511,6 @@ class _Given:
 
         root = "" if mirror is None else str(mirror.root)
         return UrlFiles(url_folder(self.output, scratch), self.source_options or {}, root)
-
-
-def start(
-    job: Job,
-    *,
-    mode: Mode = "make",
-    lease_s: float | None = None,
-    wanted: Wanted | None = None,
-) -> RunReport:
-    """Run a job, as `Materializer.run` and `convert` do: alone, or as one of several tasks that share its output.
-
-    Args:
-        job: the job, with its options checked and resolved.
-        mode: what the run is for.
-        lease_s: how long another task may seem dead, in seconds, before this one takes its shards; None for a minute.
-        wanted: what must come out, of a repair.
-    """
-    from datamat.parallel.byvalue import run_top_level_once
-    from datamat.parallel.tasks import warned_once
-    from datamat.run.limits import interrupted, signals_raised
-    from datamat.run.repair import NOTHING_WANTED
-    from datamat.run.run import run_job
-    from datamat.run.slices import LEASE_S, TaskNumber
-    from datamat.run.tasks import run_task
-
-    require_package("pyarrow", "the index of a dataset")
-    run_top_level_once()  # also where there is nothing to do, and no pool starts
-    how = job.how
-    with warned_once(), signals_raised():
-        try:
-            if how.task_index is None or how.num_tasks is None:
-                return run_job(job, mode=mode, wanted=wanted or NOTHING_WANTED)
-            return run_task(job, TaskNumber(how.task_index, how.num_tasks, lease_s or LEASE_S))
-        except SampleError as error:
-            fold(error)
-            raise error.with_traceback(None)  # noqa: B904 -- it is the same error
-        except KeyboardInterrupt:
-            raise interrupted(
-                f"interrupted; what is finished in {job.place} is kept, and {job.remedies.again} continues from there"
-            ) from None
 
 
 def output_place(

@@ -20,7 +20,6 @@ shard again. The copies go once the set is whole; if a shard does not come, its 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import os
 from array import array
@@ -55,14 +54,14 @@ from datamat.run.growing import GrowingShard
 from datamat.run.receipts import PartInfo, Receipt, part_path, replace_file, write_receipt
 from datamat.run.slices import session_of
 from datamat.run.upload import RemoteOutput, note_uploaded
-from datamat.values import frozen
+from datamat.run.wanted import NOTHING_WANTED, Wanted
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from typing import BinaryIO
 
-    from datamat.directory.manifest import IndexInfo, ShardFiles, ShardInfo
+    from datamat.directory.manifest import ShardFiles, ShardInfo
     from datamat.directory.verify import VerifyReport
     from datamat.folders import Folder
     from datamat.formats import ShardFormat
@@ -71,13 +70,7 @@ if TYPE_CHECKING:
     from datamat.run.report import RunReport
 
 
-__all__ = [
-    "NOTHING_WANTED",
-    "OtherBytesError",
-    "Wanted",
-    "repair",
-    "repair_without_source",
-]
+__all__ = ["repair", "repair_without_source"]
 
 _DAMAGED, _FOREIGN = f"{WORK}/quarantine/damaged", f"{WORK}/quarantine/foreign"
 _COPY_BYTES = 1 << 20
@@ -89,8 +82,8 @@ _FILES_OF_WORK = ("lock", "inputs", "ledger.jsonl", "names.json", "sidecars.json
 def repair(job: Job) -> RunReport:
     """Rebuild what is damaged in the output of a job, round by round until nothing is; see `Materializer.repair`."""
     from datamat.directory.verify import examine
-    from datamat.run.materializer import start
     from datamat.run.run import work_folder
+    from datamat.run.tasks import start
 
     store, work, logger = job.store, job.work, job.how.logger
     place: Folder = LocalFolder(job.output) if store is None else store
@@ -324,53 +317,6 @@ def _copied_part(
     os.replace(temporary, path)
     replace_file(path.with_suffix(".idx"), lines)
     return lines, keys
-
-
-@frozen()
-class Wanted:
-    """The result that a repair must reach.
-
-    Attributes:
-        files: fingerprint of each file, and the checksums of which it must have one.
-        index: size and checksum that each file of the index must have.
-        manifest: the manifest, which is to stay; None if it is damaged.
-        hurt: names of the shards that are damaged, whatever their sizes and ends say.
-    """
-
-    files: Mapping[str, tuple[str, tuple[str, ...]]] = dataclasses.field(default_factory=dict)
-    index: tuple[IndexInfo, ...] = ()
-    manifest: Manifest | None = None
-    hurt: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, manifest: Manifest, hurt: Iterable[str]) -> Wanted:
-        """Return what a repair wants by a manifest that is whole."""
-        files = {info.file: (info.fingerprint, (info.checksum,)) for info in manifest.all_files}
-        return cls(files, manifest.index, manifest, frozenset(hurt))
-
-    def judge(self, files: ShardFiles) -> None:
-        """Raise `OtherBytesError` if the files of a shard have other bytes than before."""
-        for info in files:
-            fingerprint, checksums = self.files.get(info.file, ("", ()))
-            if fingerprint == info.fingerprint and checksums and info.checksum not in checksums:
-                raise OtherBytesError(
-                    f"{info.file}: the source gives bytes with the checksum {info.checksum}, the manifest says "
-                    f"{' or '.join(checksums)}"
-                )
-
-    def is_met(self, files: Iterable[ShardInfo], index: Sequence[IndexInfo]) -> bool:
-        """Return True if the files are those of the manifest to restore."""
-        if self.manifest is None or set(index) != set(self.manifest.index):
-            return False
-        return set(files) == set(self.manifest.all_files)
-
-
-NOTHING_WANTED = Wanted()
-"""What a run wants that is no repair."""
-
-
-class OtherBytesError(OutputError):
-    """The rebuilt bytes differ from the original ones."""
 
 
 def _set_aside(output: pathlib.Path, work: pathlib.Path, name: str) -> None:

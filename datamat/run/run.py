@@ -60,12 +60,12 @@ from datamat.run.limits import DiskLimit, ErrorLimit
 from datamat.run.publish import write_index_files
 from datamat.run.quarantine import kept_names, release, safe_name
 from datamat.run.receipts import DamagedPartError, Sealed
-from datamat.run.repair import NOTHING_WANTED, OtherBytesError
 from datamat.run.reporting import reporting
 from datamat.run.shards import ShardBuilder, begin_run, remove_waiting
 from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, remove_scratch_of_tasks, session_of
 from datamat.run.targets import claim_names, refuse_own_source
 from datamat.run.upload import StoredShard, UploadTask, opened_output
+from datamat.run.wanted import NOTHING_WANTED, OtherBytesError
 
 if TYPE_CHECKING:
     import pathlib
@@ -80,10 +80,10 @@ if TYPE_CHECKING:
     from datamat.plan.job import Job, PlannedJob
     from datamat.plan.plan import PartSpec, ShardSpec
     from datamat.run.receipts import Receipt
-    from datamat.run.repair import Wanted
     from datamat.run.report import RunReport
     from datamat.run.reporting import RunEvents
     from datamat.run.upload import RemoteOutput
+    from datamat.run.wanted import Wanted
     from datamat.sources.store import RowStore
 
 

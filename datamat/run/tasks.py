@@ -1,4 +1,4 @@
-"""One of several tasks that make one output together, from the call to its report.
+"""Run a job, alone or as one of several tasks that make one output together.
 
     a claim of each shard, see `slices` ──> a run of what was claimed ──> who finds all done writes the manifest
 
@@ -25,10 +25,12 @@ from datamat.directory.manifest import (
     Manifest,
 )
 from datamat.directory.publication import finish_publication
-from datamat.errors import CorruptDataError, OutputError, OutputLockedError
+from datamat.errors import CorruptDataError, OutputError, OutputLockedError, SampleError, fold, require_package
 from datamat.events import PlanMade, RunEnded
 from datamat.folders import LocalFolder
 from datamat.folders.local import look_anew
+from datamat.parallel.byvalue import run_top_level_once
+from datamat.parallel.tasks import warned_once
 from datamat.plan.changes import (
     find_changes,
     known_shards,
@@ -36,27 +38,63 @@ from datamat.plan.changes import (
 )
 from datamat.plan.inputs import InputFiles
 from datamat.run.existing import judge_existing, refuse_other_dataset
+from datamat.run.limits import interrupted, signals_raised
 from datamat.run.reporting import reporting
 from datamat.run.run import Run, run_job, work_folder
-from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, remove_scratch_of_tasks, session_of, task_folder
+from datamat.run.slices import (
+    LEASE_S,
+    TaskClaims,
+    TaskNumber,
+    TaskSession,
+    remove_scratch_of_tasks,
+    session_of,
+    task_folder,
+)
 from datamat.run.targets import claim_names, refuse_own_source
 from datamat.run.upload import opened_output
+from datamat.run.wanted import NOTHING_WANTED
 
 if TYPE_CHECKING:
     from datamat.plan.job import Job, PlannedJob
     from datamat.run.report import RunReport
     from datamat.run.reporting import RunEvents
+    from datamat.run.run import Mode
     from datamat.run.upload import RemoteOutput
+    from datamat.run.wanted import Wanted
 
 
-__all__ = [
-    "run_task",
-]
+__all__ = ["start"]
 
 _MOMENT_S = 0.5  # between two looks at who writes the manifest
 
 
-def run_task(shared: Job, task: TaskNumber) -> RunReport:
+def start(job: Job, *, mode: Mode = "make", lease_s: float = LEASE_S, wanted: Wanted = NOTHING_WANTED) -> RunReport:
+    """Run a job, as `Materializer.run` and `convert` do: alone, or as one of several tasks that share its output.
+
+    Args:
+        job: the job, with its options checked and resolved.
+        mode: what the run is for.
+        lease_s: how long another task may seem dead, in seconds, before this one takes its shards.
+        wanted: what must come out, of a repair.
+    """
+    require_package("pyarrow", "the index of a dataset")
+    run_top_level_once()  # also where there is nothing to do, and no pool starts
+    how = job.how
+    with warned_once(), signals_raised():
+        try:
+            if how.task_index is None or how.num_tasks is None:
+                return run_job(job, mode=mode, wanted=wanted)
+            return _run_task(job, TaskNumber(how.task_index, how.num_tasks, lease_s))
+        except SampleError as error:
+            fold(error)
+            raise error.with_traceback(None)  # noqa: B904 -- it is the same error
+        except KeyboardInterrupt:
+            raise interrupted(
+                f"interrupted; what is finished in {job.place} is kept, and {job.remedies.again} continues from there"
+            ) from None
+
+
+def _run_task(shared: Job, task: TaskNumber) -> RunReport:
     """Do the share of one of several tasks that make one output together; see `slices`.
 
     Args:

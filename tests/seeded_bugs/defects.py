@@ -619,7 +619,7 @@ DEFECTS = {
         Defect(
             "repair-takes-any-bytes",
             "repair replaces what was damaged by whatever the source gives now, and reports success",
-            "datamat.run.repair:Wanted.judge",
+            "datamat.run.wanted:Wanted.judge",
             replace(
                 "__fingerprint == __info.fingerprint and __checksums and __info.checksum not in __checksums",
                 "__fingerprint == __info.fingerprint and not __checksums and __info.checksum not in __checksums",
