@@ -144,17 +144,13 @@ class YoloWriter(DetectionWriter):
 
     def _splits(self, root: pathlib.Path) -> dict[str | None, list[str]]:
         """Return the folders and lists of each split."""
-        named: dict[str | None, list[str]] = {}
-        for split in _SPLITS:
-            entry = self._described.get(split)
-            if entry:
-                named[split] = [str(one) for one in (entry if isinstance(entry, list) else [entry])]
-        if named or self._described.get("names") is None or not self._described.get("is_listed"):
-            if not named:
-                raise SourceError(f"{root}: its YAML file names no train, val or test; add the folder of each")
-            return named
-        folders = sorted(path.name for path in (root / "images").glob("*/"))
-        return {name: [f"images/{name}"] for name in folders} or {None: ["images"]}
+        if "is_listed" in self._described:
+            folders = sorted(path.name for path in (root / "images").glob("*/"))
+            return {name: [f"images/{name}"] for name in folders} or {None: ["images"]}
+        named = {split: self._described[split] for split in _SPLITS if self._described.get(split)}
+        if not named:
+            raise SourceError(f"{root}: its YAML file names no train, val or test; add the folder of each")
+        return {split: list(map(str, one if isinstance(one, list) else [one])) for split, one in named.items()}
 
     def _images(self, root: pathlib.Path, entry: str, split: str | None) -> Iterator[str]:
         place = _place(root, str(self._described.get("path") or ""), entry)
