@@ -14,7 +14,7 @@ from prepared import Prepared
 from datamat import DatasetWriter, Features, IndexRow, Scalar, ShardOptions, Text, WorkerOptions
 from datamat.events import RunEnded
 from datamat.options import RunOptions
-from datamat.run.materializer import start
+from datamat.run.tasks import start
 
 NUM_SHARDS = 6
 
@@ -101,7 +101,7 @@ def run_task(source, output, index, count, lease_s, *, deadline=None, **options)
     made = job(source, output, **options)
     task = {"task_index": index, "num_tasks": count, "deadline": deadline, "progress": False}
     how = RunOptions.of({**made.options, **task})
-    return start(made._made(how), made._traveller, lease_s=float(lease_s))
+    return start(made._made(how), lease_s=float(lease_s))
 
 
 def start_task(source, output, index, count, *, lease_s=60, act="", options="", fails=""):

@@ -637,7 +637,7 @@ class Manifest:
         augmented: splits whose records a transform drew, so that their keys are KEY#COPY.
         made_by: names of the writer and the transform; their digests and the packages are among the ingredients.
         index: the files of the index: of each split its rows, and the hashes of their keys.
-        ingredients: digests of what determined the output besides the rows; see `datamat.plan.job`.
+        ingredients: digests of what determined the output besides the rows; see `datamat.plan.digests`.
         also: files with the same records in further formats, by name of the format, in the same order.
         moving: where files wait that are listed and have not got their names yet, by the name: the place of each is
             below the directory, too. The files are at one of both; see `datamat.directory.publication`.

@@ -30,7 +30,7 @@ from datamat.features.pictures import PictureFile
 from datamat.folders import AbsentError
 from datamat.folders.local import read_regular
 from datamat.formats import Offsets, get_format
-from datamat.plan.job import changed_digests
+from datamat.plan.digests import changed_digests
 from datamat.plan.pipeline import MadeColumns
 from datamat.values import frozen
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOT_MADE",
+    "Comparison",
     "PlannedShard",
     "ReusedRows",
     "ShardChange",
@@ -58,9 +59,7 @@ __all__ = [
     "index_reader",
     "known_shards",
     "lost_files",
-    "main_reasons",
     "missing_files",
-    "num_changed_rows",
     "open_reused",
     "parse_snapshot",
     "read_snapshot",
@@ -71,8 +70,6 @@ __all__ = [
 ]
 
 # ---------------------------------------------------------------- records that are reused
-#
-# Records that are copied unchanged from a finished shard while other rows of it are tried again.
 
 
 _MOST_BYTES = 1 << 32  # of offsets
@@ -117,7 +114,7 @@ def open_reused(
     """Open the shard that records are kept in.
 
     Args:
-        reused: places of the records; None where nothing is kept.
+        reused: places of the records; None if nothing is kept.
         shard_format: format of the shard, bound to its features.
         features: schema of the records.
 
@@ -193,22 +190,20 @@ def render_snapshot(plan: Plan) -> bytes:
 
 
 def read_snapshot(rows_folder: pathlib.Path) -> list[PlannedShard] | None:
-    """Return the shards of the plan that a run left there, or None where it is missing or incomplete."""
+    """Return the shards of the plan that a run left there, or None if it is missing or incomplete."""
     with contextlib.suppress(OSError, ValueError):
         return parse_snapshot(read_json(rows_folder / _FILE))
     return None
 
 
 def parse_snapshot(value: Any) -> list[PlannedShard] | None:
-    """Return the shards that the JSON value of such a file lists; None where it is none."""
+    """Return the shards listed in the JSON value of such a file; None if it is malformed."""
     with contextlib.suppress(TypeError):
         return [PlannedShard(**shard) for shard in value]
     return None
 
 
 # ---------------------------------------------------------------- what would be made again, and why
-#
-# What `run` would make again, and why: the finished directory compared with the rows and options as they are now.
 #
 #     manifest      fingerprint of each shard, digests of the ingredients ──┐
 #     index files   each row: fields, size and digest of its files ─────────┼──> (shard, reasons)
@@ -273,7 +268,7 @@ def find_changes(planned: PlannedJob) -> list[ShardChange]:
     """
     manifest, known = known_shards(planned.job.output, planned.job.work)
     waiting = waiting_shards(planned.job.work, planned.plan.shards)
-    comparison = None if manifest is None else _Comparison(planned, manifest)
+    comparison = None if manifest is None else Comparison(planned, manifest)
     found = []
     for shard in planned.plan.shards:
         files = known.get(shard.name, ())
@@ -289,30 +284,6 @@ def find_changes(planned: PlannedJob) -> list[ShardChange]:
         if reasons:
             found.append(ShardChange(shard.name, tuple(reasons)))
     return found
-
-
-def main_reasons(planned: PlannedJob, manifest: Manifest, shards: Sequence[ShardSpec]) -> list[str]:
-    """Return why shards are no longer as the plan has them, each reason once; the index is read only if need be.
-
-    Args:
-        planned: source and options as they are now, and the directory.
-        manifest: manifest of the last finished run.
-        shards: shards of the plan that are on disk in another form.
-    """
-    comparison = _Comparison(planned, manifest)
-    return list(dict.fromkeys(reason for shard in shards for reason in comparison.main_reasons(shard)))
-
-
-def num_changed_rows(planned: PlannedJob, manifest: Manifest, shards: Sequence[ShardSpec]) -> list[int]:
-    """Return how many rows of each shard need new records, where those of all others are reused.
-
-    Args:
-        planned: source and options as they are now, and the directory.
-        manifest: manifest of the last finished run.
-        shards: shards of the plan to count the rows of.
-    """
-    comparison = _Comparison(planned, manifest)
-    return [comparison.num_changed_rows(shard) for shard in shards]
 
 
 def find_loss(planned: PlannedJob, known: Mapping[str, ShardFiles]) -> str:
@@ -392,7 +363,7 @@ def _with_records(
 
 
 def _row_keys(planned: PlannedJob, manifest: Manifest, info: ShardInfo) -> set[str] | None:
-    """Return the keys of the rows that have records in a shard; None where it is not here, or cannot be read."""
+    """Return the keys of the rows that have records in a shard; None if it is not here, or cannot be read."""
     path = planned.job.output / info.file
     with contextlib.suppress(OSError, CorruptDataError):
         if not is_stand_in(path):
@@ -402,7 +373,7 @@ def _row_keys(planned: PlannedJob, manifest: Manifest, info: ShardInfo) -> set[s
 
 
 def _has_other_items(planned: PlannedJob, manifest: Manifest) -> bool:
-    """Return whether the rows are keyed by position, and none of the finished items is in the source now.
+    """Return True if the rows are keyed by position, and none of the finished items is in the source now.
 
     Args:
         planned: source and options as they are now, and the directory.
@@ -458,8 +429,13 @@ def lost_files(output: pathlib.Path, work: pathlib.Path, info: ShardInfo) -> lis
     return found
 
 
-class _Comparison:
-    """The last finished run compared with the rows, plan and digests of today."""
+class Comparison:
+    """The last finished run compared with the rows, plan and digests of today.
+
+    Args:
+        planned: source and options as they are now, and the directory.
+        manifest: manifest of the last finished run.
+    """
 
     def __init__(self, planned: PlannedJob, manifest: Manifest) -> None:
         self._output = planned.job.output
@@ -470,18 +446,13 @@ class _Comparison:
         self._inputs = planned.inputs
         self._index = index_reader(self._output, manifest)
 
-    def reasons(self, shard: ShardSpec) -> list[str]:
-        """Return why a shard would be made again."""
+    def reasons(self, shard: ShardSpec, *, is_brief: bool = False) -> list[str]:
+        """Return why a shard would be made again; in brief, its own rows only where nothing changed for all shards."""
         found = self._changed_layout(shard)
         if not found:
-            options = self._changed_options(shard)
-            found = [*options, *self._changed_rows(shard, is_why=not options)]
-        return found or ["the order of its rows changed"]
-
-    def main_reasons(self, shard: ShardSpec) -> list[str]:
-        """Return why a shard would be made again: what changed for all shards, or else its own rows."""
-        found = self._changed_layout(shard) or self._changed_options(shard)
-        found = found or self._changed_rows(shard, is_why=True)
+            found = self._changed_options(shard)
+            if not (found and is_brief):
+                found = [*found, *self._changed_rows(shard, is_why=not found)]
         return found or ["the order of its rows changed"]
 
     def _changed_layout(self, shard: ShardSpec) -> list[str]:
@@ -503,7 +474,7 @@ class _Comparison:
         return reasons
 
     def num_changed_rows(self, shard: ShardSpec) -> int:
-        """Return how many rows of a shard changed: all of them where options did."""
+        """Return how many rows of a shard need new records, where those of all others are reused."""
         if self._changed_layout(shard) or self._changed_options(shard):
             return shard.num_rows
         try:
@@ -548,7 +519,7 @@ class _Comparison:
         return [_row_change(change, rows_of_it) for change, rows_of_it in groups.items() if rows_of_it]
 
     def _splits_now(self, keys: Sequence[str]) -> dict[str, str | None]:
-        """Return the split of the row of each key; None where the source has no such row."""
+        """Return the split of the row of each key; None if the source has no such row."""
         rows = self._store.find_all(keys)
         codes = np.asarray(self._store.split_codes)[rows].tolist()
         splits = [self._store.splits[code] for code in codes]
@@ -623,7 +594,7 @@ def index_reader(output: pathlib.Path, manifest: Manifest | None) -> Callable[[s
 def find_reusable(
     planned: PlannedJob, before: Manifest, shard: ShardSpec, info: ShardInfo, index: Callable[[str], IndexTable]
 ) -> ReusedRows | None:
-    """Return where the records of a shard's rows are in the file of the last run, or None where none can be reused.
+    """Return where the records of a shard's rows are in the file of the last run, or None if none can be reused.
 
     Args:
         planned: source and options as they are now, and the directory.
@@ -655,7 +626,7 @@ def find_reusable(
 
 
 def _measured_fields(features: Features, info: ShardInfo) -> tuple[str, ...] | None:
-    """Return the fields whose values went into the statistics of a shard; None where that cannot be repeated.
+    """Return the fields whose values went into the statistics of a shard; None if that cannot be repeated.
 
     It can where all pictures of a field were encoded from arrays, without loss, or none was.
     """
@@ -678,7 +649,7 @@ def _measured_fields(features: Features, info: ShardInfo) -> tuple[str, ...] | N
 
 
 def _is_made_alike(planned: PlannedJob, before: Manifest, shard: ShardSpec) -> bool:
-    """Return whether this run makes the records of unchanged rows exactly as the last one did."""
+    """Return True if this run makes the records of unchanged rows exactly as the last one did."""
     return (
         not changed_digests(before.ingredients, planned.manifest_digests, augmented=shard.augmented)
         and before.copies.get(shard.split) == shard.copies

@@ -208,7 +208,7 @@ class SampleColumns:
 
 
 def _is_small(array: np.ndarray) -> bool:
-    """Return whether an array can be held as its bytes."""
+    """Return True if an array can be held as its bytes."""
     return array.dtype.kind in _NUMBERS and 0 < array.nbytes < _LARGE_BYTES
 
 

@@ -95,7 +95,7 @@ class Neighbourhood:
         return cls(tuple(root for root in roots if root != os.sep), tuple(sorted(hidden - set(roots))))
 
     def holds(self, path: str, *, is_run: bool = False) -> bool:
-        """Return whether a file counts: below one of the roots, in no hidden folder there; code only if it is run."""
+        """Return True if a file counts: below one of the roots, in no hidden folder there; code only if it is run."""
         root = next((root for root in self.roots if _is_below(path, root)), None)
         is_imported = path.endswith(_CODE) and not is_run
         if root is None or is_imported or any(_is_below(path, other) for other in self.without):
@@ -119,8 +119,10 @@ class OpenedFiles:
 
     def start(self) -> None:
         """Record the files opened from now on, in place of another object that does so."""
-        global _listener  # noqa: PLW0603 -- a hook belongs to the process
-        _hook_in()
+        global _listener, _is_hooked  # noqa: PLW0603 -- a hook belongs to the process, for good
+        if not _is_hooked:
+            sys.addaudithook(_hear)
+            _is_hooked = True
         self._held = set(_held_open())
         _listener = self._paths
 
@@ -173,13 +175,6 @@ def placeholders_refused(declared: Callable[[], Iterable[Iterable[Iterable[str]]
 _listener: dict[str, bool] | None = None
 """The paths that are opened, each with whether it is run as a program, or loaded by ctypes."""
 _is_hooked = False
-
-
-def _hook_in() -> None:
-    global _is_hooked  # noqa: PLW0603 -- once per process, for good
-    if not _is_hooked:
-        sys.addaudithook(_hear)
-        _is_hooked = True
 
 
 def _hear(event: str, args: tuple[Any, ...]) -> None:
@@ -293,7 +288,7 @@ class PartInputs:
         self.is_as_indexed = True
 
     def settle(self, number: int, notes: Notes) -> bool:
-        """Return whether the files of a row were the same before and after it was read; if not, read it again.
+        """Return True if the files of a row were the same before and after it was read; if not, read it again.
 
         Args:
             number: position of the row in the part.
@@ -362,13 +357,13 @@ class InputFiles:
         self._same: dict[tuple[int, int, str, str], bool] = {}
 
     def stand(self, shard: ShardSpec, files: ShardFiles) -> bool:
-        """Return whether a finished shard has the fingerprint of the plan and the same input files."""
+        """Return True if a finished shard has the fingerprint of the plan and the same input files."""
         if any(info.fingerprint != shard.fingerprint for info in files):
             return False
         return all(self.are_same(shard.start, shard.stop, info.inputs) for info in files)
 
     def are_same(self, start: int, stop: int, content: str, times: str = "") -> bool:
-        """Return whether the files of rows hold what they held when records were made from them.
+        """Return True if the files of rows hold what they held when records were made from them.
 
         Args:
             start: position of the first row in the order of the plan.

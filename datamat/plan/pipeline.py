@@ -238,10 +238,10 @@ class RecordSource(Protocol):
         """Yield (key, columns) of each record of one row; raises `SampleError`. See `Pipeline.records`."""
 
     def check_determined(self, row: IndexRow, read: Mapping[str, str], *, augmented: bool) -> None:
-        """Raise `OptionError` where the row would give other records another time. See `Pipeline.check_determined`."""
+        """Raise `OptionError` if the row would give other records another time. See `Pipeline.check_determined`."""
 
     def known_statistics(self, row: IndexRow) -> Statistics | None:
-        """Return what is known of the values of the records of a row that are copied; None where nothing is.
+        """Return what is known of the values of the records of a row that are copied; None if nothing is.
 
         Of the rows of a split it adds up to what is known of all of them: a row may stand for others. It is not called
         where there is a `pipeline`, whose records are looked at.
@@ -249,7 +249,7 @@ class RecordSource(Protocol):
 
     @property
     def pipeline(self) -> Pipeline | None:
-        """The pipeline that reads samples, by which many rows can be made at once; None where records are copied."""
+        """The pipeline that reads samples, by which many rows can be made at once; None if records are copied."""
 
 
 @final
@@ -483,7 +483,7 @@ class Pipeline:
         return found
 
     def encode_columns(self, columns: SampleColumns) -> dict[str, Any] | None:
-        """Return gathered samples as a block, or None where one does not match its declaration."""
+        """Return gathered samples as a block, or None if one does not match its declaration."""
         begun = time.perf_counter()
         with contextlib.suppress(Exception):  # encoded alone, each shows whether it is to blame
             block = self._encoded_block(columns.take())
@@ -503,7 +503,7 @@ class Pipeline:
         return min(max(_BLOCK_BYTES // row_bytes, _LEAST_BLOCK_ROWS), _MOST_BLOCK_ROWS)
 
     def block(self, keys: list[str], fields: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the columns of many untransformed rows at once, or None where the writer reads row by row.
+        """Return the columns of many untransformed rows at once, or None if the writer reads row by row.
 
         Raises:
             SampleError: the block is not as declared; the key is that of its first row.
@@ -531,7 +531,7 @@ class Pipeline:
         return MadeColumns.of(features.encode_block(values), features.observe_value_block(values))
 
     def check_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> None:
-        """Raise `OptionError` where the same rows give two results.
+        """Raise `OptionError` if the same rows give two results.
 
         Args:
             keys: keys of the rows of a block.
@@ -548,7 +548,7 @@ class Pipeline:
             )
 
     def check_determined(self, row: IndexRow, read: Mapping[str, str], *, augmented: bool) -> None:
-        """Raise `OptionError` where random draws depend on anything but seed, key and copy.
+        """Raise `OptionError` if random draws depend on anything but seed, key and copy.
 
         Args:
             row: a row whose records were made.

@@ -61,7 +61,7 @@ shards is empty with a probability under n * exp(-r), and then, too, they are cu
 
 @frozen()
 class PartSpec:
-    """A run of consecutive rows of a shard: what a call of `Materializer.write_part` does, or one of several things.
+    """A run of consecutive rows of a shard: what a call of `PartWorker.write_parts` does, or one of several things.
 
     Attributes:
         shard: name of the shard.
@@ -342,7 +342,8 @@ def make_plan(
         raise OptionError(f"dataset name {name!r}: want letters, digits, _ and -, as it begins the names of the shards")
     codes = store.split_codes
     totals = _totals(costs, codes, len(store.splits))
-    target = _part_cost(totals, [splits[split].copies for split in store.splits])
+    total = sum(cost * splits[split].copies for cost, split in zip(totals, store.splits, strict=True))
+    target = min(max(total // _PARTS_PER_PLAN, 1), _LARGEST_PART)
     order, shards, first = [], [], 0
     for code in np.flatnonzero(totals).tolist():
         split = store.splits[code]
@@ -439,11 +440,6 @@ class _Places:
         return found
 
 
-def _part_cost(totals: Sequence[int], copies: Sequence[int]) -> int:
-    total = sum(cost * number for cost, number in zip(totals, copies, strict=True))
-    return min(max(total // _PARTS_PER_PLAN, 1), _LARGEST_PART)
-
-
 def _bounds(
     rows: np.ndarray,
     places: _Places | None,
@@ -457,7 +453,7 @@ def _bounds(
     if options.records_per_shard is not None:
         step = max(options.records_per_shard // copies, 1)
         return [*range(0, count, step), count]
-    wanted = options.num_shards or _power_of_two(-(-cost * copies // options.shard_bytes))
+    wanted = options.num_shards or 1 << max(-(-cost * copies // options.shard_bytes) - 1, 0).bit_length()
     if options.ranks is not None:
         return _rank_bounds(count, wanted, options.ranks, split)
     number = min(wanted, count)
@@ -487,10 +483,6 @@ def _rank_bounds(count: int, wanted: int, ranks: int, split: str) -> list[int]:
     sizes = [each * (layer + 1) // layers - each * layer // layers for layer in range(layers) for _ in range(ranks)]
     sizes[:left] = [size + 1 for size in sizes[:left]]
     return [0, *itertools.accumulate(sizes)]
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << max(number - 1, 0).bit_length()
 
 
 def _cut(work: np.ndarray, target: int, step: int, least: int = 1) -> list[tuple[int, int]]:

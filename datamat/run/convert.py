@@ -39,9 +39,9 @@ from datamat.plan.plan import PartSpec, Plan, ShardSpec
 from datamat.readers.cache import RecordCache, ShardStore
 from datamat.readers.records import RecordFiles
 from datamat.readers.remote import Loaded
-from datamat.run.materializer import output_place, start
+from datamat.run.materializer import output_place
 from datamat.run.report import RunReport
-from datamat.run.worker import PartWorker
+from datamat.run.tasks import start
 from datamat.sources.rows import IndexRow
 from datamat.values import frozen
 
@@ -56,8 +56,6 @@ if TYPE_CHECKING:
 __all__ = ["SHARD", "StoredRecords", "convert"]
 
 # ---------------------------------------------------------------- records as they are stored
-#
-# The source of a conversion: rows and records of a finished directory, found by its index and never decoded.
 #
 #     _index/SPLIT.index  ──> StoredRecords.index: one row per input row, with the place of its records
 #     shards, offsets     ──> StoredRecords.records: their columns, checksums verified, bit for bit
@@ -330,7 +328,11 @@ def convert(
         formats=resolve_formats(list(before.by_format) if format is None else format, before.features),
         splits=None,
         shards=dataclasses.replace(ShardOptions.of(shards), shuffle=False),
-        copies={split: number for split, number in before.copies.items() if _has_records(before, split)},
+        copies={
+            split: number
+            for split, number in before.copies.items()
+            if any(info.num_records for info in before.splits.get(split, ()))
+        },
         seed=before.seed,
         version=None,
         sidecars=tuple(sidecars),
@@ -338,18 +340,10 @@ def convert(
         remedies=Remedies("convert(..., {})"),
     )
     try:
-        return start(job, _part_worker)
+        return start(job)
     finally:
         if own:  # now: an error that somebody keeps holds this frame, and with it all fetched shards
             shutil.rmtree(own, ignore_errors=True)
-
-
-def _part_worker(job: Job) -> PartWorker:
-    return PartWorker(job, job.work / "rows")
-
-
-def _has_records(manifest: Manifest, split: str) -> bool:
-    return any(info.num_records for info in manifest.splits.get(split, ()))
 
 
 def _check_whole(folder: pathlib.Path, manifest: Manifest) -> None:

@@ -1,4 +1,4 @@
-"""Hands the parts of a run to workers, seals the shards, and handles the deaths of workers.
+"""Hand the parts of a run to workers, seal its shards, and recover from the deaths of workers.
 
     parts ── submit ──> executor ── receipts ──> the run ── all of a shard are there ──> seal ──> executor ──> the run
                ^            └── WorkerDied: which row was it at? ── once: again ── twice: without that row, as failed
@@ -26,7 +26,7 @@ import queue
 import signal
 import time
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from datamat.directory.ledger import FailedRow
 from datamat.errors import BrokenPoolError, OptionError, SampleError, TaskTimeout, WorkerDied
@@ -42,7 +42,7 @@ from datamat.run.receipts import DamagedPartError, Receipt, Sealed, part_folder,
 from datamat.run.row_watch import RowMark
 from datamat.run.shards import remove_folder
 from datamat.run.upload import StoredShard, UploadTask, upload
-from datamat.run.worker import LEAST_CALL_S, set_up_process
+from datamat.run.worker import LEAST_CALL_S, PartWorker, set_up_process
 
 if TYPE_CHECKING:
     import contextlib
@@ -55,83 +55,54 @@ if TYPE_CHECKING:
     from datamat.options import WorkerOptions
     from datamat.parallel.engines import EngineExecutor
     from datamat.plan.changes import ReusedRows
-    from datamat.plan.job import Job, JobDigests
+    from datamat.plan.digests import JobDigests
+    from datamat.plan.job import Job
     from datamat.run.limits import DiskLimit
     from datamat.run.reporting import RunEvents
+    from datamat.run.slices import TaskClaims
     from datamat.sources.store import RowStore
 
 
-__all__ = ["Feed", "PartOrder", "PartQueue", "Tasks", "count_workers", "describe_death", "open_executor", "result_of"]
+__all__ = ["PartOrder", "PartQueue", "count_workers", "describe_death", "open_executor", "result_of"]
 
 _CALLERS = ("/datamat/run/worker.py", "/datamat/run/function.py")
 
-_PRELOAD = ("datamat.run.materializer",)
-"""A clone of datamat counts as code of the user's, which no server has."""
+_PRELOAD = ("datamat.run.worker",)
+"""Named because a clone of datamat counts as the user's code, which no server imports."""
 
 _MOST_NAMED = 5
-"""Files, and pieces of code, that a warning lists."""
+"""Files or pieces of code listed in a warning."""
 
 _MOST_UNDER_WAY = 4096
-"""Parts that an executor of the user's has at a time: its number of workers is not known, and each part takes 2 KB."""
+"""Parts submitted to a user's executor at a time: its number of workers is unknown, and each part takes 2 KB."""
 
 _MOST_LOST = 8
-"""Calls in a row that an engine lost and none that it finished; more are no accident."""
+"""Calls that an engine may lose in a row before that is no accident."""
 
 _CANCEL_AGAIN_S = 1.0
-"""Seconds after which to cancel again what has not ended."""
+"""Seconds between attempts to cancel calls that have not ended."""
 
 _SILENCE_S = 10.0
 """Seconds without a result after which an engine is asked whether it has workers."""
 
 _SMALL_S = 0.5
-"""Seconds that a job is expected to take for which one worker starts; a first row takes longer than the others."""
+"""A job expected to take less than this, in seconds, starts with one worker; first rows are slower than others."""
 
 _ONE_WORKER_S = 0.2
-"""Seconds that one worker works for such a job; then all start."""
+"""Seconds of work after which such a job starts all workers."""
 
 _MOST_UNBEGUN = 8
-"""Deaths in a row at no row at all; more are no accident: workers fail during their setup."""
+"""Deaths in a row before any row that are tolerated; beyond that, workers fail during setup."""
 
 
-Task: TypeAlias = PartSpec | ShardSpec | UploadTask
-"""What a worker has to do: make a part, seal a shard, or upload one."""
+Task: TypeAlias = tuple[PartSpec, ...] | ShardSpec | UploadTask
+"""What one call does: make parts that follow each other in a shard, seal a shard, or upload one."""
 
 Result: TypeAlias = Receipt | Sealed | StoredShard
 
 
-class Tasks(Protocol):
-    """The bound methods that travel to workers."""
-
-    def write_part(
-        self,
-        spec: PartSpec,
-        lost: Sequence[FailedRow] | None,
-        reused: ReusedRows | None,
-        run: str,
-        others: Sequence[PartSpec] = (),
-    ) -> Receipt:
-        """Write a part, and others of its shard that follow it."""
-
-    def _seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
-        """Complete a shard whose parts are done."""
-
-
-class Feed(Protocol):
-    """Where further parts come from, for tasks that share an output."""
-
-    @property
-    def pause_s(self) -> float:
-        """Seconds after which to call `beat` again."""
-
-    def beat(self) -> None:
-        """Show that this process is alive."""
-
-    def more(self) -> Sequence[PartSpec]:
-        """Return parts for a worker that has nothing to do; none where there is nothing to take now."""
-
-
 class PartOrder:
-    """The parts that wait, and which of them comes next.
+    """The queue of parts, and which of them comes next.
 
     The parts of a shard come in their order, and one at a time as long as there are other shards: then each finds the
     one before it in the file.
@@ -157,11 +128,11 @@ class PartOrder:
 
     @property
     def cost(self) -> int:
-        """Estimated cost of the parts that wait, in bytes of input."""
+        """Estimated cost of the queued parts, in bytes of input."""
         return sum(self._cost.values())
 
     def add(self, parts: Iterable[PartSpec]) -> None:
-        """Have more parts wait, at their place among those of their shard."""
+        """Queue more parts, each in its place in its shard."""
         for shard, mine in itertools.groupby(parts, key=lambda part: part.shard):
             found = [*self._waiting.get(shard, ()), *mine]
             self._cost[shard] = sum(part.cost for part in found)
@@ -170,7 +141,7 @@ class PartOrder:
             self._note(shard)
 
     def next(self, *, may_lie_apart: bool) -> PartSpec | None:
-        """Return the part to hand out next; None where none waits.
+        """Return the part to hand out next; None if none is queued.
 
         A shard that is begun goes before another one, and of these the one with the most work left.
 
@@ -192,12 +163,12 @@ class PartOrder:
         return self._taken(shard, min(1, len(self._waiting[shard]) - 1))
 
     def after(self, part: PartSpec) -> PartSpec | None:
-        """Return the part that follows one in its shard, for the worker that makes that one; None where none waits."""
+        """Return the next part of the same shard, for the same worker; None if it is not queued."""
         waiting = self._waiting.get(part.shard)
         return self._taken(part.shard, 0) if waiting and waiting[0].number == part.number + 1 else None
 
     def end(self, part: PartSpec) -> None:
-        """Note that a part is no longer under way."""
+        """Mark a part as no longer under way."""
         numbers = self._under_way[part.shard]
         numbers.discard(part.number)
         if not numbers:
@@ -227,14 +198,14 @@ class PartOrder:
 
 
 def count_workers(job: Job) -> int:
-    """Return how many workers datamat's own executor may have for a job."""
+    """Return the number of workers of datamat's own executor for a job."""
     return job.how.workers.num_workers or len(physical_cores())
 
 
 def open_executor(
     given: Any, options: WorkerOptions, num_workers: int, logger: logging.Logger, hashing: str = ""
 ) -> contextlib.AbstractContextManager[Executor]:
-    """Return what makes the calls: the engine that the user has given, or datamat's own workers.
+    """Return the executor of a run: the user's engine, or datamat's own workers.
 
     The latter retry nothing: `PartQueue` decides that by row.
 
@@ -281,28 +252,28 @@ def open_executor(
 
 
 def _is_engine(executor: Executor) -> TypeGuard[EngineExecutor]:
-    """Return whether others make the calls: `open_executor` wraps whatever is none of datamat's own executors."""
+    """Return True for a user's engine: `open_executor` wraps every executor that is not datamat's own."""
     return not isinstance(executor, PathosExecutor)
 
 
 def result_of(future: Future[Any], executor: Executor, logger: logging.Logger) -> Any:
-    """Return the result of a single call; warn where the user's engine has no worker to make it."""
+    """Return the result of a single call; warn if the user's engine has no worker for it."""
     if _is_engine(executor) and not wait([future], _SILENCE_S).done:
         executor.warn_without_workers(logger)
     return future.result()
 
 
 class PartQueue:
-    """The parts of a run that are still to do, and the workers that do them.
+    """The remaining parts of a run, and the workers that make them.
 
     Args:
         job: the job; its executor, workers and error policy count here.
-        tasks: the bound methods that travel.
         store: the rows, in the order of the plan.
         run: mark of this run, which lets datamat's own workers append to the shards' files.
         disk: bytes on disk at which no further part is started.
         events: passes on the start and the deaths of workers.
         digests: what decides the bytes of the job; what depends on the hash seed, or cannot be seen, counts here.
+        claims: what this task takes, where several share an output; None if there are no others.
 
     Attributes:
         stopped: "deadline" or "max_disk" where that ended the stream, else "".
@@ -311,19 +282,19 @@ class PartQueue:
     def __init__(
         self,
         job: Job,
-        tasks: Tasks,
         store: RowStore,
         *,
         run: str,
         disk: DiskLimit,
         events: RunEvents,
         digests: JobDigests,
+        claims: TaskClaims | None = None,
     ) -> None:
         self.stopped: Literal["", "deadline", "max_disk"] = ""
         self._job = job
-        self._tasks = tasks
+        self._worker = PartWorker(job, store.folder, run)
         self._store = store
-        self._run = run
+        self._claims = claims
         self._deadline = job.how.deadline
         self._disk = disk
         self._events = events
@@ -335,33 +306,35 @@ class PartQueue:
         self._num_workers = count_workers(job)
         self._reused: Mapping[str, ReusedRows] = {}
         self._waiting = PartOrder(appends=self._is_own)
-        self._to_seal: collections.deque[ShardSpec] = collections.deque()
-        self._to_upload: collections.deque[UploadTask] = collections.deque()
+        self._to_end: collections.deque[ShardSpec | UploadTask] = collections.deque()
         self._to_remove: collections.deque[pathlib.Path] = collections.deque()
         self._under_way: dict[Future[Any], Task] = {}
         self._removing: dict[Future[Any], pathlib.Path] = {}
         self._done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
-        self._with: dict[Future[Any], list[PartSpec]] = {}  # what is made in the same call as the part under way
         self._lost: dict[tuple[str, int], list[FailedRow]] = {}
         self._rate: float | None = None  # seconds for a byte of cost: those of the quickest part
         self._one_worker_s: float | None = None  # of work so far, where one worker is to do it all
-        self._feed: Feed | None = None
+        self._more: Callable[[], Sequence[PartSpec]] | None = None
         self._num_lost = 0  # calls in a row that an engine lost
         self._num_unbegun = 0  # deaths in a row before any row was begun
         self._heard_at = 0.0
         self._has_warned_of_undeclared = False
         self._passed_on: set[str] = set()
-        self._deaths: collections.Counter[tuple[str, int | None, int | None]] = collections.Counter()
+        self._deaths: collections.Counter[tuple[type, str, int, int | None]] = collections.Counter()
 
     def of(
-        self, parts: Sequence[PartSpec], reused: Mapping[str, ReusedRows], feed: Feed | None = None
+        self,
+        parts: Sequence[PartSpec],
+        reused: Mapping[str, ReusedRows],
+        more: Callable[[], Sequence[PartSpec]] | None = None,
     ) -> Generator[Result]:
         """Yield the receipt of each part, and each sealed or uploaded shard, as they finish.
 
         Args:
             parts: parts to make, those of a shard in their order.
             reused: rows whose records are there already, by name of the shard.
-            feed: where further parts come from as soon as none waits; None for nowhere.
+            more: returns further parts for a worker that has nothing to do, none where there are none now; None where
+                there are no others.
 
         Raises:
             SampleError: a row failed, or ended its worker more often than `max_retries` allows, and the policy is
@@ -369,87 +342,77 @@ class PartQueue:
             WorkerDied: workers died repeatedly before they started a row.
             BrokenPoolError: the user's engine has lost a part, and takes it no more.
         """
-        num_others = len(self._to_seal) + len(self._to_upload)
-        if not parts and not num_others:
+        if not parts and not self._to_end:
             return
         self._waiting.add(parts)
         self._reused = reused
-        self._feed = feed
-        if self._is_own and feed is None:
-            self._num_workers = min(self._num_workers, len(parts) + num_others)
+        self._more = more
+        if self._is_own and more is None:
+            self._num_workers = min(self._num_workers, len(parts) + len(self._to_end))
         if self._is_small_job(parts):
             most, self._num_workers, self._one_worker_s = self._num_workers, 1, 0.0
-            yield from self._made()
+            yield from self._results()
             self._num_workers, self._one_worker_s = most, None
-            if self.stopped or not (self._waiting or self._to_seal or self._to_upload):
+            if self.stopped or not (self._waiting or self._to_end):
                 return
             if self._job.how.workers.start_method is not None:
                 self._hashing = ""  # it is said
-        yield from self._made()
+        yield from self._results()
 
-    def _made(self) -> Iterator[Result]:
-        job = self._job
-        with open_executor(
-            job.how.executor, job.how.workers, self._num_workers, job.how.logger, self._hashing
-        ) as executor:
-            yield from self._results(executor)
-
-    def again(self, parts: Sequence[PartSpec]) -> None:
-        """Queue parts once more; only while `of` yields."""
-        self._waiting.add(parts)
-
-    def seal(self, shard: ShardSpec) -> None:
-        """Have a worker complete a shard whose parts are done; before `of`, or while it yields."""
-        self._to_seal.append(shard)
-
-    def upload(self, task: UploadTask) -> None:
-        """Have a worker upload a finished shard; before `of`, or while it yields."""
-        self._to_upload.append(task)
+    def add(self, task: Task) -> None:
+        """Queue a call; parts only while `of` yields, a shard to seal or upload also before."""
+        if isinstance(task, tuple):
+            self._waiting.add(task)
+        elif isinstance(task, ShardSpec):
+            self._to_end.append(task)
+        else:
+            self._to_end.appendleft(task)  # first, because an upload frees disk space
 
     def remove(self, folder: pathlib.Path) -> None:
-        """Have a worker remove a folder that nobody looks into any more; only while `of` yields."""
+        """Queue the removal of a folder that is no longer used; only while `of` yields."""
         if self._disk.is_set or self._one_worker_s is not None:
             remove_folder(folder)  # the room counts for the next part; or it holds little, and the worker may end
         else:
             self._to_remove.append(folder)
 
-    def _results(self, executor: Executor) -> Iterator[Result]:
-        try:
-            if self._deadline.has_come:
-                self.stopped = "deadline"
-                return
-            self._submit(executor)
-            if self._under_way:
-                import pyarrow.parquet  # noqa: F401 -- the index is written with it in the end; workers begin meanwhile
-            self._heard_at = time.monotonic()
-            self._events.emit(self._workers_started(executor))
-            while self._under_way:
-                raise_swallowed()
-                if self._feed is not None:
-                    self._feed.beat()
-                for result in self._next(executor):
-                    yield result
-                    if isinstance(result, StoredShard):
-                        self._disk.measure()
-                if self._deadline.has_come and (self._under_way or self._waiting or self._to_seal or self._to_upload):
+    def _results(self) -> Iterator[Result]:
+        how = self._job.how
+        with open_executor(how.executor, how.workers, self._num_workers, how.logger, self._hashing) as executor:
+            try:
+                if self._deadline.has_come:
                     self.stopped = "deadline"
-                    yield from self._last_results(executor)
                     return
                 self._submit(executor)
-            wait(list(self._removing), self._deadline.left_s)
-        except Exception:
-            self._let_end(executor, LONGEST_GRACE_S)  # parts under way may finish, and stay
-            raise
-        finally:
-            self._end(executor)
-
-    def _workers_started(self, executor: Executor) -> WorkersStarted:
-        stats = executor.stats() if isinstance(executor, PathosExecutor) else None
-        return WorkersStarted(
-            num_workers=self._num_workers if self._is_own else 0,
-            start_method="" if stats is None else f"{stats.start_method}: {stats.reason}",
-            engine=executor.name if _is_engine(executor) else "",
-        )
+                if self._under_way:
+                    import pyarrow.parquet  # noqa: F401 -- the index is written with it at the end; workers are busy
+                self._heard_at = time.monotonic()
+                stats = executor.stats() if isinstance(executor, PathosExecutor) else None
+                self._events.emit(
+                    WorkersStarted(
+                        num_workers=self._num_workers if self._is_own else 0,
+                        start_method="" if stats is None else f"{stats.start_method}: {stats.reason}",
+                        engine=executor.name if _is_engine(executor) else "",
+                    )
+                )
+                while self._under_way:
+                    raise_swallowed()
+                    if self._claims is not None:
+                        self._claims.beat()
+                    for result in self._next(executor):
+                        yield result
+                        if isinstance(result, StoredShard):
+                            self._disk.measure()
+                    if self._deadline.has_come and (self._under_way or self._waiting or self._to_end):
+                        self.stopped = "deadline"
+                        yield from self._last_results(executor)
+                        return
+                    self._submit(executor)
+                wait(list(self._removing), self._deadline.left_s)
+            except Exception:
+                self._let_end(executor, LONGEST_GRACE_S)  # parts under way may finish, and are kept
+                raise
+            finally:
+                self._end(executor)
 
     def _submit(self, executor: Executor) -> None:
         """Hand out what waits: one task for each of datamat's own workers, and one more that need not lie apart.
@@ -459,15 +422,17 @@ class PartQueue:
         self._submit_removals(executor)
         self._submit_ends(executor)
         most = self._num_workers + 1 if self._is_own else _MOST_UNDER_WAY
-        while len(self._under_way) < most and not self._is_no_small_job():
-            if self._feed is not None and not self._waiting and len(self._under_way) < self._num_workers:
-                self._waiting.add(self._feed.more())
+        # Stop here if a job that was expected to be small is not: all workers start then.
+        while len(self._under_way) < most and (self._one_worker_s or 0.0) <= _ONE_WORKER_S:
+            if self._more is not None and not self._waiting and len(self._under_way) < self._num_workers:
+                self._waiting.add(self._more())
             if not self._waiting:
                 return
             part = self._waiting.next(may_lie_apart=len(self._under_way) < self._num_workers)
             if part is None:
                 return
-            if self._disk.is_set and not self._disk.allows([part.cost, *self._costs_under_way()]):
+            under_way = (one.cost for task in self._under_way.values() if isinstance(task, tuple) for one in task)
+            if self._disk.is_set and not self._disk.allows([part.cost, *under_way]):
                 self._waiting.end(part)
                 self._waiting.add([part])
                 if not self._under_way:  # else those may turn out smaller than estimated
@@ -477,43 +442,36 @@ class PartQueue:
             reused = self._reused.get(part.shard)
             mine = reused and reused.of(part.start, part.stop)
             others = [] if lost is not None or reused is not None else self._others(part)
-            future = self._hand_out(executor, part, self._tasks.write_part, part, lost, mine, self._run, others)
-            if others:
-                self._with[future] = others
+            self._hand_out(executor, (part, *others), self._worker.write_parts, (part, *others), lost, mine)
 
     def _submit_ends(self, executor: Executor) -> None:
-        """Hand out what ends a shard."""
-        while self._to_upload:  # first: what is uploaded makes room
-            task = self._to_upload.popleft()
-            if task.store.is_private and self._is_own:
-                self._add(_done_here(task), task)  # the memory that is meant is that of this process
+        """Submit the shards to seal and to upload."""
+        while self._to_end:
+            task = self._to_end.popleft()
+            if isinstance(task, ShardSpec):
+                call = (task.name, task.fingerprint, len(task.parts))
+                self._hand_out(executor, task, self._worker.seal_shard, *call)
+            elif task.store.is_private and self._is_own:
+                self._await(_done_here(task), task)  # the memory that is meant is that of this process
             else:
                 self._hand_out(executor, task, upload, task)
-        while self._to_seal:
-            shard = self._to_seal.popleft()
-            call = (shard.name, shard.fingerprint, len(shard.parts), self._run)
-            self._hand_out(executor, shard, self._tasks._seal_shard, *call)
 
     @property
     def _may_join(self) -> bool:
-        """Whether a worker may get several parts at once: not where each of them is weighed by disk or memory."""
+        """Whether a call may make several parts: not if disk or memory is checked after each of them."""
         return self._is_own and not self._disk.is_set and self._job.how.workers.max_rss is None
 
     def _is_small_job(self, parts: Sequence[PartSpec]) -> bool:
-        """Return whether all parts are expected to take less time than to start more than one worker for them."""
-        if not self._may_join or self._feed is not None or self._job.row_s is None:
+        """Return True if all parts should take less time than starting a second worker."""
+        if not self._may_join or self._more is not None or self._job.row_s is None:
             return False
         expected_s = self._job.row_s * sum((part.stop - part.start) * part.copies for part in parts)
         if expected_s < _SMALL_S:
             self._rate = expected_s / max(sum(part.cost for part in parts), 1)
         return expected_s < _SMALL_S
 
-    def _is_no_small_job(self) -> bool:
-        """Return whether the parts of a job that was expected to be small have taken long: then all workers start."""
-        return self._one_worker_s is not None and self._one_worker_s > _ONE_WORKER_S
-
     def _others(self, part: PartSpec) -> list[PartSpec]:
-        """Take the parts behind one that are made in the same call, so that it is worth its costs."""
+        """Take the parts after `part` to make in the same call, so that the call is worth its overhead."""
         others: list[PartSpec] = []
         if not self._may_join or self._rate is None:
             return others
@@ -537,36 +495,29 @@ class PartQueue:
             self._removing[future] = self._to_remove.popleft()
             future.add_done_callback(self._removing.pop)
 
-    def _costs_under_way(self) -> list[int]:
-        return [task.cost for task in self._under_way.values() if isinstance(task, PartSpec)]
-
-    def _add(self, future: Future[Any], task: Task) -> None:
+    def _await(self, future: Future[Any], task: Task) -> None:
         self._under_way[future] = task
         future.add_done_callback(self._done.put)
 
-    def _hand_out(self, executor: Executor, task: Task, function: Callable[..., Any], *args: Any) -> Future[Any]:
+    def _hand_out(self, executor: Executor, task: Task, function: Callable[..., Any], *args: Any) -> None:
         try:
-            future = executor.submit(function, *args)
+            self._await(executor.submit(function, *args), task)
         except CallLost as error:
             raise self._lost_for_good(task, error) from error
-        self._add(future, task)
-        return future
 
     def _next(self, executor: Executor) -> Iterator[Result]:
-        """Yield what the next call gave; nothing where a worker died, or the deadline or something else came first."""
+        """Yield the results of the next call to end; none if its worker died, or a timeout came first."""
         future = self._ended(executor)
         if future is None:
             return
-        task, others = self._under_way.pop(future), self._with.pop(future, [])
-        for part in [task, *others]:
-            if isinstance(part, PartSpec):
-                self._waiting.end(part)
+        task = self._under_way.pop(future)
+        parts = task if isinstance(task, tuple) else ()
+        for part in parts:
+            self._waiting.end(part)
         try:
-            result: Result = future.result()
+            result: list[Receipt] | Sealed | StoredShard = future.result()
         except WorkerDied as error:
-            mark = RowMark.of(error)
-            hit = [part for part in others if mark is not None and part.start <= mark.position < part.stop]
-            self._lose(hit[0] if hit else task, error, [part for part in (task, *others) if part not in hit])
+            self._lose(task, error)
             return
         except CallLost as error:
             self._repeat(task, error)
@@ -577,19 +528,20 @@ class PartQueue:
             yield Sealed(task.name, damaged=error)
             return
         self._num_unbegun = self._num_lost = 0
-        if isinstance(result, Receipt):
-            assert isinstance(task, PartSpec)
-            self._note(task, result)
-            for part, receipt in zip(others, result.others, strict=False):
+        if isinstance(result, list):
+            for part, receipt in zip(parts, result, strict=False):
                 self._note(part, receipt)
-            self._waiting.add(others[len(result.others) :])
+            self._waiting.add(parts[len(result) :])
         yield from _each(result)
 
     def _note(self, part: PartSpec, receipt: Receipt) -> None:
         self._warn_of_unseen(receipt)
         if receipt.memos:
             self._memos.add(self._given, receipt.memos)
-        self._pass_on(receipt.remarks)
+        for remark in receipt.remarks:
+            if remark not in self._passed_on:  # once, however many workers make it
+                self._passed_on.add(remark)
+                self._job.how.logger.warning("%s", remark)
         self._deadline.add(receipt.elapsed_s)
         self._disk.add(part.cost, receipt.num_bytes)
         rate = receipt.elapsed_s / max(part.cost, 1)
@@ -598,8 +550,8 @@ class PartQueue:
             self._one_worker_s += receipt.elapsed_s
 
     def _ended(self, executor: Executor) -> Future[Any] | None:
-        """Wait for a call that has ended; None where something else came first."""
-        waits = [self._deadline.left_s, self._deadline.wait_s, None if self._feed is None else self._feed.pause_s]
+        """Wait for a call to end; return None on a timeout."""
+        waits = [self._deadline.left_s, self._deadline.wait_s, None if self._claims is None else self._claims.pause_s]
         if _is_engine(executor):
             waits.append(_SILENCE_S)
         try:
@@ -613,7 +565,7 @@ class PartQueue:
         return future
 
     def _warn_of_unseen(self, receipt: Receipt) -> None:
-        """Warn once about what decides records although nothing declares it: files, and what code looks up."""
+        """Warn once about undeclared inputs of records: opened files, and what code looks up."""
         unseen, self._unseen = self._unseen, ()
         files = () if self._has_warned_of_undeclared else receipt.undeclared
         self._has_warned_of_undeclared |= bool(files)
@@ -635,13 +587,6 @@ class PartQueue:
                 ". ".join(remedies),
             )
 
-    def _pass_on(self, remarks: Iterable[str]) -> None:
-        """Log each remark of the workers once, however many of them make it."""
-        for remark in remarks:
-            if remark not in self._passed_on:
-                self._passed_on.add(remark)
-                self._job.how.logger.warning("%s", remark)
-
     def _last_results(self, executor: Executor) -> Iterator[Result]:
         """Yield what arrives within the grace period."""
         self._let_end(executor, self._deadline.grace_s)
@@ -650,21 +595,20 @@ class PartQueue:
             if not future.cancelled() and future.exception() is None:
                 self._under_way.pop(future, None)
                 yield from _each(future.result())
-        for future, others in self._with.items():  # of calls that are ended, those parts count that are made
-            if (task := self._under_way.get(future)) is not None:
-                yield from itertools.takewhile(bool, map(self._left_receipt, [task, *others]))
+        for task in self._under_way.values():  # of a call that is cut off, finished parts count
+            if isinstance(task, tuple) and len(task) > 1:
+                yield from itertools.takewhile(bool, map(self._left_receipt, task))
 
-    def _left_receipt(self, part: Task) -> Receipt | None:
-        assert isinstance(part, PartSpec)
+    def _left_receipt(self, part: PartSpec) -> Receipt | None:
         receipt = read_receipt(part_folder(self._job.work, part.shard), part.number)
         return receipt if receipt is not None and receipt.is_for(part) else None
 
     def _let_end(self, executor: Executor, grace_s: float) -> None:
-        """Cancel what has not started, and give the rest a little time."""
+        """Cancel calls that have not started, and give the rest a little time."""
         wait(_cancelled(executor, self._under_way), grace_s)
 
     def _end(self, executor: Executor) -> None:
-        """Leave nothing running: datamat's own workers are ended by force, which leaves no half of a part."""
+        """Stop everything: datamat's own workers are killed, which never leaves half a part."""
         removing = dict(self._removing)
         if _cancelled(executor, self._under_way) and isinstance(executor, PathosExecutor) and self._is_own:
             executor.terminate()
@@ -679,7 +623,7 @@ class PartQueue:
     # ------------------------------------------------------------ deaths
 
     def _repeat(self, task: Task, error: CallLost) -> None:
-        """Queue a task again that the user's engine has lost, as when its scheduler was started anew.
+        """Queue a task again that the user's engine lost, for example when its scheduler restarted.
 
         Raises:
             BrokenPoolError: the engine takes it no more, or loses one call after the other.
@@ -688,12 +632,7 @@ class PartQueue:
         if not error.may_repeat or self._num_lost > _MOST_LOST + len(self._under_way):
             raise self._lost_for_good(task, error) from error
         self._job.how.logger.warning("%s is handed out again: %s", self._name_of(task), error)
-        if isinstance(task, PartSpec):
-            self._waiting.add([task])
-        elif isinstance(task, UploadTask):
-            self._to_upload.append(task)
-        else:
-            self._to_seal.append(task)
+        self.add(task)
 
     def _lost_for_good(self, task: Task, error: CallLost) -> BrokenPoolError:
         return BrokenPoolError(
@@ -705,44 +644,48 @@ class PartQueue:
     def _name_of(self, task: Task) -> str:
         if isinstance(task, UploadTask):
             return f"the upload of {task.shard}"
-        if not isinstance(task, PartSpec):
+        if isinstance(task, ShardSpec):
             return f"the end of {task.name}"
-        first, last = self._key(task.start), self._key(task.stop - 1)
-        return f"part {task.number} of {task.shard} (rows {first!r} to {last!r})"
+        part = task[0]
+        first, last = self._key(part.start), self._key(part.stop - 1)
+        return f"part {part.number} of {part.shard} (rows {first!r} to {last!r})"
 
-    def _lose(self, task: Task, error: WorkerDied, others: Iterable[Task] = ()) -> None:
-        """Queue a task again whose worker died, without the row that caused it if that has happened too often.
-
-        Args:
-            task: what the worker was at.
-            error: how it ended.
-            others: parts of the same call.
+    def _lose(self, task: Task, error: WorkerDied) -> None:
+        """Queue a task again after its worker died, without the row that killed it too often.
 
         Raises:
-            SampleError: it has, and the policy is "raise".
+            SampleError: a row did, and the policy is "raise".
             WorkerDied: workers died too often before they started a row.
         """
-        mark = None
-        self._waiting.add(other for other in others if isinstance(other, PartSpec) and other is not task)
-        place: tuple[str, int | None, int | None]
-        if isinstance(task, PartSpec):
+        self.add(task)
+        mark, lost = None, list[FailedRow]()
+        if isinstance(task, tuple):
             mark = RowMark.of(error)
-            lost = self._lost.setdefault((task.shard, task.number), [])  # one row at a time from now on
-            place = (task.shard, task.number, None if mark is None else mark.position)
-            self._waiting.add([task])
-        elif isinstance(task, UploadTask):
-            place = (task.shard, -1, None)
-            self._to_upload.append(task)
+            part = next((one for one in task if mark and one.start <= mark.position < one.stop), task[0])
+            shard, number = part.shard, part.number
+            lost = self._lost.setdefault((shard, number), lost)  # one row at a time from now on
+        elif isinstance(task, ShardSpec):
+            shard, number = task.name, len(task.parts) - 1
         else:
-            place = (task.name, None, None)
-            self._to_seal.append(task)
+            shard, number = task.shard, 0
+        place = type(task), shard, number, None if mark is None else mark.position
         self._deaths[place] += 1
         self._num_unbegun = self._num_unbegun + 1 if mark is None else 0
-        cause, message = describe_death(error, self._job.how.workers)
-        self._report_death(task, mark, cause, message)
+        workers, policy = self._job.how.workers, self._job.how.errors
+        cause, message = describe_death(error, workers)
+        self._events.emit(
+            WorkerLost(
+                shard=shard,
+                part=number,
+                key=None if mark is None else self._key(mark.position),
+                num_rows=0 if mark is None else mark.num_rows,
+                timed_out=isinstance(cause, TaskTimeout),
+                message=message,
+            )
+        )
         if self._num_unbegun >= _MOST_UNBEGUN:
             raise error
-        if self._deaths[place] <= self._job.how.workers.max_retries or (mark is not None and mark.num_rows > 1):
+        if self._deaths[place] <= workers.max_retries or (mark is not None and mark.num_rows > 1):
             return  # once more; the rows of a block then run alone, and the next death shows which one it is
         if mark is None:
             raise error
@@ -751,45 +694,19 @@ class PartQueue:
             key=self._key(mark.position),
             error=type(cause).__name__,
             message=f"{type(cause).__name__}: {message}",
-            action=self._job.how.errors.action,
+            action=policy.action,
             attempts=self._deaths[place],
         )
-        if self._job.how.errors.action == "raise":
+        if policy.action == "raise":
             raise SampleError(failed.key, failed.message) from cause
         lost.append(failed)
-
-    def _report_death(
-        self,
-        task: Task,
-        mark: RowMark | None,
-        cause: TaskTimeout | WorkerDied,
-        message: str,
-    ) -> None:
-        if isinstance(task, PartSpec):
-            shard, part = task.shard, task.number
-        elif isinstance(task, UploadTask):
-            shard, part = task.shard, 0
-        else:
-            shard, part = task.name, len(task.parts) - 1
-        self._events.emit(
-            WorkerLost(
-                shard=shard,
-                part=part,
-                key=None if mark is None else self._key(mark.position),
-                num_rows=0 if mark is None else mark.num_rows,
-                timed_out=isinstance(cause, TaskTimeout),
-                message=message,
-            )
-        )
 
     def _key(self, position: int) -> str:
         return self._store.keys(self._store.order[position : position + 1])[0]
 
 
-def _each(result: Result) -> Iterator[Result]:
-    yield result
-    if isinstance(result, Receipt):
-        yield from result.others
+def _each(result: list[Receipt] | Sealed | StoredShard) -> Sequence[Result]:
+    return result if isinstance(result, list) else [result]
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -798,7 +715,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _cancelled(executor: Executor, futures: Iterable[Future[Any]]) -> list[Future[Any]]:
-    """Cancel what has not started, and return what has not ended."""
+    """Cancel calls that have not started; return those that have not ended."""
     asked = [future for future in futures if not future.done()]
     if _is_engine(executor):
         executor.cancel(asked)  # at once: each time, the engine may have to be asked
@@ -809,7 +726,7 @@ def _cancelled(executor: Executor, futures: Iterable[Future[Any]]) -> list[Futur
 
 
 def _done_here(task: UploadTask) -> Future[Any]:
-    """Return the future of an upload that this process has done."""
+    """Upload in this process; return a future of the result."""
     future: Future[Any] = Future()
     try:
         future.set_result(upload(task))
@@ -819,15 +736,11 @@ def _done_here(task: UploadTask) -> Future[Any]:
 
 
 def describe_death(error: WorkerDied, workers: WorkerOptions) -> tuple[TaskTimeout | WorkerDied, str]:
-    """Return why a row ended its worker: an exception, and a message."""
-    ended = dataclasses.replace(error.worker_exit, stack=_own_frames(error.worker_exit.stack), log_lines=())
+    """Return the exception and the message for a row that killed its worker."""
+    lines = error.worker_exit.stack.splitlines()  # whose outer frames are the same for all rows
+    own = itertools.takewhile(lambda line: not any(caller in line for caller in _CALLERS), lines)
+    ended = dataclasses.replace(error.worker_exit, stack="\n".join(own).strip(), log_lines=())
     if workers.sample_timeout_s is not None and ended.signal == signal.SIGALRM:
         message = ended.describe_timeout("sample_timeout_s", workers.sample_timeout_s)
         return TaskTimeout(message), message
     return error, f"its worker ended by {ended.describe()}"
-
-
-def _own_frames(stack: str) -> str:
-    """Return a stack without the outer frames, which are the same for all rows."""
-    lines = itertools.takewhile(lambda line: not any(caller in line for caller in _CALLERS), stack.splitlines())
-    return "\n".join(lines).strip()

@@ -35,8 +35,6 @@ __all__ = ["Estimate", "Measurement", "SampledRows", "choose_rows", "estimate", 
 
 # ---------------------------------------------------------------- measuring a few rows
 #
-# Measures, in a worker, what the stages of a few rows cost, and discards their records.
-#
 # Plug-in, features and augmenter are wrapped in timers, so that the rows take the same path as in a run.
 
 
@@ -177,7 +175,7 @@ class _Trial:
         self._rows[sample.split] += 1
 
     def _measure_block(self, sample: SampledRows, writers: Sequence[ShardWriter]) -> bool:
-        """Measure rows that go in blocks, many more of them; return whether they do."""
+        """Measure rows that go in blocks, many more of them; return True if they do."""
         if sample.augmented or sample.copies != 1 or not self._in_blocks:
             return False
         first = sample.positions[0]
@@ -311,8 +309,6 @@ class _CountingFile:
 
 
 # ---------------------------------------------------------------- the estimate
-#
-# What a run will take, estimated from a few samples: time, bytes, memory, and the cost of each stage.
 
 
 _ROOM = 1.05  # index and offsets, and what is on the disk twice for a moment

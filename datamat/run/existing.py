@@ -22,10 +22,9 @@ from datamat.directory.manifest import (
 from datamat.errors import OutputError, count_of
 from datamat.options import option
 from datamat.plan.changes import (
+    Comparison,
     find_loss,
     lost_files,
-    main_reasons,
-    num_changed_rows,
     read_snapshot,
 )
 from datamat.run.receipts import part_folder
@@ -71,15 +70,15 @@ def refuse_other_dataset(job: Job, finished: Finished) -> None:
 def _datasets(output: pathlib.Path, work: pathlib.Path, finished: Finished) -> set[str]:
     """Return the names of the datasets of which a directory holds finished shards or parts."""
     manifest, known = finished
-    found = {_dataset_of(files[0].name, files[0].split) for files in known.values()}
+    found = {ShardName.parse(shard).dataset for shard in known}
     if manifest is not None:
         found.add(manifest.name)
     else:  # it may be damaged
-        found |= {_dataset_of(info.name, info.split) for info in salvaged_shards(output)}
+        found |= {ShardName.parse(info.name).dataset for info in salvaged_shards(output)}
         found |= _datasets_by_their_files(output)
     for shard in read_snapshot(work / "rows") or ():
         if any(part_folder(work, shard.name).glob("*.json")):
-            found.add(_dataset_of(shard.name, shard.split))
+            found.add(ShardName.parse(shard.name).dataset)
     return found
 
 
@@ -89,7 +88,7 @@ def _datasets_by_their_files(output: pathlib.Path) -> set[str]:
     A split without some of its shards is no dataset: a renamed file looks like that.
     """
     found = _shards_by_their_files(output)
-    numbers = collections.Counter((_dataset_of(name, split), split, name[-5:]) for name, split in found.items())
+    numbers = collections.Counter((ShardName.parse(name).dataset, split, name[-5:]) for name, split in found.items())
     return {dataset for (dataset, _, number), count in numbers.items() if count == int(number)}
 
 
@@ -106,11 +105,6 @@ def _shards_by_their_files(output: pathlib.Path) -> dict[str, str]:
             if path.name.endswith((".idx", ".offsets")):
                 found[path.name.partition(".")[0]] = split
     return found
-
-
-def _dataset_of(shard: str, split: str) -> str:
-    """Return the name of the dataset of a shard: NAME-SPLIT-XXXXX-of-YYYYY."""
-    return ShardName.parse(shard).dataset
 
 
 def judge_existing(planned: PlannedJob, finished: Finished) -> None:
@@ -148,10 +142,11 @@ def judge_existing(planned: PlannedJob, finished: Finished) -> None:
     share = num_rows / max(_num_rows(known, known), 1)
     made = ""
     if job.how.retry_failed and manifest is not None and existing != "refuse":
-        shards = [shard for shard in planned.plan.shards if shard.name in again]
+        comparison = Comparison(planned, manifest)
         num_made = sum(
-            shard.num_rows if shard.name in gone else n
-            for shard, n in zip(shards, num_changed_rows(planned, manifest, shards), strict=True)
+            shard.num_rows if shard.name in gone else comparison.num_changed_rows(shard)
+            for shard in planned.plan.shards
+            if shard.name in again
         )
         if num_made <= _SILENT_SHARE * _num_rows(known, known):
             return
@@ -185,5 +180,7 @@ def _reasons(
     firsts = [shards[0] for split, shards in plan.splits.items() if split in splits]
     others = [shard for shard in plan.shards if shard.name in going]
     changed = [shard for shard in (*firsts, *others) if shard.name in going or shard.name not in known]
+    comparison = Comparison(planned, manifest)
     compared = list(dict.fromkeys(changed))[:_MOST_COMPARED]
-    return found + main_reasons(planned, manifest, compared)
+    reasons = (reason for shard in compared for reason in comparison.reasons(shard, is_brief=True))
+    return found + list(dict.fromkeys(reasons))

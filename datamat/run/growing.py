@@ -122,11 +122,6 @@ class GrowingShard:
             for made, (_, index) in zip(formats, names, strict=True)
         }
 
-    @property
-    def joins_parts(self) -> bool:
-        """Whether parts can be written to the file of a format."""
-        return any(made.joins_parts for made in self._formats)
-
     @contextlib.contextmanager
     def held(self, *, wait_s: float = 0.0) -> Iterator[bool | None]:
         """Hold the lock of the files for the block, which the system releases when the process ends.
@@ -166,17 +161,15 @@ class GrowingShard:
             )
 
     def receipt(self, number: int) -> Receipt | None:
-        """Return the receipt of a part of this very shard; None where there is none."""
+        """Return the receipt of a part of this very shard; None if there is none."""
         found = read_receipt(self.folder, number)
         if found is None or (found.number, found.fingerprint) != (number, self._fingerprint):
             return None
-        return found if self._has_formats(found) else None
-
-    def _has_formats(self, receipt: Receipt) -> bool:
-        return [file.extension for file in receipt.files] == [made.extension for made in self._formats]
+        has_formats = [file.extension for file in found.files] == [made.extension for made in self._formats]
+        return found if has_formats else None
 
     def is_joined(self, receipt: Receipt) -> bool:
-        """Return whether a part is in the file of every format that joins parts."""
+        """Return True if a part is in the file of every format that joins parts."""
         return all(
             file.start is not None for made, file in zip(self._formats, receipt.files, strict=True) if made.joins_parts
         )
@@ -200,7 +193,7 @@ class GrowingShard:
                 break
             apart.append(found)
         ends = self._ends(before)
-        if not self._reaches(ends):
+        if any(_size(self.files[extension]) < end for extension, end in ends.items()):
             return None
         try:
             for receipt in reversed(apart):
@@ -219,12 +212,8 @@ class GrowingShard:
         return number
 
     def is_done(self, number: int) -> bool:
-        """Return whether a part has left a receipt, whatever it says."""
+        """Return True if a part has left a receipt, whatever it says."""
         return receipt_path(self.folder, number).exists()
-
-    def is_in(self, receipt: Receipt) -> bool:
-        """Return whether a part is in the file of any format."""
-        return any(file.start is not None for file in receipt.files)
 
     def whole(self, receipts: Mapping[int, Receipt]) -> dict[int, Receipt]:
         """Return those receipts whose parts are on the disk, in every format, with their digests.
@@ -391,9 +380,6 @@ class GrowingShard:
                 found[made.extension] = 0 if file is None else (file.start or 0) + file.num_bytes
         return found
 
-    def _reaches(self, ends: Mapping[str, int]) -> bool:
-        return all(not end or _size(self.files[extension]) >= end for extension, end in ends.items())
-
     def _join(self, receipt: Receipt, ends: Mapping[str, int]) -> Receipt:
         """Copy a part that lies apart onto the end of each file, and note in its receipt where it is now."""
         self.check_run()
@@ -442,7 +428,7 @@ class GrowingShard:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Return whether this process now has the lock; None where the file system has no locks."""
+    """Return True if this process now has the lock; None if the file system has no locks."""
     import fcntl
 
     try:
@@ -486,7 +472,7 @@ def open_at(path: pathlib.Path, end: int) -> BinaryIO:
 
 
 def _has_digest(path: pathlib.Path, part: PartInfo) -> bool:
-    """Return whether a part is at its place in the growing file, or all that its own file holds."""
+    """Return True if a part is at its place in the growing file, or all that its own file holds."""
     with contextlib.suppress(OSError, CorruptDataError):
         behind = path.stat().st_size - (part.start or 0) - part.num_bytes
         if behind == 0 or (behind > 0 and part.start is not None):

@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import threading
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from datamat.directory.files import is_stand_in
 from datamat.errors import IncompleteRunError, count_of
@@ -102,7 +102,7 @@ class DiskLimit:
             self._used = tree_bytes(self._folder)
 
     def allows(self, costs: Iterable[int]) -> bool:
-        """Return whether parts of these costs fit, with the largest twice: it is there twice while it is joined."""
+        """Return True if parts of these costs fit, with the largest twice: it is there twice while it is joined."""
         if self._most is None:
             return True
         listed = list(costs)
@@ -129,27 +129,31 @@ class ErrorLimit:
         self._first: list[FailedRow] = []
         self.num_failed = 0
 
-    def add(self, num_done: int, num_failed: int, failed: Sequence[FailedRow] = ()) -> None:
-        """Count rows.
+    def add(self, counted: Any, failed: Sequence[FailedRow] = ()) -> None:
+        """Count the rows of a part or of shards.
 
         Args:
-            num_done: number of rows that did not fail: they gave records, or were left out on purpose.
-            num_failed: number of rows that failed.
+            counted: what has `num_rows` and `num_failed`: `Counts`, a receipt, a file of a shard.
             failed: as many of the failed rows as are known.
 
         Raises:
             IncompleteRunError: too many have failed, or all; names the first of them.
         """
-        self._num_done += num_done
-        self.num_failed += num_failed
+        self._num_done += counted.num_rows - counted.num_failed
+        self.num_failed += counted.num_failed
         self._first += failed[: _MOST_NAMED - len(self._first)]
         if self._limit is not None and self.num_failed > self._limit:
             raise self._error(f"more than the {self._limit} that max_errors allows", "raise max_errors")
         if not self._num_done and self.num_failed >= max(_ALL_FAIL, self._num_rows // 2):
             raise self._error("every one so far", "see what they have in common")
 
+    def remove(self, counted: Any) -> None:
+        """Count no longer the rows of a part that is made again."""
+        self._num_done -= counted.num_rows - counted.num_failed
+        self.num_failed -= counted.num_failed
+
     def check_end(self) -> None:
-        """Raise `IncompleteRunError` where not a single row gave a record."""
+        """Raise `IncompleteRunError` if not a single row gave a record."""
         if self.num_failed and not self._num_done:
             raise self._error("all of them", "see what they have in common")
 

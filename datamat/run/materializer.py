@@ -1,6 +1,6 @@
 """The `Materializer`: from raw samples to finished shards, on all cores.
 
-    index ──> rows on disk ──> plan ──> parts ──(largest first)──> workers: Materializer.write_part
+    index ──> rows on disk ──> plan ──> parts ──(largest first)──> workers: PartWorker.write_parts
                                                                        │ receipts, never pixels
     manifest <── index files <── shards, flushed and named <── parts joined in order <──┘
 
@@ -10,7 +10,6 @@ Whatever stops a run, the next one takes over each finished part and continues f
 from __future__ import annotations
 
 import collections.abc
-import contextlib
 import copy
 import dataclasses
 import glob
@@ -21,10 +20,10 @@ import pathlib
 # Each method imports what it needs: the class alone costs a program less than numpy does. Annotations name the same
 # as attributes of `datamat`, which loads them for `typing.get_type_hints`.
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import datamat
-from datamat.errors import OptionError, OutputError, SampleError, SourceError, fold, require_package
+from datamat.errors import OptionError, SourceError
 from datamat.options import (
     RUN_PARAMETERS,
     WORK_PARAMETERS,
@@ -43,19 +42,11 @@ from datamat.values import frozen
 if TYPE_CHECKING:
     from datamat.folders import Folder
     from datamat.plan.job import Job
-    from datamat.run.dispatch import Tasks
-    from datamat.run.receipts import Sealed
-    from datamat.run.repair import Wanted
-    from datamat.run.report import RunReport
-    from datamat.run.run import Mode
-    from datamat.run.worker import PartWorker
     from datamat.sources.mirror import SourceMirror
     from datamat.sources.url_files import UrlFiles
 
 
-__all__ = ["DATASET_PARAMETERS", "Materializer", "output_place", "start"]
-
-_MOST_ROUNDS = 4  # of a repair: what one round repairs may have hidden more damage from `verify`
+__all__ = ["DATASET_PARAMETERS", "Materializer", "output_place"]
 
 
 class Materializer:
@@ -181,7 +172,6 @@ class Materializer:
             mirror=mirror,
             urls=self._given.urls(None, mirror) if writer.url_fields else None,
         )
-        self._part_worker: PartWorker | None = None  # of the copy that travels to the workers of a run
 
     def __repr__(self) -> str:
         return f"Materializer({self._job.writer_name!r}, {self._source_text!r}, {str(self._job.place)!r})"
@@ -335,7 +325,9 @@ class Materializer:
         Example:
             >>> Materializer("camvid", "CamVid", "out/camvid").run(workers=4, deadline="23h30m")   # doctest: +SKIP
         """
-        return start(self._made(RunOptions.of(options)), self._traveller)
+        from datamat.run.tasks import start
+
+        return start(self._made(RunOptions.of(options)))
 
     @takes(*WORK_PARAMETERS)
     def finalize(self, *, existing: Existing = "update", **options: Unpack[WorkKeywords]) -> datamat.RunReport:
@@ -351,9 +343,11 @@ class Materializer:
             IncompleteRunError: shards are missing; names some.
             SourceError, OutputLockedError, OutputError: as for `run`.
         """
+        from datamat.run.tasks import start
+
         how = RunOptions.of(options, "finalize", WorkKeywords.__annotations__)
         how = dataclasses.replace(how, existing=existing)
-        return start(self._made(how), self._traveller, mode="finalize")
+        return start(self._made(how), mode="finalize")
 
     def status(self) -> datamat.Status:
         """Return how far the output has got, and which shards `run` would rebuild, each with the reason.
@@ -419,65 +413,10 @@ class Materializer:
                 source no longer gives the bytes that were there: all else is repaired then, and the manifest stays.
             SampleError, SourceError, OutputLockedError: as for `run`.
         """
-        from datamat.directory.files import locked
-        from datamat.directory.publication import finish_publication
-        from datamat.directory.verify import verify
-        from datamat.folders import LocalFolder
-        from datamat.run.repair import prepare_repair
+        from datamat.run.repair import repair
 
         how = RunOptions.of(options, "repair", WorkKeywords.__annotations__)
-        how = dataclasses.replace(how, existing="replace")
-        job = self._made(how)
-        if job.store is not None:
-            return self._repair_stored(job, job.store)
-        output, work = job.output, _repairable(job)
-        report = None
-        for _ in range(_MOST_ROUNDS):
-            with job.planned() as planned, locked(work / "lock"):
-                finish_publication(LocalFolder(output))
-                found = verify(output)
-                if report is not None and found.ok:
-                    return report
-                for problem in found.problems:
-                    how.logger.warning("%s", problem)
-                wanted = prepare_repair(planned, found)
-            report = start(job, self._traveller, mode="repair", wanted=wanted)
-            if found.ok:
-                return report
-        raise OutputError(f"{verify(output)}\nstill so after {_MOST_ROUNDS} repairs; test memory and disk")
-
-    def _repair_stored(self, job: Job, store: Folder) -> datamat.RunReport:
-        from datamat.directory.files import locked
-        from datamat.directory.publication import finish_publication
-        from datamat.directory.verify import examine
-        from datamat.run.repair import prepare_stored_repair, restore_damaged
-        from datamat.run.run import work_folder
-        from datamat.run.slices import session_of
-
-        work, logger = work_folder(job.output), job.how.logger
-        session_of(job).refuse_if_alive(logger)
-        with locked(work / "lock"):
-            restore_damaged(store)  # of a repair that was killed
-        report = None
-        for _ in range(_MOST_ROUNDS):
-            found = examine(store, deep=False, recomputed=None)
-            if report is not None and found.ok:
-                return report
-            for problem in found.problems:
-                logger.warning("%s: %s", store, problem)
-            with locked(work / "lock"):
-                finish_publication(store)
-                wanted = prepare_stored_repair(job, store, found)
-            try:
-                report = start(job, self._traveller, mode="repair", wanted=wanted)
-            except BaseException:
-                with contextlib.suppress(OutputError), locked(work / "lock"):
-                    restore_damaged(store)
-                raise
-            if found.ok:
-                return report
-        found = examine(store, deep=False, recomputed=None)
-        raise OutputError(f"{found}\nstill so after {_MOST_ROUNDS} repairs; test memory, network and store")
+        return repair(self._made(dataclasses.replace(how, existing="replace")))
 
     def replay(self, key: str, copy: int = 0) -> dict[str, Any]:
         """Return the sample that a run stores for a row and copy, decoded, by processing that row here and now.
@@ -514,51 +453,9 @@ class Materializer:
 
         return find_provenance(self._job.store or open_folder(self._job.output), self._job.source, key)
 
-    def write_part(
-        self,
-        spec: Any,
-        lost: Any = None,
-        reused: Any = None,
-        run: str = "",
-        others: Any = (),
-    ) -> Any:
-        """Write one part of a shard: the bound method that a run dispatches to its workers.
-
-        Args:
-            spec: rows of a shard that make the part.
-            lost: rows to leave out as failed, because they end their worker. None for a part whose worker has not
-                died: only then are rows processed in blocks.
-            reused: rows whose records are taken from a finished shard; None where there are none.
-            run: mark of the run, whose parts may go straight onto the end of the shard's file; "" has this one lie
-                apart until the shard is sealed.
-            others: parts right behind it, which are written, too, unless they turn out to take long.
-
-        Returns:
-            The receipt, which is also on disk beside the part. It holds those of the others that are written.
-
-        Raises:
-            SampleError: a sample failed, and the policy is "raise".
-            OutputError: the part cannot be written.
-        """
-        if self._part_worker is None:
-            raise OptionError("write_part belongs to a run; call run(), which dispatches it")
-        return self._part_worker.write_part(spec, lost, reused, run, others)
-
-    def _seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
-        """Complete a shard whose parts are done: join those that lie apart, write the offsets, flush the files.
-
-        Args:
-            shard: name of the shard.
-            fingerprint: fingerprint of the shard.
-            num_parts: number of its parts.
-            run: mark of the run: workers of an earlier one stop.
-
-        Raises:
-            DamagedPartError: the bytes of a part are no longer those of its receipt.
-        """
-        if self._part_worker is None:
-            raise OptionError("_seal_shard belongs to a run; call run(), which dispatches it")
-        return self._part_worker._seal_shard(shard, fingerprint, num_parts, run)
+    def write_part(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise `OptionError`: parts belong to a run, whose workers write them."""
+        raise OptionError("write_part belongs to a run; call run(), which dispatches it")
 
     def _made(self, how: RunOptions) -> Job:
         """Return the job, as it is made in one call."""
@@ -590,16 +487,6 @@ class Materializer:
         urls = given.urls(how.scratch, mirror) if writer.url_fields else None
         return dataclasses.replace(job, store=store, output=folder, urls=urls)
 
-    def _traveller(self, job: Job) -> Materializer:
-        """Return what travels to the workers of a run: a copy with the part worker of that run."""
-        from datamat.run.worker import PartWorker
-
-        traveller = copy.copy(self)  # its part worker is for this run only: what workers keep must not outlive it
-        traveller._part_worker = PartWorker(job, job.work / "rows")
-        traveller._job = traveller._part_worker.job
-        del traveller._given  # the source may be an iterator or a connection; workers have its rows
-        return traveller
-
 
 DATASET_PARAMETERS = tuple(
     one
@@ -624,76 +511,6 @@ class _Given:
 
         root = "" if mirror is None else str(mirror.root)
         return UrlFiles(url_folder(self.output, scratch), self.source_options or {}, root)
-
-
-def start(
-    job: Job,
-    tasks_of: Callable[[Job], Tasks],
-    *,
-    mode: Mode = "make",
-    lease_s: float | None = None,
-    wanted: Wanted | None = None,
-) -> RunReport:
-    """Run a job, as `Materializer.run` and `convert` do: alone, or as one of several tasks that share its output.
-
-    Args:
-        job: the job, with its options checked and resolved.
-        tasks_of: returns the bound methods that travel to the workers of a job; they find the rows in `.datamat/rows`.
-        mode: what the run is for.
-        lease_s: how long another task may seem dead, in seconds, before this one takes its shards; None for a minute.
-        wanted: what must come out, of a repair.
-    """
-    from datamat.parallel.byvalue import run_top_level_once
-    from datamat.parallel.tasks import warned_once
-    from datamat.run.limits import interrupted, signals_raised
-    from datamat.run.repair import NOTHING_WANTED
-    from datamat.run.run import run_job
-    from datamat.run.slices import LEASE_S, TaskNumber
-    from datamat.run.tasks import run_task
-
-    require_package("pyarrow", "the index of a dataset")
-    run_top_level_once()  # also where there is nothing to do, and no pool starts
-    how = job.how
-    with warned_once(), signals_raised():
-        try:
-            if how.task_index is None or how.num_tasks is None:
-                return run_job(job, tasks_of(job), mode=mode, wanted=wanted or NOTHING_WANTED)
-            return run_task(job, tasks_of, TaskNumber(how.task_index, how.num_tasks, lease_s or LEASE_S))
-        except SampleError as error:
-            fold(error)
-            raise error.with_traceback(None)  # noqa: B904 -- it is the same error
-        except KeyboardInterrupt:
-            raise interrupted(
-                f"interrupted; what is finished in {job.place} is kept, and {job.remedies.again} continues from there"
-            ) from None
-
-
-_FILES_OF_WORK = ("lock", "inputs", "ledger.jsonl", "names.json", "sidecars.json")
-"""Files of `.datamat` that every run reads or writes; nobody can hold a lock that is none."""
-
-
-def _repairable(job: Job) -> pathlib.Path:
-    """Return the `.datamat` folder of an output; move aside what is in the way of its files and of index files."""
-    from datamat.directory.files import WORK, locked, refuse_links
-    from datamat.directory.manifest import INDEX_FOLDER
-    from datamat.run.repair import set_aside
-    from datamat.run.run import work_folder
-
-    output, work, index = job.output, job.work, job.output / INDEX_FOLDER
-    for name in _FILES_OF_WORK if work.is_dir() else ():
-        if os.path.lexists(work / name) and not (work / name).is_file():
-            refuse_links(work)
-            set_aside(output, work, f"{WORK}/{name}")
-    is_folder = index.is_dir() and not index.is_symlink()
-    found = [f"{INDEX_FOLDER}/{path.name}" for path in index.iterdir()] if is_folder else [INDEX_FOLDER]
-    wrong = [name for name in found if os.path.islink(output / name) or is_folder == (output / name).is_dir()]
-    wrong = [name for name in wrong if os.path.lexists(output / name)]
-    if wrong and work.is_dir():
-        refuse_links(work)
-        with locked(work / "lock"):
-            for name in wrong:
-                set_aside(output, work, name)
-    return work_folder(output)
 
 
 def output_place(

@@ -94,7 +94,8 @@ def merge(
     with disk_errors_explained(target):
         _begin(target)
         with locked(target / WORK / "lock"):
-            _refuse_finished(target)
+            if not (target / WORK / _MARK).exists():
+                raise OutputError(f"merge: another process has just finished {target}; give another folder")
             return _merged(sets, target, name, logger or get_logger("datamat"), began)
 
 
@@ -119,7 +120,7 @@ def _common_name(sets: Sequence[_Set], name: str | None) -> str:
 
 
 def _check_fit(sets: Sequence[_Set], target: pathlib.Path) -> None:
-    """Raise `OptionError` where directories do not fit together, or one of them would be changed."""
+    """Raise `OptionError` if directories do not fit together, or one of them would be changed."""
     first = sets[0]
     for one in sets:
         if target.resolve() in (one.folder.resolve(), *one.folder.resolve().parents):
@@ -155,7 +156,7 @@ def _check_alike(first: _Set, other: _Set) -> None:
 
 
 def _check_keys(sets: Sequence[_Set]) -> None:
-    """Raise `OptionError` where a row's key is in two directories, in whichever splits."""
+    """Raise `OptionError` if a row's key is in two directories, in whichever splits."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -176,7 +177,7 @@ def _check_keys(sets: Sequence[_Set]) -> None:
 
 
 def _check_size(sets: Sequence[_Set], name: str) -> None:
-    """Raise `OptionError` where no reader would take the manifest."""
+    """Raise `OptionError` if no reader would take the manifest."""
     index = {info.file: info for one in sets for info in one.manifest.index}  # as long as that which is not made yet
     num_bytes = len(_manifest(sets, name, _renamed(sets, name), tuple(index.values())).render())
     if num_bytes > MOST_MANIFEST_BYTES:
@@ -197,17 +198,13 @@ def _begin(target: pathlib.Path) -> None:
     (work / _MARK).touch()
 
 
-def _refuse_finished(target: pathlib.Path) -> None:
-    if not (target / WORK / _MARK).exists():
-        raise OutputError(f"merge: another process has just finished {target}; give another folder")
-
-
 def _merged(sets: Sequence[_Set], target: pathlib.Path, name: str, logger: logging.Logger, began: float) -> Manifest:
     ledger_path = target / WORK / LEDGER_FILE
     ledger_path.unlink(missing_ok=True)  # of a merge that was killed
     ledger = Ledger(ledger_path)
     with contextlib.closing(ledger):
-        ledger.write("run_started", name=name, merges=[str(one.folder) for one in sets], **_here())
+        merges = [str(one.folder) for one in sets]
+        ledger.write("run_started", name=name, merges=merges, host=socket.gethostname(), pid=os.getpid())
         renamed = _renamed(sets, name)
         for each in renamed.values():
             for one, pairs in zip(sets, each, strict=True):
@@ -230,10 +227,6 @@ def _merged(sets: Sequence[_Set], target: pathlib.Path, name: str, logger: loggi
         )
     (target / WORK / _MARK).unlink()
     return manifest
-
-
-def _here() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "pid": os.getpid()}
 
 
 def _renamed(sets: Sequence[_Set], name: str) -> Renamed:

@@ -33,8 +33,8 @@ from datamat.fingerprint import (
 )
 from datamat.parallel import get_logger
 from datamat.parallel.byvalue import is_by_value
-from datamat.parallel.pickling import PLAIN, PickledFunction, dumps_code, load_code
-from datamat.plan.job import as_drawn, as_written
+from datamat.parallel.pickling import PLAIN, dumps_code, load_code
+from datamat.plan.digests import as_drawn, as_written
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class ModuleState:
 
     @classmethod
     def of(cls, records: RecordSource, *, is_own_pool: bool) -> ModuleState | None:
-        """Return what the code of a writer and a transform reads in this process; None where that cannot be found out.
+        """Return what the code of a writer and a transform reads in this process; None if that cannot be found out.
 
         Args:
             records: where the job takes its records from, with its writer and its transform.
@@ -213,7 +213,7 @@ def _examined(records: RecordSource) -> tuple[dict[Home, ModuleValue], dict[str,
 
 
 def _is_worth_sending(home: Home, place: ModuleValue) -> bool:
-    """Return whether a value may differ in a worker: what is pickled by its name is the worker's own."""
+    """Return True if a value may differ in a worker: what is pickled by its name is the worker's own."""
     _, path = home
     value = place.value
     if isinstance(value, types.ModuleType):
@@ -257,19 +257,13 @@ def _pickled(values: dict[_Place, Any], *, allow_standins: bool = True) -> tuple
         except UnpicklableError:
             left += group
             continue
-        if _num_bytes(pickled) <= _LARGEST and (allow_standins or not pickled.standins):
-            found.append(_packed(group, pickled))
+        buffers = [buffer.raw() for buffer in pickled.buffers]
+        num_bytes = len(pickled.stream) + sum(buffer.nbytes for buffer in buffers)
+        if num_bytes <= _LARGEST and (allow_standins or not pickled.standins):
+            found.append((tuple(group), pickled.stream, tuple(map(bytes, buffers))))
         else:
             left += group
     return found, left
-
-
-def _packed(values: dict[_Place, Any], pickled: PickledFunction) -> _Sent[_Place]:
-    return tuple(values), pickled.stream, tuple(bytes(buffer.raw()) for buffer in pickled.buffers)
-
-
-def _num_bytes(pickled: PickledFunction) -> int:
-    return len(pickled.stream) + sum(buffer.raw().nbytes for buffer in pickled.buffers)
 
 
 def main_namespaces(records: RecordSource) -> list[dict[str, Any]]:

@@ -262,7 +262,10 @@ class PartTask:
             self._write(lost)
             self._watch.rest()
             self._note_inputs()
-        self._outcome.statistics = self._statistics()
+        if self._source.pipeline is not None:
+            self._outcome.statistics = self._observer.lines()
+        elif self._known is not None:
+            self._outcome.statistics = self._known.to_lines()
         return self._outcome
 
     @contextlib.contextmanager
@@ -291,12 +294,6 @@ class PartTask:
             self._outcome.inputs = content_digest(found)
             if self._inputs.is_as_indexed:
                 self._outcome.input_times = self._shared.store.times(self._spec.start, self._spec.stop)
-
-    def _statistics(self) -> tuple[str, ...]:
-        """Return what is known of the values of the records that were written."""
-        if self._source.pipeline is not None:
-            return self._observer.lines()
-        return () if self._known is None else self._known.to_lines()
 
     def _write(self, lost: Sequence[FailedRow] | None) -> None:
         # Files that are fetched stay for one row: a block of them could fill the disk.
@@ -573,7 +570,7 @@ def exit_error(row: IndexRow, error: SystemExit) -> SampleError:
 
 
 def may_pass(error: SampleError) -> bool:
-    """Return whether another attempt may succeed: a mismatch with the declaration does not pass."""
+    """Return True if another attempt may succeed: a mismatch with the declaration does not pass."""
     return not isinstance(error.__cause__, SchemaError)
 
 
@@ -595,11 +592,13 @@ class SharedByParts:
     Args:
         job: the job, without what stays with the caller.
         folder: folder of the rows; beside it are the parts.
+        run: mark of the run.
         opened: notes the files that this process opens, until the end of its first part; None notes nothing.
         appends: whether parts may go straight into the shards' files.
     """
 
-    def __init__(self, job: Job, folder: pathlib.Path, opened: OpenedFiles | None, *, appends: bool) -> None:
+    def __init__(self, job: Job, folder: pathlib.Path, run: str, opened: OpenedFiles | None, *, appends: bool) -> None:
+        self._run = run
         self._appends = appends
         self.store = RowStore(folder)
         self.work = folder.parent
@@ -624,19 +623,18 @@ class SharedByParts:
             self._no_limit = (hard, hard)
             limit_memory(job.how.workers.max_rss)
 
-    def write_part(
-        self, spec: PartSpec, lost: Sequence[FailedRow] | None, reused: ReusedRows | None, run: str
-    ) -> Receipt:
-        """Write a part, and return its receipt."""
+    def write_part(self, spec: PartSpec, lost: Sequence[FailedRow] | None, reused: ReusedRows | None) -> Receipt:
+        """Write a part, and return its receipt; see `PartWorker.write_parts`."""
         watch = RowWatch(self._workers.sample_timeout_s)
-        made = PartWriter(self.work, spec, self._formats, self._columns, run, appends=self._appends)
-        if run and not self._appends and (first := made.first()):
+        made = PartWriter(self.work, spec, self._formats, self._columns, self._run, appends=self._appends)
+        if not self._appends and (first := made.first()):
             return first  # of a worker that was lost after it
         try:
             with self._lock, global_state_kept(), watch, made as writer, noting_files() as notes:
                 started, began_at, begun = time.process_time(), time.time(), time.perf_counter()
                 stage_clock.take()
-                with self._opened_files(spec) as undeclared, self._reused(reused) as find_reused:
+                reader = open_reused(reused, self._formats[0], self.source.features)
+                with self._opened_files(spec) as undeclared, reader as find_reused:
                     part = PartTask(self, spec, writer, watch, find_reused, notes)
                     try:
                         outcome = part.do(lost, reused)
@@ -667,11 +665,6 @@ class SharedByParts:
         if self._workers.max_rss is not None and resident_bytes() > self._workers.max_rss:
             retire()
         return receipt
-
-    def _reused(
-        self, reused: ReusedRows | None
-    ) -> contextlib.AbstractContextManager[Callable[[int], Sequence[tuple[str, Record]]]]:
-        return open_reused(reused, self._formats[0], self.source.features)
 
     def _memos_now(self) -> dict[str, str]:
         """Return the digests of what memos hold, once some rows are read; only one that varies changes after that."""

@@ -67,7 +67,7 @@ class PartWriter:
         self._spec = spec
         self._formats = formats
         self._columns = columns
-        self._appends = appends and bool(run) and self._growing.joins_parts
+        self._appends = appends and bool(run) and any(made.joins_parts for made in formats)
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> PartWriter:
@@ -118,7 +118,7 @@ class PartWriter:
         self._stack.__exit__(*raised)
 
     def check_run(self) -> None:
-        """Raise `OutputLockedError` where another run has begun since this one."""
+        """Raise `OutputLockedError` if another run has begun since this one."""
         self._growing.check_run()
 
     def first(self) -> Receipt | None:
@@ -159,10 +159,6 @@ class PartWriter:
             busy_s=busy_s(),
         )
 
-    @property
-    def _is_appended(self) -> bool:
-        return any(file.start is not None for file in self._files)
-
     def _receipt(self, outcome: Outcome, busy_s: Callable[[], float]) -> Receipt:
         spec, num_records = self._spec, self._writers[0].num_records
         files = []
@@ -196,7 +192,7 @@ class PartWriter:
         """Join the parts that lie apart behind this one, and seal the shard if it is now complete."""
         growing, number = self._growing, self._spec.number
         with contextlib.suppress(DamagedPartError):  # the driver then has the shard sealed, and learns of it
-            if self._is_appended:
+            if any(file.start is not None for file in self._files):
                 reached = growing.join_from(number + 1)
                 if reached == self._spec.num_parts:
                     return growing.seal_held()

@@ -99,8 +99,10 @@ class ProgressBar:
         elapsed_s = max(time.perf_counter() - self._began, 1e-9)
         rate = self._num_new / elapsed_s
         share = min(self._num_records / max(self._total, 1), 1.0)
+        full = int(share * _BAR_WIDTH)
+        bar = "█" * full + "░" * (_BAR_WIDTH - full)
         parts = [
-            f"{self._name} {share:4.0%} {_drawn(share)} {self._num_records:,}/{count_of(self._total, 'sample')}",
+            f"{self._name} {share:4.0%} {bar} {self._num_records:,}/{count_of(self._total, 'sample')}",
             f"{rate:,.0f}/s" if rate >= 1 else f"{rate * 60:,.0f}/min",
         ]
         left = self._total - self._num_records
@@ -201,7 +203,7 @@ def _open_screen() -> _Screen:
 
 
 def _shows_on_console(logger: logging.Logger | None) -> bool:
-    """Return whether what a logger takes at level INFO is seen where the bar is."""
+    """Return True if what a logger takes at level INFO is seen where the bar is."""
     if logger is None or not logger.isEnabledFor(logging.INFO):
         return False
     one: logging.Logger | None = logger
@@ -212,11 +214,6 @@ def _shows_on_console(logger: logging.Logger | None) -> bool:
                 return True
         one = one.parent if one.propagate else None
     return False
-
-
-def _drawn(share: float) -> str:
-    full = int(share * _BAR_WIDTH)
-    return "█" * full + "░" * (_BAR_WIDTH - full)
 
 
 def _clock_text(seconds: float) -> str:

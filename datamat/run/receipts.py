@@ -189,7 +189,6 @@ class Receipt:
         is_repeated: whether an engine made the call again, after another worker had completed the part; not stored on
             disk.
         trace: when and where it was made; not stored on disk.
-        others: receipts of the parts behind it that the same call has made; not stored on disk.
     """
 
     shard: str
@@ -215,7 +214,6 @@ class Receipt:
     sealed: Sealed | None = None
     is_repeated: bool = False
     trace: PartTrace | None = None
-    others: tuple[Receipt, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -259,20 +257,12 @@ class Receipt:
     def to_json(self) -> dict[str, Any]:
         """Return what the part leaves on disk."""
         value = dataclasses.asdict(self)
-        for name in (
-            "undeclared",
-            "memos",
-            "remarks",
-            "sealed",
-            "is_repeated",
-            "trace",
-            "others",
-        ):  # they concern this run only
+        for name in ("undeclared", "memos", "remarks", "sealed", "is_repeated", "trace"):  # they concern this run only
             del value[name]
         return value
 
     def is_for(self, spec: PartSpec) -> bool:
-        """Return whether this is the receipt of a part of the present plan."""
+        """Return True if this is the receipt of a part of the present plan."""
         mine = (self.shard, self.number, self.start, self.stop, self.fingerprint)
         return mine == (spec.shard, spec.number, spec.start, spec.stop, spec.fingerprint)
 
@@ -311,7 +301,7 @@ def read_offsets(folder: pathlib.Path, number: int, part: PartInfo) -> Offsets:
 
 
 def read_receipt(folder: pathlib.Path, number: int) -> Receipt | None:
-    """Return the receipt of a part, or None where there is no whole one."""
+    """Return the receipt of a part, or None if there is no whole one."""
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
         return Receipt.from_json(read_json(receipt_path(folder, number)))
     return None

@@ -1,6 +1,6 @@
 """Brings a damaged directory back to what its manifest says, by rebuilding only what is damaged.
 
-    verify ──> damaged files ──> prepare_repair: what must come out ──> run() makes what is damaged, index files too
+    verify ──> damaged files ──> _prepared: what must come out ──> run() makes what is damaged, index files too
       ^                                                                                    │
       └──────────── until nothing is damaged <── files get their names where they are what the manifest lists
 
@@ -20,7 +20,6 @@ shard again. The copies go once the set is whole; if a shard does not come, its 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import os
 from array import array
@@ -29,9 +28,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
-from datamat.directory.files import WORK, commit, fsync_folder
+from datamat.directory.files import WORK, commit, fsync_folder, locked, refuse_links
 from datamat.directory.keys import KeyDigest, row_runs, stored_key
 from datamat.directory.manifest import (
+    INDEX_FOLDER,
     MANIFEST_FILE,
     MOST_MANIFEST_BYTES,
     Manifest,
@@ -42,74 +42,129 @@ from datamat.directory.manifest import (
     salvaged,
     salvaged_shards,
 )
+from datamat.directory.publication import finish_publication
 from datamat.directory.sidecars.exporting import export, known_sidecars, sidecar_names
 from datamat.errors import CorruptDataError, OutputError, join_problems
+from datamat.folders import LocalFolder
 from datamat.folders.local import regular_path
 from datamat.formats import Offsets, get_format
 from datamat.plan.changes import find_changes
 from datamat.plan.inputs import content_digest
 from datamat.run.growing import GrowingShard
 from datamat.run.receipts import PartInfo, Receipt, part_path, replace_file, write_receipt
+from datamat.run.slices import session_of
 from datamat.run.upload import RemoteOutput, note_uploaded
-from datamat.values import frozen
+from datamat.run.wanted import NOTHING_WANTED, Wanted
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from typing import BinaryIO
 
-    from datamat.directory.manifest import IndexInfo, ShardFiles, ShardInfo
+    from datamat.directory.manifest import ShardFiles, ShardInfo
     from datamat.directory.verify import VerifyReport
     from datamat.folders import Folder
     from datamat.formats import ShardFormat
     from datamat.plan.job import Job, PlannedJob
     from datamat.plan.plan import PartSpec, ShardSpec
+    from datamat.run.report import RunReport
 
 
-__all__ = [
-    "NOTHING_WANTED",
-    "OtherBytesError",
-    "Wanted",
-    "prepare_repair",
-    "prepare_stored_repair",
-    "repair_without_source",
-    "restore_damaged",
-    "set_aside",
-]
+__all__ = ["repair", "repair_without_source"]
 
 _DAMAGED, _FOREIGN = f"{WORK}/quarantine/damaged", f"{WORK}/quarantine/foreign"
 _COPY_BYTES = 1 << 20
+_MOST_ROUNDS = 4  # what one round repairs may have hidden more damage from `verify`
+_FILES_OF_WORK = ("lock", "inputs", "ledger.jsonl", "names.json", "sidecars.json")
+"""Files of `.datamat` that every run reads or writes; nobody can hold a lock that is none."""
 
 
-def prepare_repair(planned: PlannedJob, report: VerifyReport) -> Wanted:
+def repair(job: Job) -> RunReport:
+    """Rebuild what is damaged in the output of a job, round by round until nothing is; see `Materializer.repair`."""
+    from datamat.directory.verify import examine
+    from datamat.run.run import work_folder
+    from datamat.run.tasks import start
+
+    store, work, logger = job.store, job.work, job.how.logger
+    place: Folder = LocalFolder(job.output) if store is None else store
+    if store is None:
+        _clear_the_way(job)
+    work_folder(job.output)
+    if store is not None:
+        session_of(job).refuse_if_alive(logger)
+        with locked(work / "lock"):
+            _restore_damaged(store)  # of a repair that was killed
+    report = None
+    for _ in range(_MOST_ROUNDS):
+        with locked(work / "lock"):
+            finish_publication(place)
+            found = examine(place, deep=False, recomputed=None)
+            if report is not None and found.ok:
+                return report
+            for problem in found.problems:
+                logger.warning("%s", problem if store is None else f"{store}: {problem}")
+            wanted = _prepared(job, found) if store is None else _prepared_in_store(job, store, found)
+        try:
+            report = start(job, mode="repair", wanted=wanted)
+        except BaseException:
+            if store is not None:
+                with contextlib.suppress(OutputError), locked(work / "lock"):
+                    _restore_damaged(store)
+            raise
+        if found.ok:
+            return report
+    found = examine(place, deep=False, recomputed=None)
+    suspects = "memory and disk" if store is None else "memory, network and store"
+    raise OutputError(f"{found}\nstill so after {_MOST_ROUNDS} repairs; test {suspects}")
+
+
+def _clear_the_way(job: Job) -> None:
+    """Move aside what is in the way of the files of `.datamat` and of index files."""
+    output, work, index = job.output, job.work, job.output / INDEX_FOLDER
+    for name in _FILES_OF_WORK if work.is_dir() else ():
+        if os.path.lexists(work / name) and not (work / name).is_file():
+            refuse_links(work)
+            _set_aside(output, work, f"{WORK}/{name}")
+    is_folder = index.is_dir() and not index.is_symlink()
+    found = [f"{INDEX_FOLDER}/{path.name}" for path in index.iterdir()] if is_folder else [INDEX_FOLDER]
+    wrong = [name for name in found if os.path.islink(output / name) or is_folder == (output / name).is_dir()]
+    wrong = [name for name in wrong if os.path.lexists(output / name)]
+    if wrong and work.is_dir():
+        refuse_links(work)
+        with locked(work / "lock"):
+            for name in wrong:
+                _set_aside(output, work, name)
+
+
+def _prepared(job: Job, report: VerifyReport) -> Wanted:
     """Prepare a damaged directory for a run that rebuilds what is damaged, and nothing else; return what that wants.
 
     Args:
-        planned: job with its rows and its plan, which must equal those of the directory.
+        job: the job, whose rows and plan must equal those of the directory.
         report: damage that `verify` found.
 
     Raises:
         OutputError: source or options have changed, so what was damaged cannot come back as it was.
     """
-    output, damaged = planned.job.output, set(report.files)
+    output, damaged = job.output, set(report.files)
     manifest = None if MANIFEST_FILE in damaged else Manifest.read(output)
     infos = list(manifest.all_files) if manifest else salvaged_shards(output)
-    if manifest:
-        _check_unchanged(planned, infos)
-    damaged -= _set_strangers_aside(planned, damaged)
-    if manifest:
-        damaged -= _repair_offsets(output, damaged)
-    hurt = {info.name for info in infos if {info.file, info.index_file} & damaged}
-    if manifest:
-        files = by_shard(infos)
-        for shard in planned.plan.shards:
-            if shard.name in hurt:
-                _keep_intact_parts(planned, shard, files[shard.name])
-        return Wanted.of(manifest, hurt)
+    with job.planned() as planned:
+        if manifest:
+            _check_unchanged(planned, infos)
+        damaged -= _set_strangers_aside(planned, damaged)
+        if manifest:
+            damaged -= _repair_offsets(output, damaged)
+            hurt = {info.name for info in infos if {info.file, info.index_file} & damaged}
+            files = by_shard(infos)
+            for shard in planned.plan.shards:
+                if shard.name in hurt:
+                    _keep_intact_parts(planned, shard, files[shard.name])
+            return Wanted.of(manifest, hurt)
     return Wanted({info.file: (info.fingerprint, _checksums(output, info)) for info in infos})
 
 
-def restore_damaged(store: Folder) -> None:
+def _restore_damaged(store: Folder) -> None:
     """Give back their names to damaged objects that no repair has replaced: some of their records may be whole."""
     for name in store.list(_DAMAGED, deep=True) or ():
         if store.stat(name) is None:
@@ -117,7 +172,7 @@ def restore_damaged(store: Folder) -> None:
         store.delete(f"{_DAMAGED}/{name}")
 
 
-def prepare_stored_repair(job: Job, store: Folder, report: VerifyReport) -> Wanted:
+def _prepared_in_store(job: Job, store: Folder, report: VerifyReport) -> Wanted:
     """Prepare a damaged output in a store for a run that rebuilds what is damaged; while the job is locked.
 
     Args:
@@ -198,7 +253,7 @@ def _intact_parts(output: pathlib.Path, info: ShardInfo, num_parts: int) -> set[
 
 
 def _is_kept(planned: PlannedJob, part: PartSpec, growing: GrowingShard, files: Mapping[str, ShardInfo]) -> bool:
-    """Copy a part out of the files of a shard and give it a receipt; return whether it has one."""
+    """Copy a part out of the files of a shard and give it a receipt; return True if it has one."""
     if growing.receipt(part.number) is not None:  # of a killed repair
         return True
     store, inputs = planned.store, planned.inputs
@@ -264,54 +319,7 @@ def _copied_part(
     return lines, keys
 
 
-@frozen()
-class Wanted:
-    """The result that a repair must reach.
-
-    Attributes:
-        files: fingerprint of each file, and the checksums of which it must have one.
-        index: size and checksum that each file of the index must have.
-        manifest: the manifest, which is to stay; None where it is damaged.
-        hurt: names of the shards that are damaged, whatever their sizes and ends say.
-    """
-
-    files: Mapping[str, tuple[str, tuple[str, ...]]] = dataclasses.field(default_factory=dict)
-    index: tuple[IndexInfo, ...] = ()
-    manifest: Manifest | None = None
-    hurt: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, manifest: Manifest, hurt: Iterable[str]) -> Wanted:
-        """Return what a repair wants by a manifest that is whole."""
-        files = {info.file: (info.fingerprint, (info.checksum,)) for info in manifest.all_files}
-        return cls(files, manifest.index, manifest, frozenset(hurt))
-
-    def judge(self, files: ShardFiles) -> None:
-        """Raise `OtherBytesError` if the files of a shard have other bytes than before."""
-        for info in files:
-            fingerprint, checksums = self.files.get(info.file, ("", ()))
-            if fingerprint == info.fingerprint and checksums and info.checksum not in checksums:
-                raise OtherBytesError(
-                    f"{info.file}: the source gives bytes with the checksum {info.checksum}, the manifest says "
-                    f"{' or '.join(checksums)}"
-                )
-
-    def is_met(self, files: Iterable[ShardInfo], index: Sequence[IndexInfo]) -> bool:
-        """Return whether the files are those of the manifest to restore."""
-        if self.manifest is None or set(index) != set(self.manifest.index):
-            return False
-        return set(files) == set(self.manifest.all_files)
-
-
-NOTHING_WANTED = Wanted()
-"""What a run wants that is no repair."""
-
-
-class OtherBytesError(OutputError):
-    """The rebuilt bytes differ from the original ones."""
-
-
-def set_aside(output: pathlib.Path, work: pathlib.Path, name: str) -> None:
+def _set_aside(output: pathlib.Path, work: pathlib.Path, name: str) -> None:
     """Move a file to quarantine; of a link, leave only a note of where it led."""
     aside = work / "quarantine" / "foreign"
     aside.mkdir(parents=True, exist_ok=True)
@@ -331,7 +339,7 @@ def _places(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _note_link(path: str | os.PathLike[str], note: str | os.PathLike[str]) -> bool:
-    """Replace a link, beside which no run would write, by a note; return whether it is one."""
+    """Replace a link, beside which no run would write, by a note; return True if it is one."""
     if not os.path.islink(path):
         return False
     with open(note, "x", encoding="utf-8", errors="surrogateescape") as file:
@@ -424,5 +432,5 @@ def _set_strangers_aside(planned: PlannedJob, damaged: set[str]) -> set[str]:
         and (name in damaged - (ours - indexes) or unreadable(planned.job.output, name))
     }
     for name in sorted(strange):
-        set_aside(planned.job.output, planned.job.work, name)
+        _set_aside(planned.job.output, planned.job.work, name)
     return strange - ours

@@ -183,7 +183,7 @@ class Recomputation:
 
 
 def _is_same(stored: Any, made: Any) -> bool:
-    """Return whether a column as it was read equals one as it is written, byte for byte, numbers too."""
+    """Return True if a column as it was read equals one as it is written, byte for byte, numbers too."""
     if isinstance(made, np.ndarray):
         return isinstance(stored, np.ndarray) and stored.dtype == made.dtype and stored.tobytes() == made.tobytes()
     return isinstance(stored, (list, bytes)) and _listed(stored) == _listed(made)

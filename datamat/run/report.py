@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -50,8 +51,7 @@ class RunTally:
         self._began = began
         self._num_rows_planned = 0
         self._left_aside = ""
-        self._num_workers = 0
-        self._start_method = self._engine = ""
+        self._workers = WorkersStarted(num_workers=0, start_method="")
         self._shards: dict[str, ShardFinished] = {}
         self._parts: dict[str, dict[int, PartDone]] = {}  # of shards that are not finished
         self._failed: dict[tuple[str, int], list[SampleFailed]] = {}  # by shard and part
@@ -68,9 +68,7 @@ class RunTally:
                 self._num_rows_planned = event.num_rows
                 self._left_aside = event.plan.left_aside
             case WorkersStarted():
-                self._num_workers = event.num_workers
-                self._start_method = event.start_method
-                self._engine = event.engine
+                self._workers = event
             case PartDone():
                 self._parts.setdefault(event.shard, {})[event.part] = event
                 self._failed_now = self._failed[event.shard, event.part] = []
@@ -120,20 +118,18 @@ class RunTally:
             elapsed_s=elapsed_s,
             busy_s=self._busy_s,
             at_work_s=self._timeline.totals.at_work_s,
-            num_workers=self._num_workers,
-            start_method=self._start_method,
-            engine=self._engine,
+            num_workers=self._workers.num_workers,
+            start_method=self._workers.start_method,
+            engine=self._workers.engine,
             stopped=stopped,
             num_shards_held=0 if is_complete else sum(shard.is_held for shard in self._shards.values()),
             remedies=job.remedies,
-            timeline=self._timeline.timeline(elapsed_s=elapsed_s, num_workers=self._num_workers),
+            timeline=self._timeline.timeline(elapsed_s=elapsed_s, num_workers=self._workers.num_workers),
             failures=tuple(self._failures(job.formats[0].extension)),
         )
 
     def _failures(self, extension: str) -> Iterator[Failure]:
-        from datamat.directory.failures import Failure
-
-        for event in (event for events in self._failed.values() for event in events):
+        for event in itertools.chain.from_iterable(self._failed.values()):
             if event.action != "raise":  # after which there is no report
                 split = ShardName.parse(event.shard).split
                 values = {name: getattr(event, name) for name in [field.name for field in dataclasses.fields(event)]}

@@ -63,14 +63,14 @@ class RunEvents:
 
     def __init__(self, ledger: LedgerHook, tally: RunTally, hooks: Sequence[Hook], logger: logging.Logger) -> None:
         self.tally = tally
-        self._ledger = ledger
+        self.ledger = ledger
         self._hooks = list(hooks)
         self._logger = logger
         self._has_ended = False
 
     def emit(self, event: RunEvent) -> None:
         """Pass an event on; raises `OutputError` where the ledger cannot take it."""
-        self._ledger(event)
+        self.ledger(event)
         self.tally(event)
         self._has_ended = isinstance(event, RunEnded)
         for hook in self._hooks[:]:
@@ -99,17 +99,9 @@ class RunEvents:
             ending.insert(0, _sample_event("", FailedRow(-1, error.key, kind, error.reason, "raise"), is_resumed=False))
         for event in [] if self._has_ended else ending:
             with contextlib.suppress(OutputError):  # the disk may be what failed
-                self._ledger(event)
+                self.ledger(event)
             for hook in self._hooks[:]:
                 self._call(hook, event)
-
-    def record_lack(self, shard: ShardInfo, keys: Sequence[str]) -> None:
-        """Have the ledger say which rows failed of a shard that is about to get its name."""
-        self._ledger.record_lack(shard, keys)
-
-    def sync(self) -> None:
-        """Flush the ledger to the disk."""
-        self._ledger.sync()
 
     def _call(self, hook: Hook, event: RunEvent) -> None:
         try:

@@ -23,14 +23,6 @@ __all__ = [
     "RowWatch",
 ]
 
-# ---------------------------------------------------------------- the row under way
-#
-# Which row a worker is at: a step in its crash note, which outlives the worker.
-#
-# A sample that crashes a library, uses up all memory or loops forever takes its worker down, and no exception says
-# which sample it was. So the worker notes each row before it starts it. Where samples have a time limit, each sets an
-# alarm: a handler in C, which runs without Python, writes the stack into the note and ends the process.
-
 
 @frozen()
 class RowMark:

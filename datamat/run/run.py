@@ -1,4 +1,11 @@
-"""One run, from the call to its report: the lock, what is finished, what is missing, and the commit."""
+"""One run, from the call to its report: the lock, what is finished, what is missing, and the commit.
+
+    manifest, entries, receipts of earlier runs ──> missing parts ──> PartQueue ──> receipts ──> shards ──> manifest
+
+The order of the last steps keeps a directory honest: shards are flushed and named, then the index files, and the
+manifest last. What would take the place of something that is published or visible waits until the whole plan is
+finished, and is then published by one write, see `datamat.directory.publication`: until then the old set is whole.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +17,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from datamat.directory.counts import Counts
 from datamat.directory.failures import failures_in
 from datamat.directory.files import (
     WORK,
@@ -52,16 +60,16 @@ from datamat.run.limits import DiskLimit, ErrorLimit
 from datamat.run.publish import write_index_files
 from datamat.run.quarantine import kept_names, release, safe_name
 from datamat.run.receipts import DamagedPartError, Sealed
-from datamat.run.repair import NOTHING_WANTED, OtherBytesError
 from datamat.run.reporting import reporting
 from datamat.run.shards import ShardBuilder, begin_run, remove_waiting
 from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, remove_scratch_of_tasks, session_of
 from datamat.run.targets import claim_names, refuse_own_source
 from datamat.run.upload import StoredShard, UploadTask, opened_output
+from datamat.run.wanted import NOTHING_WANTED, OtherBytesError
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import numpy as np
 
@@ -71,12 +79,11 @@ if TYPE_CHECKING:
     from datamat.plan.changes import ReusedRows
     from datamat.plan.job import Job, PlannedJob
     from datamat.plan.plan import PartSpec, ShardSpec
-    from datamat.run.dispatch import Feed, Tasks
     from datamat.run.receipts import Receipt
-    from datamat.run.repair import Wanted
     from datamat.run.report import RunReport
     from datamat.run.reporting import RunEvents
     from datamat.run.upload import RemoteOutput
+    from datamat.run.wanted import Wanted
     from datamat.sources.store import RowStore
 
 
@@ -87,33 +94,21 @@ __all__ = [
     "work_folder",
 ]
 
-# ---------------------------------------------------------------- the run
-#
-# From the lock to the report: what is there, what comes in, and how it is finished.
-#
-#     manifest, entries, receipts of earlier runs ──> missing parts ──> PartQueue ──> receipts ──> shards ──> manifest
-#
-# The order of the last steps keeps a directory honest: shards are flushed and named, then the index files, and the
-# manifest last. What would take the place of something that is published or visible waits until the whole plan is
-# finished, and is then published by one write, see `datamat.directory.publication`: until then the old set is whole.
-
-
 Mode: TypeAlias = Literal["make", "finalize", "repair"]
 """What a run is for: "make" makes what is missing; "finalize" only commits what is there, and makes no shard; "repair"
 restores the output to its former state, which may lack rows that failed."""
 
-_MOST_NAMED = 10  # rows that an error names
-_MOST_DAMAGED = 3  # times that one part may turn out damaged before it is no accident
+_MOST_NAMED = 10  # rows named in an error
+_MOST_DAMAGED = 3  # times that a part may be damaged before that is no accident
 
 
 def run_job(
-    job: Job, tasks: Tasks, *, mode: Mode = "make", task: TaskNumber | None = None, wanted: Wanted = NOTHING_WANTED
+    job: Job, *, mode: Mode = "make", task: TaskNumber | None = None, wanted: Wanted = NOTHING_WANTED
 ) -> RunReport:
     """Lock the output, index the source, make the plan, and run it.
 
     Args:
         job: the job, with its options checked and resolved.
-        tasks: the bound methods that travel to the workers; they find the rows in `.datamat/rows`.
         mode: what the run is for.
         task: which of several tasks that share the output this is; None for the only one.
         wanted: what must come out, of a repair.
@@ -126,7 +121,7 @@ def run_job(
         if task is None:
             session.refuse_if_alive(job.how.logger)
         with opened_output(job) as remote:
-            report = _run_locked(job, tasks, mode, remote, session, began, wanted)
+            report = _run_locked(job, mode, remote, session, began, wanted)
             if remote is not None and session.is_there and report.is_complete:
                 session.take_ledgers(job.work)
         # Once the ledger is uploaded. What tasks have made on a disk is moved by now, whatever this run still lacks.
@@ -139,7 +134,6 @@ def run_job(
 
 def _run_locked(
     job: Job,
-    tasks: Tasks,
     mode: Mode,
     remote: RemoteOutput | None,
     session: TaskSession,
@@ -181,7 +175,7 @@ def _run_locked(
                 planned.plan.groups,
             )
         events.emit(PlanMade.of(planned.plan, planned.chosen))
-        return Run(planned, tasks, events, remote, mode=mode, seen=seen, wanted=wanted).execute()
+        return Run(planned, events, remote, mode=mode, seen=seen, wanted=wanted).execute()
 
 
 class Run:
@@ -189,7 +183,6 @@ class Run:
 
     Args:
         planned: the job, its rows and its plan.
-        tasks: the bound methods that travel to the workers.
         events: passes what happens on to ledger, report and hooks.
         remote: the output in its store, of which `.output` is the scratch folder; None for a local output.
         claims: what this task takes, where several share an output, of which `.output` is the task's folder.
@@ -201,7 +194,6 @@ class Run:
     def __init__(
         self,
         planned: PlannedJob,
-        tasks: Tasks,
         events: RunEvents,
         remote: RemoteOutput | None = None,
         claims: TaskClaims | None = None,
@@ -212,7 +204,6 @@ class Run:
     ) -> None:
         self._remote = remote
         self._claims = claims
-        self._deadline = planned.job.how.deadline
         self._uploads: dict[str, tuple[UploadTask, ShardSpec, ShardFiles, bool]] = {}  # by shard
         self._planned = planned
         self._job = job = planned.job
@@ -224,12 +215,12 @@ class Run:
         self._limit = ErrorLimit(job.how.errors, sum(shard.num_rows for shard in planned.chosen), job.remedies)
         self._queue = PartQueue(
             job,
-            tasks,
             planned.store,
             run=begin_run(job.work),
             disk=DiskLimit(job.output, job.how.max_disk, num_formats=len(job.formats)),
             events=events,
             digests=planned.digests,
+            claims=claims,
         )
         self._reused: dict[str, ReusedRows] = {}
         self._builders: dict[str, ShardBuilder] = {}  # of the chosen shards, where anything is to be done
@@ -252,23 +243,19 @@ class Run:
             IncompleteRunError: a shard does not hold its rows, too many rows failed, or an earlier run left rows out
                 and the policy is "raise".
         """
+        self._is_current = self._claims is None and self._is_up_to_date()
+        if self._remote is not None and not self._is_current:
+            self._remote.show_plan(self._plan)
         if self._claims is not None:
-            self._show_plan()
             self._make_claimed(self._claims)
             return self.end(is_complete=False)
-        self._is_current = self._is_up_to_date()
         if not self._is_current:
-            self._show_plan()
             if self._before is None:
                 self._withdraw()
             elif not self._is_repair:
                 run_folder(self._work).mkdir(exist_ok=True)
             self._make()
         return self.end(is_complete=not self._queue.stopped and self._finish())
-
-    def _show_plan(self) -> None:
-        if self._remote is not None:
-            self._remote.show_plan(self._plan)
 
     def end(self, *, is_complete: bool) -> RunReport:
         """Tell hooks and ledger that the run is over, and return its report."""
@@ -282,12 +269,8 @@ class Run:
         listed = () if self._before is None else self._listed.get(shard.name, ())
         return ShardBuilder(self._work, self._output, shard, self._job.formats, self._inputs, listed)
 
-    def _in_order(self) -> list[ShardFiles]:
-        """Return the files of each finished shard, in the order of the plan."""
-        return [self._finished[shard.name] for shard in self._plan.shards if shard.name in self._finished]
-
     def _is_up_to_date(self) -> bool:
-        """Return whether the last finished run left exactly what the plan says; if not, note what it left."""
+        """Return True if the last finished run left exactly what the plan says; otherwise record what it left."""
         try:
             manifest = Manifest.read(self._output)
         except AbsentError:
@@ -311,15 +294,13 @@ class Run:
             and not any(missing_files(self._output, info) for info in files)
             and self._inputs.stand(wanted[name], files)
         }
-        self._refuse_left_out({name: files for name, files in fresh.items() if files[0].num_failed})
+        self._refuse_left_out(list(fresh.values()))
         self._inputs.save()
         indexed = {name for split in self._plan.splits for name in (index_file(split), keys_file(split))}
         has_index = indexed == manifest.index_infos.keys()
         has_index = has_index and all(info.is_there(self._output) for info in manifest.index)
         if len(fresh) == len(wanted) == len(known) and has_index:
-            infos = [files[0] for files in fresh.values()]
-            num_failed = sum(info.num_failed for info in infos)
-            self._limit.add(sum(info.num_rows for info in infos) - num_failed, num_failed)
+            self._limit.add(Counts.of(*(files[0] for files in fresh.values())))
             for name, files in fresh.items():
                 self._set_finished(wanted[name], files, is_reused=True)
             return True
@@ -331,30 +312,31 @@ class Run:
         return {} if self._before is None else by_shard(self._before.all_files)
 
     def _withdraw(self) -> None:
-        """Remove files that describe the old shards: these are about to change, or have changed."""
+        """Remove sidecars of the old shards, which are about to change or have changed."""
         if self._remote is not None:
             self._remote.fetch_edited(shards=self._listed)
         withdrawn = withdraw_sidecars(self._output, self._before, self._logger)
         if self._remote is not None:
             self._remote.delete(withdrawn)
 
-    def _refuse_left_out(self, shards: Mapping[str, ShardFiles], rows: Sequence[FailedRow] = ()) -> None:
-        """Refuse to take over work that lacks some rows, where the policy wants all of them.
+    def _refuse_left_out(self, shards: Sequence[ShardFiles], rows: Sequence[FailedRow] = ()) -> None:
+        """Refuse to resume from work that lacks rows, if the policy wants all of them.
 
         Args:
-            shards: finished shards of the present plan in which rows failed.
+            shards: finished shards of the present plan.
             rows: rows that failed in finished parts of other shards.
 
         Raises:
             IncompleteRunError: names rows.
         """
-        num_failed = sum(files[0].num_failed for files in shards.values()) + len({row.key for row in rows})
+        lacking = [files[0] for files in shards if files[0].num_failed]
+        num_failed = sum(info.num_failed for info in lacking) + len({row.key for row in rows})
         if not self._wants_all or not num_failed:
             return
         keys = [row.key for row in rows]
         with contextlib.suppress(OSError, CorruptDataError):
             lines = read_ledger(self._work / LEDGER_FILE, without="part_committed")
-            keys += [failure.key for failure in failures_in(lines, [files[0] for files in shards.values()])]
+            keys += [failure.key for failure in failures_in(lines, lacking)]
         shown = "; ".join(keys[:_MOST_NAMED])
         if num_failed > _MOST_NAMED <= len(keys):
             shown += f"; and {num_failed - _MOST_NAMED} more"
@@ -369,93 +351,94 @@ class Run:
     def _set_finished(self, shard: ShardSpec, files: ShardFiles, *, is_reused: bool) -> None:
         self._finished[shard.name] = files
         if self._claims is not None:
-            self._events.sync()  # before the shard counts
+            self._events.ledger.sync()  # before the shard counts
             self._claims.finish(shard.name, StoredShard(files) if self._remote is None else self._remote.stored(files))
         self._events.emit(ShardFinished.of(shard, files, is_reused=is_reused, is_held=shard.name in self._waiting))
 
     def _set_complete(self, shard: ShardSpec, files: ShardFiles, *, is_reused: bool) -> None:
-        """Note a finished shard; where its place is a store, once a worker has uploaded it."""
+        """Record a finished shard; for a store, once a worker has uploaded it."""
         if self._remote is not None:
             task = self._remote.task(shard.name, files, waits=shard.name in self._waiting)
             if task is not None:
                 self._uploads[shard.name] = (task, shard, files, is_reused)
-                self._queue.upload(task)
+                self._queue.add(task)
                 return
         self._set_finished(shard, files, is_reused=is_reused)
 
-    def _take_uploaded(self, uploaded: StoredShard) -> None:
-        task, shard, files, is_reused = self._uploads.pop(uploaded.name)
-        assert self._remote is not None
-        self._remote.settle(task, uploaded)
-        self._set_finished(shard, files, is_reused=is_reused)
-
     def _stands(self, files: ShardFiles) -> bool:
-        """Return whether a shard of the present plan stays as it is: not where rows of it are tried again."""
+        """Return True unless rows of this finished shard are tried again."""
         return not (self._retries and files[0].num_failed)
 
     def _make(self) -> None:
         self._builders = {shard.name: self._builder(shard) for shard in self._planned.chosen}
-        self._discard_waiting_of_other_plans()
+        planned, waiting = {shard.name for shard in self._plan.shards}, run_folder(self._work)
+        for name, files in read_entries(waiting).items():
+            if name not in planned:  # it waits for a plan that is gone, and takes up disk space
+                remove_waiting(waiting, files)
         has_others = self._has_others() or (self._remote is not None and self._remote.has_others)
         self._replaces = self._before is None and has_others
-        for builder in self._builders.values():
+        self._take_results(self._missing(list(self._builders.values())))
+
+    def _missing(self, builders: Sequence[ShardBuilder]) -> list[PartSpec]:
+        """Resume from what earlier runs left of shards; return the parts to make."""
+        for builder in builders:
             self._resume(builder)
         self._inputs.save()
         there = self._finished | {name: files for name, (_, _, files, _) in self._uploads.items()}
         self._refuse_left_out(
-            {name: files for name, files in there.items() if files[0].num_failed},
-            [row for builder in self._builders.values() for receipt in builder.taken() for row in receipt.failed],
+            [there[builder.spec.name] for builder in builders if builder.spec.name in there],
+            [row for builder in builders for receipt in builder.taken() for row in receipt.failed],
         )
-        builders = [builder for name, builder in self._builders.items() if name not in there]
-        self._take_results([part for builder in builders for part in builder.missing()])
+        return [part for builder in builders if builder.spec.name not in there for part in builder.missing()]
 
-    def _take_results(self, parts: Sequence[PartSpec], feed: Feed | None = None) -> None:
-        with contextlib.closing(self._queue.of(parts, self._reused, feed)) as results:
+    def _take_results(self, parts: Sequence[PartSpec], more: Callable[[], Sequence[PartSpec]] | None = None) -> None:
+        with contextlib.closing(self._queue.of(parts, self._reused, more)) as results:
             for result in results:
                 check_lock(self._work)
-                if isinstance(result, StoredShard):
-                    self._take_uploaded(result)
-                elif isinstance(result, Sealed):
-                    self._take_sealed(result)
-                else:
-                    self._take(result)
+                match result:
+                    case StoredShard():
+                        task, shard, files, is_reused = self._uploads.pop(result.name)
+                        assert self._remote is not None
+                        self._remote.settle(task, result)
+                        self._set_finished(shard, files, is_reused=is_reused)
+                    case Sealed(damaged=DamagedPartError() as error):
+                        self._queue.add(self._forgotten(self._builders[result.shard], error))
+                    case Sealed():
+                        self._publish(self._builders[result.shard], result)
+                    case _:
+                        self._take(result)
 
     def _make_claimed(self, claims: TaskClaims) -> None:
-        """Make what this task can take of an output that it shares, until the shards of all tasks are there."""
-        feed = _ClaimedParts(claims, self._claimed)
+        """Make the shards that this task can claim, until those of all tasks are done."""
+
+        def more() -> list[PartSpec]:
+            """Claim shards until one lacks parts, and return these; none if there is no shard to claim now."""
+            while shard := claims.take():
+                builder = self._builders[shard.name] = self._builder(shard)
+                if parts := self._missing([builder]):
+                    return parts
+            return []
+
         while not claims.is_over and not self._queue.stopped:
-            parts = feed.more()
-            self._take_results(parts, feed)
+            parts = more()
+            self._take_results(parts, more)
             if self._queue.stopped or claims.are_all_done:
                 break
             if parts:
                 continue
-            if self._deadline.has_come:
+            if self._job.how.deadline.has_come:
                 self._queue.stopped = "deadline"
                 break
             claims.beat()
-            time.sleep(claims.pause_s)  # the shards that are left are with others, whose number is watched
+            time.sleep(claims.pause_s)  # other tasks have the rest; watch their heartbeats
         self._inputs.save()
 
-    def _claimed(self, shard: ShardSpec) -> list[PartSpec]:
-        """Return the parts to make of a shard that this task has just taken."""
-        builder = self._builders[shard.name] = self._builder(shard)
-        self._resume(builder)
-        there = {shard.name: self._finished[shard.name]} if shard.name in self._finished else {}
-        if shard.name in self._uploads:
-            there[shard.name] = self._uploads[shard.name][2]
-        self._refuse_left_out(
-            {name: files for name, files in there.items() if files[0].num_failed},
-            [row for receipt in builder.taken() for row in receipt.failed],
-        )
-        return [] if there else list(builder.missing())
-
     def _resume(self, builder: ShardBuilder) -> None:
-        """Take over what an earlier run left of a shard."""
+        """Resume from what an earlier run left of a shard."""
         shard = builder.spec
         files = self._found(builder)
         if files is not None and self._stands(files):
-            self._limit.add(files[0].num_rows - files[0].num_failed, files[0].num_failed)
+            self._limit.add(files[0])
             self._set_complete(shard, files, is_reused=True)
             return
         self._waiting.discard(shard.name)
@@ -465,15 +448,15 @@ class Run:
                 self._reused[shard.name] = reused
                 self._inputs.records(shard.start, shard.stop)  # workers find their digests in the store
         for receipt in builder.resume(with_failed=not self._retries):
-            self._limit.add(receipt.num_done + receipt.num_dropped, len(receipt.failed), receipt.failed)
+            self._limit.add(receipt, receipt.failed)
             self._events.emit_part(receipt, is_resumed=True)  # the run that made it may not have recorded its rows
         if builder.is_complete:
-            self._queue.seal(shard)
+            self._queue.add(shard)
 
     @functools.cached_property
     def _manifest_before(self) -> Manifest | None:
         """The manifest of the last finished run, where records of its shards may be reused."""
-        if self._retries and self._remote is None:  # of shards in a store, no record is here to be taken
+        if self._retries and self._remote is None:  # records of shards in a store are not on this machine
             with contextlib.suppress(AbsentError, CorruptDataError):
                 return Manifest.read(self._output)
         return None
@@ -489,24 +472,17 @@ class Run:
         self._events.emit_part(receipt, is_resumed=False)
         for key in self._recovered(receipt, builder.spec.split):
             self._events.emit(SampleRecovered(shard=receipt.shard, key=key))
-        self._limit.add(receipt.num_done + receipt.num_dropped, len(receipt.failed), receipt.failed)
+        self._limit.add(receipt, receipt.failed)
         builder.add(receipt)
         if not builder.is_complete:
-            return  # also where it is sealed: the worker of another part has left its receipt, and is yet to return it
+            return  # even if sealed: the receipt of another part is on disk, and its worker has yet to return it
         if receipt.sealed is not None:
             self._publish(builder, receipt.sealed)
         else:
-            self._queue.seal(builder.spec)
+            self._queue.add(builder.spec)
 
-    def _take_sealed(self, sealed: Sealed) -> None:
-        builder = self._builders[sealed.shard]
-        if sealed.damaged is not None:
-            self._queue.again(self._forgotten(builder, sealed.damaged))
-        else:
-            self._publish(builder, sealed)
-
-    def _forgotten(self, builder: ShardBuilder, error: DamagedPartError) -> list[PartSpec]:
-        """Forget a part that was damaged between its worker and the shard; return the parts to make again."""
+    def _forgotten(self, builder: ShardBuilder, error: DamagedPartError) -> tuple[PartSpec, ...]:
+        """Discard a part that was damaged on its way into the shard; return the parts to make again."""
         name = builder.spec.name
         self._damaged[name, error.number] += 1
         if self._damaged[name, error.number] > _MOST_DAMAGED:
@@ -515,15 +491,15 @@ class Run:
                 "is written to them; test them, or run on another machine"
             ) from error
         taken = {receipt.number: receipt for receipt in builder.taken()}
-        parts = builder.forget(error)
-        for receipt in (taken[part.number] for part in parts):
-            self._limit.add(-receipt.num_done - receipt.num_dropped, -len(receipt.failed))
+        parts = tuple(builder.forget(error))
+        for part in parts:
+            self._limit.remove(taken[part.number])
         numbers = tuple(part.number for part in parts)
         self._events.emit(PartDamaged(shard=name, part=error.number, again=numbers, message=str(error)))
         return parts
 
     def _recovered(self, receipt: Receipt, split: str) -> list[str]:
-        """Release rows that an earlier run put into quarantine and that are good now; return their keys."""
+        """Release quarantined rows that are good now; return their keys."""
         kept = self._in_quarantine[split]
         if not kept:
             return []
@@ -536,7 +512,7 @@ class Run:
 
     def _publish(self, builder: ShardBuilder, sealed: Sealed) -> None:
         if any(receipt.failed or receipt.dropped for receipt in builder.taken()):
-            self._events.sync()  # once the shard is finished, only the ledger says which rows it lacks
+            self._events.ledger.sync()  # once the shard is finished, only the ledger says which rows it lacks
         files = builder.complete(sealed)
         try:
             files = self._judge(files)
@@ -552,11 +528,11 @@ class Run:
         self._set_complete(builder.spec, files, is_reused=False)
 
     def _judge(self, files: ShardFiles) -> ShardFiles:
-        """Return the entries of a shard, before it gets its name; raise where it is not what a repair wants."""
+        """Return the entries of a shard about to be published; raise if a repair wants other bytes."""
         self._wanted.judge(files)
         keys = [row.key for receipt in self._builders[files[0].name].taken() for row in receipt.failed]
-        self._events.record_lack(files[0], keys)
-        # Of equal bytes the same is known: parts that a repair has kept are not encoded again.
+        self._events.ledger.record_lack(files[0], keys)
+        # A repair does not encode the parts that it kept: the old statistics hold for equal bytes.
         return tuple(
             dataclasses.replace(info, statistics=info.statistics or known.statistics)
             if (known := self._known.get(info.file, info)).checksum == info.checksum
@@ -571,7 +547,7 @@ class Run:
         return {info.file: info for info in self._before.all_files} if self._before else {}
 
     def _may_have_names(self, files: Iterable[ShardInfo | IndexInfo]) -> bool:
-        """Return whether finished files replace nothing: nothing is published or visible, or these very bytes are."""
+        """Return True if the files replace nothing, or files with the same bytes."""
         if self._before is None:
             return not self._replaces
         index = self._before.index_infos
@@ -584,7 +560,7 @@ class Run:
         )
 
     def _finish(self) -> bool:
-        """Write the files beside the shards, the manifest last; return whether the whole plan is finished."""
+        """Write index, sidecars and manifest if the whole plan is finished; return True if it is."""
         if self._unlike:
             raise OtherBytesError(
                 f"{self._job.place}: {len(self._unlike)} shards cannot be repaired, because the source no longer gives "
@@ -598,7 +574,7 @@ class Run:
                 f"{len(missing)} of {count_of(len(self._planned.chosen), 'shard')} unfinished ({missing[0]}, ...); "
                 "run again"
             )
-        for shard in self._plan.shards:  # those that include and exclude omit may be there from other runs
+        for shard in self._plan.shards:  # shards left out by include and exclude may exist from other runs
             if (
                 shard.name not in self._finished
                 and (files := self._found(self._builder(shard)))
@@ -606,10 +582,16 @@ class Run:
             ):
                 self._set_finished(shard, files, is_reused=True)
         self._limit.check_end()
-        finished = self._in_order()
+        finished = [self._finished[shard.name] for shard in self._plan.shards if shard.name in self._finished]
         check_lock(self._work)
-        is_complete = self._is_complete(finished)
+        is_complete = len(finished) == len(self._plan.shards)
         if is_complete:
+            if not any(files[0].num_records for files in finished):
+                raise IncompleteRunError(
+                    f"{self._output}: all {sum(files[0].num_rows for files in finished):,} rows were left out or "
+                    f"failed: there is no record. .datamat/{LEDGER_FILE} says why. Where read or a transform returned "
+                    "None, is a `return` missing? Change that, and run again"
+                )
             if self._is_current and self._before is not None:
                 self._write_sidecars(self._before)
             else:
@@ -622,7 +604,7 @@ class Run:
         return is_complete
 
     def _publish_set(self, finished: Sequence[ShardFiles]) -> None:
-        """Write the index, and have readers see the finished shards, and no others."""
+        """Write the index, and publish the finished shards and no others."""
         from datamat.directory.equal_inputs import equal_inputs
 
         manifest, waiting = self._described(finished)
@@ -645,7 +627,11 @@ class Run:
             self._write_sidecars(manifest)
         if equal := equal_inputs(self._output, self._plan.splits):
             self._logger.warning("%s: %s", self._job.place, equal)
-        self._warn_of_ranks([files[0] for files in finished])
+        planned = self._plan.uneven()  # ranks may get fewer records than that, because rows failed
+        num_records = {files[0].name: files[0].num_records for files in finished}
+        for split, message in self._plan.uneven(num_records).items():
+            if split not in planned:
+                self._logger.warning("%s", message)
 
     def _write_sidecars(self, manifest: Manifest) -> None:
         if self._remote is not None:
@@ -656,7 +642,7 @@ class Run:
             self._remote.send_small(manifest)
 
     def _described(self, finished: Sequence[ShardFiles]) -> tuple[Manifest, set[str]]:
-        """Write the index files; return the manifest, and the names of its files that wait for them."""
+        """Write the index files; return the manifest, and the names of its files that wait to be published."""
         index = write_index_files(
             self._output,
             self._store,
@@ -675,33 +661,14 @@ class Run:
             return self._wanted.manifest, waiting
         return manifest, waiting
 
-    def _is_complete(self, finished: Sequence[ShardFiles]) -> bool:
-        """Return whether the whole plan is finished; raise `IncompleteRunError` where that leaves no record at all."""
-        if len(finished) < len(self._plan.shards):
-            return False
-        if not any(files[0].num_records for files in finished):
-            raise IncompleteRunError(
-                f"{self._output}: all {sum(files[0].num_rows for files in finished):,} rows were left out or failed: "
-                f"there is no record. .datamat/{LEDGER_FILE} says why. Where read or a transform returned None, is a "
-                "`return` missing? Change that, and run again"
-            )
-        return True
-
     def _inputs_of(self, shard: ShardSpec) -> np.ndarray:
         builder = self._builders.get(shard.name)
         return (builder or self._builder(shard)).inputs()
 
-    def _warn_of_ranks(self, infos: Sequence[ShardInfo]) -> None:
-        """Warn where ranks get fewer records than planned, because rows failed."""
-        planned = self._plan.uneven()
-        for split, message in self._plan.uneven({info.name: info.num_records for info in infos}).items():
-            if split not in planned:
-                self._logger.warning("%s", message)
-
     # ------------------------------------------------------------ what is replaced
 
     def _found(self, builder: ShardBuilder) -> ShardFiles | None:
-        """Return the files of a shard of the plan that an earlier run finished, with their names or still waiting."""
+        """Return the files of a shard that an earlier run finished, published or waiting."""
         if self._replaces:
             builder.unname()
         if (files := builder.waiting()) and self._remote is None and self._may_have_names(files):
@@ -711,61 +678,21 @@ class Run:
             return files
         return None if builder.spec.name in self._wanted.hurt else builder.finished()
 
-    def _others(self) -> dict[str, ShardFiles]:
-        """Return the shards that earlier runs finished, by name: those with an entry, or that are published."""
-        return {**self._listed, **read_entries(self._work / "shards")}
-
     def _has_others(self) -> bool:
-        """Return whether a visible shard is to go: one of another plan, or with rows that are tried again."""
+        """Return True if a visible shard will go: one of another plan, or with rows that are tried again."""
         planned = {shard.name: shard for shard in self._plan.shards}
         return any(
             (self._output / info.file).exists()
-            for name, files in self._others().items()
+            for name, files in {**self._listed, **read_entries(self._work / "shards")}.items()
             if name not in planned
             or not self._inputs.stand(planned[name], files)
             or (name in self._builders and not self._stands(files))
             for info in files
         )
 
-    def _discard_waiting_of_other_plans(self) -> None:
-        """Remove what an unfinished run left of shards that are not in this plan: they take up disk space."""
-        folder, names = run_folder(self._work), {shard.name for shard in self._plan.shards}
-        for name, files in read_entries(folder).items():
-            if name not in names:
-                remove_waiting(folder, files)
-
-
-class _ClaimedParts:
-    """The parts of one shard after the other, each taken when the workers have no other.
-
-    Args:
-        claims: what this task takes.
-        parts: returns the parts to make of a shard that was just taken.
-    """
-
-    def __init__(self, claims: TaskClaims, parts: Callable[[ShardSpec], list[PartSpec]]) -> None:
-        self._claims = claims
-        self._parts = parts
-
-    @property
-    def pause_s(self) -> float:
-        """Seconds after which to call `beat` again."""
-        return self._claims.pause_s
-
-    def beat(self) -> None:
-        """Show that this task is alive."""
-        self._claims.beat()
-
-    def more(self) -> list[PartSpec]:
-        """Return the parts of the next shard that lacks any; none where there is no shard to take now."""
-        while shard := self._claims.take():
-            if parts := self._parts(shard):
-                return parts
-        return []
-
 
 def _check_conserved(shard: ShardSpec, receipt: Receipt, store: RowStore) -> None:
-    """Raise `IncompleteRunError` where a receipt does not account for each row of its part."""
+    """Raise `IncompleteRunError` if a receipt does not account for each row of its part."""
     part = shard.parts[receipt.number]
     num_expected = receipt.num_done * shard.copies - receipt.num_dropped_records
     if receipt.is_for(part) and not receipt.num_lost and receipt.num_records >= num_expected:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shutil
 import uuid
@@ -103,7 +104,7 @@ class ShardBuilder:
         output: the folder of the finished shards.
         spec: shard to build, with its parts.
         formats: formats that the shard is written in.
-        inputs: knows whether input files have changed; None where rows have none.
+        inputs: knows whether input files have changed; None if rows have none.
         listed: files of the shard of this name that the published manifest lists, if it has one.
     """
 
@@ -144,7 +145,7 @@ class ShardBuilder:
         return None
 
     def _is_still_there(self, info: ShardInfo, published: int) -> bool:
-        """Return whether a published file is the one that is listed; it is read only if something wrote to it since."""
+        """Return True if a published file is the one that is listed; it is read only if something wrote to it since."""
         path = self._output / info.file
         if is_stand_in(path) or path.stat().st_mtime_ns <= published:
             return not missing_files(self._output, info)
@@ -162,7 +163,7 @@ class ShardBuilder:
         return (self._waiting if waits else self._entries) / f"{self.spec.name}.json"
 
     def _are_there(self, files: ShardFiles, *, waits: bool) -> bool:
-        """Return whether files and offsets match their entry; move those there with which nothing else is left to do.
+        """Return True if files and offsets match their entry; move those there with which nothing else is left to do.
 
         A kill may have come between an entry and the names of its files.
         """
@@ -180,7 +181,7 @@ class ShardBuilder:
         return False
 
     def _is_mine(self, files: ShardFiles) -> bool:
-        """Return whether files have the present formats, rows and options, and the same input files."""
+        """Return True if files have the present formats, rows and options, and the same input files."""
         if [(info.file, info.index_file) for info in files] != self._names:
             return False
         if any(info.fingerprint != self.spec.fingerprint for info in files):
@@ -211,7 +212,8 @@ class ShardBuilder:
             with self._growing.held(wait_s=WAIT_S) as is_held:
                 if not is_held:  # by a worker that outlives its driver, or by a child that it has forked
                     self._growing.disown()
-                known = {receipt.number: receipt for receipt in self.receipts() if with_failed or not receipt.failed}
+                found = filter(None, map(self._read_receipt, self.spec.parts))
+                known = {receipt.number: receipt for receipt in found if with_failed or not receipt.failed}
                 self._receipts = self._growing.whole(known)
                 self._growing.drop(set(self._receipts))
         self._resumed = frozenset(self._receipts)
@@ -227,16 +229,15 @@ class ShardBuilder:
         self._receipts = {
             number: receipt
             for number, receipt in present.items()
-            if receipt and number != damaged.number and (number < damaged.number or not self._growing.is_in(receipt))
+            if receipt
+            and number != damaged.number
+            and (number < damaged.number or all(file.start is None for file in receipt.files))
         }
         self._growing.drop(set(self._receipts))
         return [part for part in self.spec.parts if part.number in before.keys() - self._receipts.keys()]
 
-    def receipts(self) -> list[Receipt]:
-        """Return the receipts of the present plan that are on disk, even of damaged parts."""
-        return [receipt for part in self.spec.parts if (receipt := self._read_receipt(part))]
-
     def _read_receipt(self, part: PartSpec) -> Receipt | None:
+        """Return the receipt of a part of the present plan, even of a damaged one; None if there is none."""
         receipt = self._growing.receipt(part.number)
         if receipt is None or not receipt.is_for(part) or receipt.num_lost:
             return None
@@ -281,21 +282,12 @@ class ShardBuilder:
             self._waiting.mkdir(exist_ok=True)
         else:
             self._drop_other_formats(files)
-        write_entry(entry.parent, files, self._growing_place)
+        write_entry(entry.parent, files, functools.partial(growing_path, self._entries))
         for info in files:
             self._name(info, self._waiting if waits else self._output)
-        self._let_parts_go(remove)
-
-    def _growing_place(self, file: str) -> pathlib.Path:
-        return growing_path(self._entries, file)
-
-    def _let_parts_go(self, remove: Callable[[pathlib.Path], None]) -> None:
-        """Move the folder of the parts aside, and have it removed.
-
-        Its new name is its own: whoever removes it late, or twice, removes nothing of a later run.
-        """
         self._receipts = {}
         folder = self._growing.folder
+        # A name of its own: whoever removes it late, or twice, removes nothing of a later run.
         aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}{_ASIDE}")
         with contextlib.suppress(OSError):
             os.rename(folder, aside)
@@ -436,7 +428,7 @@ def _has_offsets(path: pathlib.Path, info: ShardInfo) -> bool:
 
 
 def _holds(path: pathlib.Path, info: ShardInfo, version: str) -> bool:
-    """Return whether a file matches its entry; it is read only if something has written to it since."""
+    """Return True if a file matches its entry; it is read only if something has written to it since."""
     with contextlib.suppress(OSError, CorruptDataError):
         if path.stat().st_size != info.num_bytes:
             return False

@@ -47,7 +47,7 @@ from datamat.errors import CorruptDataError, OptionError, OutputError, OutputLoc
 from datamat.folders import ExistsError, LocalFolder, UnsupportedError, create_once
 from datamat.folders.base import each
 from datamat.folders.local import look_anew
-from datamat.plan.job import changed_digests
+from datamat.plan.digests import changed_digests
 from datamat.run.growing import inputs_of_shard
 from datamat.run.quarantine import QUARANTINE_FOLDER
 from datamat.run.upload import StoredShard
@@ -210,7 +210,7 @@ class TaskClaims:
         self._beaten_at = -self._task.lease_s  # the next beat takes it back
 
     def take(self) -> ShardSpec | None:
-        """Take a shard that nobody has, or whose holder seems dead; None where there is none now."""
+        """Take a shard that nobody has, or whose holder seems dead; None if there is none now."""
         self.beat()
         if self.is_over:
             return None
@@ -245,11 +245,11 @@ class TaskClaims:
         return self.are_done(shard.name for shard in self._shards)
 
     def are_done(self, shards: Iterable[str]) -> bool:
-        """Return whether shards are complete, whoever made them."""
+        """Return True if shards are complete, whoever made them."""
         return self._done().issuperset(shards)
 
     def takes_end(self) -> bool:
-        """Take the lease of whoever writes the manifest; return whether this task has it."""
+        """Take the lease of whoever writes the manifest; return True if this task has it."""
         self.beat()
         self._leases = self._latest()
         if _END in self._mine:
@@ -292,7 +292,7 @@ class TaskClaims:
         return found
 
     def _takes(self, name: str, heartbeats: Mapping[str, str]) -> bool:
-        """Create the first or the next generation of a lease; return whether this process did."""
+        """Create the first or the next generation of a lease; return True if this process did."""
         if name not in self._leases:
             return self._creates(name, 0)
         lease = f"{name}.{self._leases[name]:05d}"
@@ -310,7 +310,7 @@ class TaskClaims:
         return True
 
     def _is_free(self, lease: str, heartbeats: Mapping[str, str]) -> bool:
-        """Return whether the holder of a lease has left, or has shown no heartbeat for long enough."""
+        """Return True if the holder of a lease has left, or has shown no heartbeat for long enough."""
         holder = self._holders.get(lease) or self._session.text(f"leases/{lease}")
         if holder.endswith("\n"):
             self._holders[lease] = holder
@@ -405,8 +405,8 @@ class TaskSession:
         there = self._read()
         return there is None or there["session"] != self._plan.get("session")
 
-    def begin(self, planned: PlannedJob, lease_s: float) -> str:
-        """Write down what the tasks make, if this is the first of them, and compare otherwise; return the session.
+    def begin(self, planned: PlannedJob, lease_s: float) -> None:
+        """Record what the tasks make if this is the first of them; otherwise compare.
 
         Raises:
             OutputError: they make something else; says what differs.
@@ -431,7 +431,6 @@ class TaskSession:
                 "all tasks the same source, code, options and versions of packages; or give this one another output. "
                 f"If what those tasks made is no longer wanted, end them and remove {self}"
             )
-        return str(self._plan["session"])
 
     def _of(self, name: str) -> str:
         return f"{_SLICES}/{self._plan['session']}/{name}"
@@ -663,9 +662,10 @@ def _adopt_notes(mine: pathlib.Path, work: pathlib.Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         data = ledger.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
-        with open(work / LEDGER_FILE, "ab") as file:
-            if file.tell() and _last_byte(work / LEDGER_FILE) != b"\n":
-                file.write(b"\n")
+        with open(work / LEDGER_FILE, "a+b") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                file.write(b"" if file.read(1) == b"\n" else b"\n")
             file.write(whole)
             file.flush()
             os.fsync(file.fileno())
@@ -675,12 +675,6 @@ def _adopt_notes(mine: pathlib.Path, work: pathlib.Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(target, ignore_errors=True)
         os.rename(sample, target)
-
-
-def _last_byte(path: pathlib.Path) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1)
 
 
 def _remove_folder(folder: pathlib.Path) -> None:

@@ -328,62 +328,52 @@ class _StoredOutput:
         self._root = root
         self._work = root.child(WORK)
         self._names = root.list(WORK, deep=True)  # None of a web server, which has nothing but finished datasets
+        # Who began a run last, and its plan.
+        marks = [name for name in self._names or () if name.startswith("run-") and name.endswith("/plan.json")]
+        (mark,) = self._contents(marks[-1:]) or [None]
+        self._mark: dict[str, Any] = mark if isinstance(mark, dict) else {}
 
     def status(self, planned: Sequence[PlannedShard] | None = None) -> Status:
         """Return how far it is; `planned` as for `folder_status`."""
-        content, note = self._root.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES), ""
+        content, damage = self._root.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES), ""
         visible: Manifest | None = None
-        is_damaged = False
         try:
             visible = None if content is None else Manifest.parse(content, self._root.place(MANIFEST_FILE))
         except CorruptDataError as error:
-            is_damaged, note = True, str(error)
+            damage = str(error)
         before = {} if visible is None else by_shard(visible.all_files)
         tasks, shared = ((), {}) if self._names is None else TaskSession(self._root).tasks()
         made = {**self._entries(), **shared}
         made = {name: files for name, files in made.items() if files != before.get(name)}
         holder = self._holder() or next((holder for _, holder, _ in tasks if holder), "")
-        is_begun = bool(made or tasks)
         events, problem = self._last_run()
         state: State = "running" if holder else "unfinished"
-        if not holder and (is_damaged or not is_begun):
-            state = "damaged" if is_damaged else "complete" if visible is not None else self._begun()
-        found = Status(str(self._root), state, holder, events=events, note=note or problem, tasks=tasks)
-        if state == "empty":
-            return dataclasses.replace(found, note=self._others())
-        if state in {"complete", "damaged"}:
-            return dataclasses.replace(found, **self._counted(list(before.values())))
-        return dataclasses.replace(
-            found,
-            note="; ".join(filter(None, [found.note, "" if holder else self._mark(events)])),
-            **self._progress(before, made, self._plan() or planned),
-        )
-
-    def _progress(
-        self,
-        before: Mapping[str, ShardFiles],
-        made: Mapping[str, ShardFiles],
-        planned: Sequence[PlannedShard] | None,
-    ) -> dict[str, Any]:
-        """Return what is done and what is planned."""
-        if planned is None:
-            return self._counted(list({**before, **made}.values()))
-        there: list[ShardFiles] = []
-        for shard in planned:
-            files = made.get(shard.name, before.get(shard.name, ()))
-            if files and files[0].fingerprint == shard.fingerprint:
-                there.append(files)
-        return {
-            **self._counted(there),
-            "num_shards": len(planned),
-            "num_rows": sum(shard.num_rows for shard in planned),
-        }
-
-    def _counted(self, there: Sequence[ShardFiles]) -> dict[str, Any]:
-        """Return how much is done, and which samples of it failed."""
+        if not holder and (damage or not (made or tasks)):
+            begun: State = "unfinished" if self._names or self._mark else "empty"
+            state = "damaged" if damage else "complete" if visible is not None else begun
+        notes, there = [damage or problem], list(before.values())
+        if state in {"running", "unfinished"}:
+            notes.append("" if holder else self._who_began(events))
+            planned = parse_snapshot(self._mark.get("shards")) or planned
+            there = list({**before, **made}.values())
+        else:
+            planned = None
+        if planned is not None:
+            of_plan = [(shard, made.get(shard.name, before.get(shard.name, ()))) for shard in planned]
+            there = [files for shard, files in of_plan if files and files[0].fingerprint == shard.fingerprint]
         of_tasks = [name for name in self._names or () if name.startswith("slices/") and "/ledgers/" in name]
-        ledgers = [(self._work, name) for name in (LEDGER_FILE, *sorted(of_tasks))]
-        return {"done": Done.of(there), "failures": _failures_of(there, ledgers)}
+        return Status(
+            str(self._root),
+            state,
+            holder,
+            done=Done.of(there),
+            num_shards=None if planned is None else len(planned),
+            num_rows=None if planned is None else sum(shard.num_rows for shard in planned),
+            events=events,
+            note=self._others() if state == "empty" else "; ".join(filter(None, notes)),
+            tasks=tasks,
+            failures=_failures_of(there, [(self._work, name) for name in (LEDGER_FILE, *sorted(of_tasks))]),
+        )
 
     # ------------------------------------------------------------ objects
 
@@ -429,35 +419,22 @@ class _StoredOutput:
             else "the store has nothing there: correct the URL, or run the job"
         )
 
-    def _begun(self) -> State:
-        """Return how an output without a manifest is, of which nothing is finished."""
-        return "unfinished" if self._names or self._read_mark() else "empty"
-
     # ------------------------------------------------------------ who writes
-
-    def _read_mark(self) -> dict[str, Any]:
-        """Return what the run that began last has written down: its process, and its plan."""
-        names = [name for name in self._names or () if name.startswith("run-") and name.endswith("/plan.json")]
-        (value,) = self._contents(names[-1:]) or [None]
-        return value if isinstance(value, dict) else {}
 
     def _holder(self) -> str:
         """Return the process of this host that is at work; "" where there is none, or it is not known."""
-        if self._names is None or self._read_mark().get("host") != platform.node():
+        if self._names is None or self._mark.get("host") != platform.node():
             return ""
         return lock_holder(scratch_folder(self._root, None) / WORK / "lock")
 
-    def _mark(self, events: Sequence[LedgerEntry]) -> str:
+    def _who_began(self, events: Sequence[LedgerEntry]) -> str:
         """Return who began to write last; "" if its end is in the ledger."""
-        mark = self._read_mark()
+        mark = self._mark
         ended = dict(events[0].values) if events and events[-1].event in _ENDS else {}
         if not mark or (ended.get("host"), ended.get("pid")) == (mark.get("host"), mark.get("pid")):
             return ""
         who = f"process {mark.get('pid')} on {mark.get('host')}"
         return f"{who} began to write there last: whether it is still at work, a store does not show"
-
-    def _plan(self) -> list[PlannedShard] | None:
-        return parse_snapshot(self._read_mark().get("shards"))
 
 
 def _made(

@@ -93,7 +93,7 @@ def claim_names(
 
     Args:
         planned: the job, whose output is on this machine, and its plan.
-        manifest: manifest of the output, or of what was there before the run that is under way; None where none is.
+        manifest: manifest of the output, or of what was there before the run that is under way; None if none is.
         known: finished shards by name.
         store: where the output is, if that is only a scratch folder; None for an output on a disk.
 
@@ -184,7 +184,7 @@ def refuse_own_source(job: Job) -> None:
 
 
 def _is_below(path: str, folder: str) -> bool:
-    """Return whether a path leads to a folder, given without links, or below it."""
+    """Return True if a path leads to a folder, given without links, or below it."""
     return os.path.join(os.path.realpath(path), "").startswith(os.path.join(folder, ""))
 
 

@@ -1,4 +1,4 @@
-"""One of several tasks that make one output together, from the call to its report.
+"""Run a job, alone or as one of several tasks that make one output together.
 
     a claim of each shard, see `slices` ──> a run of what was claimed ──> who finds all done writes the manifest
 
@@ -25,10 +25,12 @@ from datamat.directory.manifest import (
     Manifest,
 )
 from datamat.directory.publication import finish_publication
-from datamat.errors import CorruptDataError, OutputError, OutputLockedError
+from datamat.errors import CorruptDataError, OutputError, OutputLockedError, SampleError, fold, require_package
 from datamat.events import PlanMade, RunEnded
 from datamat.folders import LocalFolder
 from datamat.folders.local import look_anew
+from datamat.parallel.byvalue import run_top_level_once
+from datamat.parallel.tasks import warned_once
 from datamat.plan.changes import (
     find_changes,
     known_shards,
@@ -36,35 +38,67 @@ from datamat.plan.changes import (
 )
 from datamat.plan.inputs import InputFiles
 from datamat.run.existing import judge_existing, refuse_other_dataset
+from datamat.run.limits import interrupted, signals_raised
 from datamat.run.reporting import reporting
 from datamat.run.run import Run, run_job, work_folder
-from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, remove_scratch_of_tasks, session_of, task_folder
+from datamat.run.slices import (
+    LEASE_S,
+    TaskClaims,
+    TaskNumber,
+    TaskSession,
+    remove_scratch_of_tasks,
+    session_of,
+    task_folder,
+)
 from datamat.run.targets import claim_names, refuse_own_source
 from datamat.run.upload import opened_output
+from datamat.run.wanted import NOTHING_WANTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from datamat.plan.job import Job, PlannedJob
-    from datamat.run.dispatch import Tasks
     from datamat.run.report import RunReport
     from datamat.run.reporting import RunEvents
+    from datamat.run.run import Mode
     from datamat.run.upload import RemoteOutput
+    from datamat.run.wanted import Wanted
 
 
-__all__ = [
-    "run_task",
-]
+__all__ = ["start"]
 
 _MOMENT_S = 0.5  # between two looks at who writes the manifest
 
 
-def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], task: TaskNumber) -> RunReport:
+def start(job: Job, *, mode: Mode = "make", lease_s: float = LEASE_S, wanted: Wanted = NOTHING_WANTED) -> RunReport:
+    """Run a job, as `Materializer.run` and `convert` do: alone, or as one of several tasks that share its output.
+
+    Args:
+        job: the job, with its options checked and resolved.
+        mode: what the run is for.
+        lease_s: how long another task may seem dead, in seconds, before this one takes its shards.
+        wanted: what must come out, of a repair.
+    """
+    require_package("pyarrow", "the index of a dataset")
+    run_top_level_once()  # also where there is nothing to do, and no pool starts
+    how = job.how
+    with warned_once(), signals_raised():
+        try:
+            if how.task_index is None or how.num_tasks is None:
+                return run_job(job, mode=mode, wanted=wanted)
+            return _run_task(job, TaskNumber(how.task_index, how.num_tasks, lease_s))
+        except SampleError as error:
+            fold(error)
+            raise error.with_traceback(None)  # noqa: B904 -- it is the same error
+        except KeyboardInterrupt:
+            raise interrupted(
+                f"interrupted; what is finished in {job.place} is kept, and {job.remedies.again} continues from there"
+            ) from None
+
+
+def _run_task(shared: Job, task: TaskNumber) -> RunReport:
     """Do the share of one of several tasks that make one output together; see `slices`.
 
     Args:
         shared: the job of the whole output.
-        tasks_of: returns the bound methods that travel to the workers of a job.
         task: which of the tasks this is.
 
     Raises:
@@ -77,7 +111,7 @@ def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], task: TaskNumber) ->
             raise _not_shared(shared, holder)
         name = f"{shared.output.name}-{task.name}"
         own = dataclasses.replace(shared, output=shared.output.with_name(name))
-        report = _BucketTask(own, own, task).run(tasks_of)  # its scratch folder knows most of the store
+        report = _BucketTask(own, own, task).run()  # its scratch folder knows most of the store
         if report.is_complete:
             remove_scratch_of_tasks(shared.output)
         return report
@@ -86,7 +120,7 @@ def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], task: TaskNumber) ->
         _wait_for_others(shared)
         attempt = _Task(shared, own, task)
         try:
-            return attempt.run(tasks_of)
+            return attempt.run()
         except OSError as error:  # OutputError is one
             if (
                 isinstance(error, OutputLockedError)
@@ -135,7 +169,7 @@ class _Task:
         self._began = time.perf_counter()
         self.is_refused = False
 
-    def run(self, tasks_of: Callable[[Job], Tasks]) -> RunReport:
+    def run(self) -> RunReport:
         """Make what this task can take; then write the manifest, or see another do so."""
         is_new = not self._own.output.exists()
         work_folder(self._own.output)
@@ -161,17 +195,17 @@ class _Task:
                     return self._completed(self._nothing_made(events), whole)
                 with contextlib.closing(claims):
                     write_snapshot(self._own.work / "rows", planned.plan)
-                    report = self._made(Run(planned, tasks_of(self._own), events, claims=claims), claims)
+                    report = self._made(Run(planned, events, claims=claims), claims)
             if report.stopped:
                 return dataclasses.replace(report, output=self._shared.place)
             # With include or exclude, the rest may be for others, whose folders the last run would remove.
             if claims.are_done(self._lacking):
                 with contextlib.closing(claims):
-                    self._finish(claims, tasks_of)
+                    self._finish(claims)
         return self._completed(report, whole)
 
     def _claims(self, whole: PlannedJob, session: TaskSession) -> TaskClaims | None:
-        """Return what there is to take; None where the output is complete."""
+        """Return what there is to take; None if the output is complete."""
         finished = known_shards(self._shared.output, self._shared.work)
         refuse_other_dataset(self._shared, finished)
         judge_existing(whole, finished)
@@ -204,14 +238,14 @@ class _Task:
                 raise
             return run.end(is_complete=False)
 
-    def _finish(self, claims: TaskClaims, tasks_of: Callable[[Job], Tasks]) -> None:
+    def _finish(self, claims: TaskClaims) -> None:
         """Write the manifest, unless another task does."""
         whole = dataclasses.replace(self._shared, how=dataclasses.replace(self._shared.how, hooks=(), progress=False))
         while not claims.is_over and not whole.how.deadline.has_come:
             if claims.takes_end():
                 # One that was stopped while it wrote the manifest may hold the lock: then wait for it.
                 with contextlib.suppress(OutputLockedError), claims.alive():
-                    run_job(whole, tasks_of(whole), task=self._task)
+                    run_job(whole, task=self._task)
                     return
             claims.beat()
             time.sleep(claims.pause_s)
@@ -242,7 +276,7 @@ class _Task:
 class _BucketTask(_Task):
     """One of several tasks that make one output in a bucket: in a scratch folder of its own, as an ordinary run."""
 
-    def run(self, tasks_of: Callable[[Job], Tasks]) -> RunReport:
+    def run(self) -> RunReport:
         """Make and upload what this task can take; then write the manifest, or see another do so."""
         own = self._own
         assert own.store is not None
@@ -253,7 +287,7 @@ class _BucketTask(_Task):
             with locked(own.work / "lock"), opened_output(own, is_shared=True) as remote:
                 assert remote is not None
                 with reporting(own, began=self._began) as events:
-                    report, claims, planned = self._share_made(tasks_of, events, remote, session)
+                    report, claims, planned = self._share_made(events, remote, session)
                 if claims is not None and claims.is_over:
                     remote.give_up()  # what came after the end
             if claims is not None:
@@ -261,13 +295,13 @@ class _BucketTask(_Task):
                 # With include or exclude, the rest may be for others, whose workers the last run would stop.
                 if not report.stopped and claims.are_done(self._lacking):
                     with contextlib.closing(claims):
-                        self._finish(claims, tasks_of)
+                        self._finish(claims)
             if claims is None or claims.is_over:  # what a killed one left, or this one has shown since
                 session.remove()
             return self._completed(report, planned)
 
     def _share_made(
-        self, tasks_of: Callable[[Job], Tasks], events: RunEvents, remote: RemoteOutput, session: TaskSession
+        self, events: RunEvents, remote: RemoteOutput, session: TaskSession
     ) -> tuple[RunReport, TaskClaims | None, PlannedJob]:
         own = self._own
         empty_folder(own.work / "rows")
@@ -281,7 +315,7 @@ class _BucketTask(_Task):
             if not claims.is_over and not claims.are_all_done:
                 remote.show_plan(planned.plan)
             write_snapshot(own.work / "rows", planned.plan)
-            run = Run(planned, tasks_of(own), events, remote, claims)
+            run = Run(planned, events, remote, claims)
             return self._made(run, claims), claims, planned
 
     def _is_written(self, whole: PlannedJob) -> Manifest | None:

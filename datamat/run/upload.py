@@ -261,7 +261,7 @@ def _sent(store: Folder, path: pathlib.Path, name: str, checksum: str) -> str:
 
 
 def _holds(store: Folder, name: str, path: pathlib.Path) -> bool:
-    """Return whether a store has the content of a file under a name."""
+    """Return True if a store has the content of a file under a name."""
     blocks = store.blocks(name, path.stat().st_size)
     with open(path, "rb") as file, contextlib.suppress(AbsentError), contextlib.closing(blocks):
         return all(block == file.read(len(block)) for block in blocks) and not file.read(1)
@@ -431,7 +431,7 @@ class RemoteOutput:
             write_entry(self._work / "shards", files)
 
     def _has_listed(self, info: ShardInfo) -> bool:
-        """Return whether the store has a file and its offsets; what has changed since the last look is read again."""
+        """Return True if the store has a file and its offsets; what has changed since the last look is read again."""
         beside = [info.index_file, *([f"{info.file}.idx"] if info.extension == _TAR else [])]
         there = self._store.stat(info.file)
         if there is None or there.num_bytes != info.num_bytes or not all(map(self._store.stat, beside)):
@@ -493,7 +493,7 @@ class RemoteOutput:
         return {}
 
     def _noted(self, name: str) -> StoredShard | None:
-        """Return the shard that a note in the store describes; None where there is none, or it is damaged."""
+        """Return the shard that a note in the store describes; None if there is none, or it is damaged."""
         with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, CorruptDataError):
             return StoredShard.from_json(parse_json(self._read(name) or b"", name))
         return None
@@ -550,7 +550,7 @@ class RemoteOutput:
     # ------------------------------------------------------------ shards
 
     def task(self, shard: str, files: ShardFiles, *, waits: bool) -> UploadTask | None:
-        """Return what uploads a finished shard; None where the store has it."""
+        """Return what uploads a finished shard; None if the store has it."""
         place = run_folder(self._work) if waits else self._folder
         placed = tuple((place / info.file, place / info.index_file, info) for info in files)
         if all(is_stand_in(path) for path, _, _ in placed):
@@ -563,7 +563,7 @@ class RemoteOutput:
         return self._stored.get(files[0].name) or StoredShard(files)
 
     def has(self, files: ShardFiles) -> bool:
-        """Return whether a shard, with its names or waiting, has been uploaded."""
+        """Return True if a shard, with its names or waiting, has been uploaded."""
         places = self._folder, run_folder(self._work)
         return any(all(is_stand_in(place / info.file) for info in files) for place in places)
 

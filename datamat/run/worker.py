@@ -1,10 +1,11 @@
-"""What travels to a worker, and writes parts there: the state that it brings, and what all parts of a process share.
+"""Write parts in a worker: what travels there with the job, and what all parts of a process share.
 
-PartWorker.write_part ──> SharedByParts: files, locks, limits ──> PartTask: the rows ──> PartWriter ──> receipt
+PartWorker.write_parts ──> SharedByParts: files, locks, limits ──> PartTask: the rows ──> PartWriter ──> receipts
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -24,8 +25,8 @@ from datamat.errors import (
 )
 from datamat.fingerprint import Switches
 from datamat.parallel.process_role import is_worker
+from datamat.plan.digests import JobDigests
 from datamat.plan.inputs import OpenedFiles
-from datamat.plan.job import JobDigests
 from datamat.run.growing import GrowingShard
 from datamat.run.module_state import ModuleState
 from datamat.run.part_task import SharedByParts
@@ -49,7 +50,7 @@ __all__ = [
 ]
 
 LEAST_CALL_S = 0.02
-"""Seconds that a call should be worth, which costs two or three milliseconds: one that is for less gets more parts."""
+"""Least seconds of work in a call, which costs two or three milliseconds: shorter parts are joined in one call."""
 
 
 def set_up_process() -> None:
@@ -63,23 +64,26 @@ def set_up_process() -> None:
     if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     # If memory runs out, the kernel should end a worker, whose sample can be named, and not the run.
-    _write_proc("/proc/self/oom_score_adj", "500")
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # else a container forbids it
+        file.write("500")
 
 
-_made_here: set[str] = set()  # tokens of part workers; a process that is forked from the caller has theirs
+_made_here: set[str] = set()  # tokens of part workers; forked processes inherit them
 
 
 class PartWorker:
-    """Writes parts of a job: travels to the workers with its bound method, and keeps there what all parts share.
+    """Writes the parts of a job. Its bound methods travel to workers; there it keeps what all parts share.
 
     Args:
         job: the job, with its options checked and resolved.
         folder: folder of the rows; beside it are the parts.
+        run: mark of the run, whose parts may go straight onto the end of the shard's file; "" for no run.
     """
 
-    def __init__(self, job: Job, folder: pathlib.Path) -> None:
+    def __init__(self, job: Job, folder: pathlib.Path, run: str = "") -> None:
         self.job = job.for_workers()
         self.folder = folder
+        self._run = run
         self._near = job.neighbourhood()
         self._is_own_pool = job.how.executor is None
         self._has_travelled = False
@@ -92,7 +96,7 @@ class PartWorker:
         _made_here.add(self._token)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Take along the state of the user's modules; leave behind what belongs to this process."""
+        """Include the state of the user's modules; leave out what belongs to this process."""
         if self._module_state is None and not self._has_travelled:
             self._switches.set()  # a thread of an executor may pickle this
             self._module_state = ModuleState.of(self.job.records, is_own_pool=self._is_own_pool)
@@ -100,11 +104,11 @@ class PartWorker:
         return {**self.__dict__, "_has_travelled": True, "_shared": {}}
 
     def _datamat_changing(self) -> None:
-        """Return nothing to compare between parts: the job is fixed, and the state of modules that at the first."""
+        """Return nothing to compare between calls: the job and the state of modules are fixed at the first."""
         self.__getstate__()
 
     def settle(self) -> None:
-        """In a worker: give libraries, and the user's modules, the state that they have in the caller.
+        """In a worker, give libraries and the user's modules the state that they have in the caller.
 
         Raises:
             FingerprintError: something differs that cannot be set.
@@ -118,14 +122,14 @@ class PartWorker:
             self._digests = None
 
     def _decisive(self) -> dict[str, str] | None:
-        """Return digests and versions of whatever decides the bytes of a record; None where `run` goes by a version."""
+        """Return digests and versions of whatever decides the bytes of a record; None if the user gave a version."""
         job = self.job
         if job.version is not None:
             return None
         return JobDigests.of(job.records, job.formats, job.seed).to_json()  # without memos: they are set, not compared
 
     def _refuse_other_host(self, there: Mapping[str, str]) -> None:
-        """In a worker of an engine, compare code, packages, variables and folders with those of the caller.
+        """In a worker of an engine, compare code, packages, variables and the source with those of the caller.
 
         Raises:
             FingerprintError: the same row would give other bytes here.
@@ -144,38 +148,47 @@ class PartWorker:
         if isinstance(source, (str, os.PathLike)) and "://" not in os.fspath(source) and not os.path.lexists(source):
             raise SourceError(f"a worker on {host} does not see {source}; mount it at this path on every host")
 
-    def write_part(
-        self,
-        spec: PartSpec,
-        lost: Sequence[FailedRow] | None = None,
-        reused: ReusedRows | None = None,
-        run: str = "",
-        others: Sequence[PartSpec] = (),
-    ) -> Receipt:
-        """Write a part; see `Materializer.write_part`."""
+    def write_parts(
+        self, parts: Sequence[PartSpec], lost: Sequence[FailedRow] | None, reused: ReusedRows | None
+    ) -> list[Receipt]:
+        """Write consecutive parts of a shard: the first, and the others unless they turn out to take long.
+
+        Args:
+            parts: runs of rows of the shard.
+            lost: rows to leave out as failed, because they end their worker. None for a part whose worker has not
+                died: only then are rows processed in blocks.
+            reused: rows whose records are taken from a finished shard; None if there are none.
+
+        Returns:
+            The receipts of the parts that are written, which are also on disk beside them.
+
+        Raises:
+            SampleError: a sample failed, and the policy is "raise".
+            OutputError: a part cannot be written.
+        """
         self._switches.set()  # some libraries have theirs by thread
         shared = self._shared.get(os.getpid())
         if shared is None:
-            self._arrive(run)
+            self._arrive()
             opened = OpenedFiles(self._near) if is_worker() else None
             if opened is not None:
                 opened.start()
             self.job.records.setup_worker()
             # In one step, without a lock that a fork could find taken: threads that meet here get the same object.
-            made = SharedByParts(self.job, self.folder, opened, appends=self._is_own_pool)
+            made = SharedByParts(self.job, self.folder, self._run, opened, appends=self._is_own_pool)
             shared = self._shared.setdefault(os.getpid(), made)
         until = time.monotonic() + 2 * LEAST_CALL_S
-        receipt = shared.write_part(spec, lost, reused, run)
-        more: list[Receipt] = []
-        for other in others:
-            if time.monotonic() > until:  # then other workers should have the rest
+        receipts = [shared.write_part(parts[0], lost, reused)]
+        for part in parts[1:]:
+            if time.monotonic() > until:  # leave the rest to other workers
                 break
-            more.append(shared.write_part(other, None, None, run))
-        remarks = (*receipt.remarks, self._remark) if self._remark else receipt.remarks
-        return dataclasses.replace(receipt, remarks=remarks, others=tuple(more))
+            receipts.append(shared.write_part(part, None, None))
+        if self._remark:
+            receipts[0] = dataclasses.replace(receipts[0], remarks=(*receipts[0].remarks, self._remark))
+        return receipts
 
-    def _arrive(self, run: str) -> None:
-        """Settle, and in a worker of an engine look for the output; before anything is written.
+    def _arrive(self) -> None:
+        """Prepare this process; in a worker of an engine, check that the output is here before anything is written.
 
         Raises:
             FingerprintError: something differs that cannot be set.
@@ -185,21 +198,17 @@ class PartWorker:
         work = self.folder.parent
         if not self._is_own_pool and is_worker():
             set_up_process()
-        if not self._is_own_pool and run and not (work / "shards" / "run").exists():
+        if not self._is_own_pool and not (work / "shards" / "run").exists():
             raise OutputError(
                 f"a worker on {socket.gethostname()} does not see {work}; mount the output at this path on every host"
             )
 
-    def _seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
-        """Complete a shard whose parts are done; the other bound method of a run."""
-        self._arrive(run)  # it may be the first call here
-        growing = GrowingShard(self.folder.parent, shard, fingerprint, self.job.formats, num_parts, run)
+    def seal_shard(self, shard: str, fingerprint: str, num_parts: int) -> Sealed:
+        """Complete a shard whose parts are done: join those that lie apart, write the offsets, flush the files.
+
+        Raises:
+            DamagedPartError: the bytes of a part are no longer those of its receipt.
+        """
+        self._arrive()  # it may be the first call here
+        growing = GrowingShard(self.folder.parent, shard, fingerprint, self.job.formats, num_parts, self._run)
         return growing.seal(is_alone=self._is_own_pool)
-
-
-def _write_proc(path: str, text: str) -> None:
-    try:
-        with open(path, "w") as file:
-            file.write(text)
-    except OSError:  # another system, or a container that forbids it
-        return

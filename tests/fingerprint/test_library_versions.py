@@ -29,7 +29,7 @@ from datamat import (
     Text,
 )
 from datamat.fingerprint import code
-from datamat.plan.job import JobDigests
+from datamat.plan.digests import JobDigests
 from datamat.plan.pipeline import Pipeline
 from datamat.testing import InlineExecutor
 

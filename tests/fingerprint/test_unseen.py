@@ -15,7 +15,7 @@ import pytest
 
 from datamat import DatasetWriter, Features, IndexRow, Scalar, materialize
 from datamat.fingerprint import examine
-from datamat.plan.job import as_written
+from datamat.plan.digests import as_written
 from datamat.testing import InlineExecutor
 
 HELPERS = "def f():\n    return {}\n"

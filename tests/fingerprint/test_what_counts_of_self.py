@@ -14,7 +14,7 @@ from prepared import Prepared
 
 from datamat import DatasetWriter, Features, IndexRow, Scalar, materialize
 from datamat.fingerprint import code, fingerprint
-from datamat.plan.job import as_drawn, as_written
+from datamat.plan.digests import as_drawn, as_written
 from datamat.testing import InlineExecutor
 
 

@@ -65,8 +65,9 @@ def test_copies_that_a_worker_loses_end_the_run(source, tmp_path, monkeypatch):
 @pytest.mark.parametrize("lie", [{"num_records": 0}, {"num_done": 0}, {"stop": 10**6}, {"fingerprint": "other"}])
 def test_receipt_that_does_not_add_up_ends_the_run(source, tmp_path, monkeypatch, lie):
     """A count that does not match the part is an error, whichever count it is."""
-    write = PartWorker.write_part
-    monkeypatch.setattr(PartWorker, "write_part", lambda *args: dataclasses.replace(write(*args), **lie))
+    write = PartWorker.write_parts
+    lying = lambda *args: [dataclasses.replace(receipt, **lie) for receipt in write(*args)]  # noqa: E731
+    monkeypatch.setattr(PartWorker, "write_parts", lying)
 
     with pytest.raises(IncompleteRunError, match="its receipt counts"):
         job(source, tmp_path / "out").run(progress=False)

@@ -7,6 +7,7 @@ import datetime
 import pytest
 
 from datamat import ErrorPolicy, IncompleteRunError, OptionError
+from datamat.directory.counts import Counts
 from datamat.directory.ledger import FailedRow
 from datamat.options import Deadline, parse_bytes, parse_duration, seconds_until
 from datamat.run.limits import DiskLimit, ErrorLimit, tree_bytes
@@ -98,10 +99,10 @@ def rows(count):
 def test_error_limit_names_the_first_failures():
     """The message counts the others."""
     limit = ErrorLimit(ErrorPolicy("skip", max_errors=12), 1000)
-    limit.add(500, 12, rows(12))
+    limit.add(Counts(num_rows=512, num_failed=12), rows(12))
 
     with pytest.raises(IncompleteRunError, match=r"13 of 1,000 rows failed, more than the 12") as caught:
-        limit.add(0, 1, rows(1))
+        limit.add(Counts(num_rows=1, num_failed=1), rows(1))
     assert "000: ValueError: number 0" in str(caught.value) and "009: " in str(caught.value)
     assert "010: " not in str(caught.value) and "and 3 more" in str(caught.value)
 
@@ -110,14 +111,15 @@ def test_error_limit_names_the_first_failures():
 def test_run_whose_rows_all_fail_ends_half_way(num_failed, stops):
     """A single good record lets it continue."""
     hopeful = ErrorLimit(ErrorPolicy("skip"), 1000)
-    hopeful.add(1, 0)
-    hopeful.add(0, num_failed)
+    hopeful.add(Counts(num_rows=1))
+    failing = Counts(num_rows=num_failed, num_failed=num_failed)
+    hopeful.add(failing)
     limit = ErrorLimit(ErrorPolicy("skip"), 1000)
 
     if stops:
         with pytest.raises(IncompleteRunError, match="every one so far"):
-            limit.add(0, num_failed)
+            limit.add(failing)
     else:
-        limit.add(0, num_failed)
+        limit.add(failing)
         with pytest.raises(IncompleteRunError, match="all of them"):
             limit.check_end()

@@ -619,7 +619,7 @@ DEFECTS = {
         Defect(
             "repair-takes-any-bytes",
             "repair replaces what was damaged by whatever the source gives now, and reports success",
-            "datamat.run.repair:Wanted.judge",
+            "datamat.run.wanted:Wanted.judge",
             replace(
                 "__fingerprint == __info.fingerprint and __checksums and __info.checksum not in __checksums",
                 "__fingerprint == __info.fingerprint and not __checksums and __info.checksum not in __checksums",
@@ -692,7 +692,7 @@ DEFECTS = {
         Defect(
             "library-version-ignored",
             "parts and shards of two versions of an encoder are mixed",
-            "datamat.plan.job:JobDigests.of_split",
+            "datamat.plan.digests:JobDigests.of_split",
             replace(
                 "[self.writer, self.features, self.format, self.seed, self.packages, self.environment]",
                 "[self.writer, self.features, self.format, self.environment]",
@@ -792,8 +792,8 @@ DEFECTS = {
             "a hook hears of a part before the ledger has it, and loses the part if it ends the process",
             "datamat.run.reporting:RunEvents.emit",
             replace(
-                "self._ledger(event)",
-                "self._hooks = [hook for hook in self._hooks if hook is not self._ledger] + [self._ledger]",
+                "self.ledger(event)",
+                "self._hooks = [hook for hook in self._hooks if hook is not self.ledger] + [self.ledger]",
             ),
             "tests/run/test_hooks.py::test_ledger_and_disk_have_what_a_hook_hears",
         ),
@@ -1127,7 +1127,7 @@ DEFECTS = {
             "others-of-a-call-forgotten",
             "a worker dies, and the parts that it was to make in the same call are never made",
             "datamat.run.dispatch:PartQueue._lose",
-            delete("self._waiting.add(other for other in others if isinstance(other, PartSpec) and other is not task)"),
+            replace("self.add(task)", "self.add(task[:1])"),
             "tests/run/test_function.py::test_row_that_ends_the_worker_of_many_is_found",
         ),
         Defect(
@@ -1375,7 +1375,7 @@ DEFECTS = {
         Defect(
             "foreign-feature-not-compared",
             "an edit of a feature type of the user's own goes unnoticed: shards keep what the old code encoded",
-            "datamat.plan.job:_schema_of",
+            "datamat.plan.digests:_schema_of",
             replace("[declared, found.digest] if types else declared", "declared"),
             "tests/features/test_foreign_features.py::test_edit_of_a_foreign_class_rebuilds",
         ),
