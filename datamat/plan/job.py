@@ -117,6 +117,8 @@ class Job:
         urls: what brings the files behind URLs that rows name.
         row_s: seconds that the first row took, where it was read to see what it holds; how the work is shared out may
             depend on it, and never what it gives.
+        dispatched: returns the method that travels to workers for the part worker of a run; None for that of the worker
+            itself.
 
     Raises:
         OptionError: an argument makes no sense.
@@ -140,6 +142,7 @@ class Job:
     mirror: SourceMirror | None = None
     urls: UrlFiles | None = None
     row_s: float | None = None
+    dispatched: Callable[[Any], Callable[..., Any]] | None = None
 
     def __post_init__(self) -> None:
         if wrong := [sidecar for sidecar in self.sidecars if not callable(sidecar)]:
@@ -156,11 +159,12 @@ class Job:
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to the process that asked."""
         how = RunOptions(workers=self.how.workers, errors=self.how.errors, logger=self.how.logger)
-        return {**self.__dict__, "how": how, "sidecars": (), "groups": None, "store": None}
+        return {**self.__dict__, "how": how, "sidecars": (), "groups": None, "store": None, "dispatched": None}
 
     def for_workers(self) -> Job:
         """Return what workers need; they have the rows, so a table or dataset in memory stays behind."""
         made = copy.copy(self)
+        object.__setattr__(made, "dispatched", None)
         if not _is_path(self.source):
             object.__setattr__(made, "source", None)
         return made

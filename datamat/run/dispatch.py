@@ -293,6 +293,7 @@ class PartQueue:
         self.stopped: Literal["", "deadline", "max_disk"] = ""
         self._job = job
         self._worker = PartWorker(job, store.folder, run)
+        self._write = self._worker.write_parts if job.dispatched is None else job.dispatched(self._worker)
         self._store = store
         self._claims = claims
         self._deadline = job.how.deadline
@@ -442,7 +443,7 @@ class PartQueue:
             reused = self._reused.get(part.shard)
             mine = reused and reused.of(part.start, part.stop)
             others = [] if lost is not None or reused is not None else self._others(part)
-            self._hand_out(executor, (part, *others), self._worker.write_parts, (part, *others), lost, mine)
+            self._hand_out(executor, (part, *others), self._write, (part, *others), lost, mine)
 
     def _submit_ends(self, executor: Executor) -> None:
         """Submit the shards to seal and to upload."""

@@ -1,6 +1,6 @@
 """The `Materializer`: from raw samples to finished shards, on all cores.
 
-    index ──> rows on disk ──> plan ──> parts ──(largest first)──> workers: PartWorker.write_parts
+    index ──> rows on disk ──> plan ──> parts ──(largest first)──> workers: Materializer.write_part
                                                                        │ receipts, never pixels
     manifest <── index files <── shards, flushed and named <── parts joined in order <──┘
 
@@ -20,7 +20,7 @@ import pathlib
 # Each method imports what it needs: the class alone costs a program less than numpy does. Annotations name the same
 # as attributes of `datamat`, which loads them for `typing.get_type_hints`.
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import datamat
 from datamat.errors import OptionError, SourceError
@@ -42,6 +42,8 @@ from datamat.values import frozen
 if TYPE_CHECKING:
     from datamat.folders import Folder
     from datamat.plan.job import Job
+    from datamat.run.receipts import Receipt
+    from datamat.run.worker import PartWorker
     from datamat.sources.mirror import SourceMirror
     from datamat.sources.url_files import UrlFiles
 
@@ -172,6 +174,7 @@ class Materializer:
             mirror=mirror,
             urls=self._given.urls(None, mirror) if writer.url_fields else None,
         )
+        self._part_worker: PartWorker | None = None  # of the copy that travels to the workers of a run
 
     def __repr__(self) -> str:
         return f"Materializer({self._job.writer_name!r}, {self._source_text!r}, {str(self._job.place)!r})"
@@ -453,9 +456,37 @@ class Materializer:
 
         return find_provenance(self._job.store or open_folder(self._job.output), self._job.source, key)
 
-    def write_part(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise `OptionError`: parts belong to a run, whose workers write them."""
-        raise OptionError("write_part belongs to a run; call run(), which dispatches it")
+    def write_part(self, parts: Any, lost: Any = None, reused: Any = None) -> Any:
+        """Write consecutive parts of a shard: the bound method that a run dispatches to its workers.
+
+        Args:
+            parts: runs of rows of the shard.
+            lost: rows to leave out as failed, because they end their worker; None for parts whose worker has not died.
+            reused: rows whose records are taken from a finished shard; None if there are none.
+
+        Returns:
+            The receipts of the parts that are written, which are also on disk beside them.
+
+        Raises:
+            OptionError: no run has dispatched it.
+            SampleError: a sample failed, and the policy is "raise".
+            OutputError: a part cannot be written.
+        """
+        if self._part_worker is None:
+            raise OptionError("write_part belongs to a run; call run(), which dispatches it")
+        return self._part_worker.write_parts(parts, lost, reused)
+
+    def _dispatched(self, worker: PartWorker) -> Callable[..., list[Receipt]]:
+        """Return the method of a copy for one run: what workers keep must not outlive it."""
+        traveller = copy.copy(self)
+        traveller._part_worker, traveller._job = worker, worker.job
+        del traveller._given  # the source may be an iterator or a connection; workers have its rows
+        return traveller.write_part
+
+    def _datamat_changing(self) -> None:
+        """Return nothing to compare between calls, as the part worker does not."""
+        assert self._part_worker is not None
+        self._part_worker._datamat_changing()
 
     def _made(self, how: RunOptions) -> Job:
         """Return the job, as it is made in one call."""
@@ -465,7 +496,7 @@ class Materializer:
         from datamat.sources.mirror import mirrored
         from datamat.writers.base import always_needed
 
-        job = dataclasses.replace(self._job, how=how)
+        job = dataclasses.replace(self._job, how=how, dispatched=self._dispatched)
         if how.scratch is None:
             return job
         given, writer = self._given, self.writer

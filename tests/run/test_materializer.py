@@ -699,3 +699,27 @@ def test_option_that_belongs_elsewhere_is_shown_there(tmp_path, name, where):
         Materializer("files", tmp_path, tmp_path / "out", shard=2)
     with pytest.raises(OptionError, match=r"call materialize\(len, items, output\)"):
         Materializer(len, [[1]], tmp_path / "out")
+
+
+class Watched(Materializer):
+    """Notes which parts its workers write."""
+
+    written = ()
+
+    def write_part(self, parts, lost=None, reused=None):
+        """Write them as ever."""
+        receipts = super().write_part(parts, lost, reused)
+        Watched.written += tuple(part.shard for part in parts[: len(receipts)])
+        return receipts
+
+
+def test_bound_method_of_the_materializer_is_what_travels(pairs, tmp_path, monkeypatch):
+    """A subclass may wrap it; the one that the program holds writes nothing itself."""
+    monkeypatch.setattr(Watched, "written", ())
+    job = Watched(small_pairs.Pairs(), pairs, tmp_path / "out", shards=ShardOptions(num_shards=2))
+
+    job.run(executor=InlineExecutor(), progress=False)
+
+    assert {shard.name for shard in job.plan().shards} == set(Watched.written)
+    with pytest.raises(OptionError, match=r"call run\(\)"):
+        job.write_part([])
