@@ -207,6 +207,7 @@ class TaskClaims:
     def close(self) -> None:
         """Let others have at once what this task has taken and not completed."""
         self._session.leave(self._holder)
+        self._session.remove_late()
         self._beaten_at = -self._task.lease_s  # the next beat takes it back
 
     def take(self) -> ShardSpec | None:
@@ -601,6 +602,14 @@ class TaskSession:
             pieces.insert(0, before)
         if pieces:
             LocalFolder(work).write(LEDGER_FILE, b"".join([*pieces, mine]))
+
+    def remove_late(self) -> None:
+        """Remove what a task has written on a disk since another removed what all shared, which made its folder anew."""
+        if self._path is not None and self.is_over:
+            folder = slices_folder(self._path / WORK)
+            shutil.rmtree(folder / self._plan["session"], ignore_errors=True)
+            with contextlib.suppress(OSError):  # it is gone, or tasks have begun again
+                folder.rmdir()
 
     def remove(self) -> None:
         """Remove what tasks shared, the plan first, by which they see that all is done; and what earlier ones left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from datamat import IncompleteRunError, OptionError, OutputError, OutputLockedEr
 from datamat.cli import main
 from datamat.directory.files import locked
 from datamat.directory.ledger import read_ledger
+from datamat.run.slices import TaskClaims
 from datamat.run.status import status as read_status
 from datamat.testing import InlineExecutor
 
@@ -173,6 +175,23 @@ def test_stopped_task_that_wakes_early_shares_on(wanted, output, start, executor
     wake(second)
 
     assert (ended[0], second.wait()[0]) == (0, 0), ended
+    _is_as_wanted(output, wanted)
+
+
+def test_task_that_is_late_for_the_manifest_leaves_nothing(source, wanted, output, monkeypatch):
+    """Another has written it, removed what the tasks shared, and still holds the lock when this one takes the lease."""
+    with contextlib.ExitStack() as stack:
+
+        def takes_end(self, *, original=TaskClaims.takes_end):
+            monkeypatch.setattr(TaskClaims, "takes_end", original)
+            assert _run(source, output, 1, 2).is_complete
+            stack.enter_context(locked(output / ".datamat" / "lock"))
+            assert original(self)
+            return True
+
+        monkeypatch.setattr(TaskClaims, "takes_end", takes_end)
+        assert _run(source, output, 0, 2).is_complete
+
     _is_as_wanted(output, wanted)
 
 
