@@ -604,7 +604,7 @@ class TaskSession:
             LocalFolder(work).write(LEDGER_FILE, b"".join([*pieces, mine]))
 
     def remove_late(self) -> None:
-        """Remove what a task has written on a disk since another removed what all shared, which made its folder anew."""
+        """Remove what a task has written on a disk after another had removed what all shared."""
         if self._path is not None and self.is_over:
             folder = slices_folder(self._path / WORK)
             shutil.rmtree(folder / self._plan["session"], ignore_errors=True)
