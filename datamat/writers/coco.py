@@ -132,7 +132,7 @@ class CocoWriter(DetectionWriter):
         if len(images) < len(instances["images"]):
             lost = len(instances["images"]) - len(images)
             raise SourceError(f"{file}: {lost} images share an id with another; keep one")
-        names = {number: _name_of(image, file) for number, image in images.items()}
+        names = {number: _name_of(image) for number, image in images.items()}
         for name in names.values():
             path_inside(root, name, file)
         objects = self._objects(file, images, instances["annotations"])
@@ -201,12 +201,9 @@ def _categories(instances: Mapping[str, Any], file: pathlib.Path) -> dict[int, s
     return dict(named)
 
 
-def _name_of(image: Mapping[str, Any], file: pathlib.Path) -> str:
+def _name_of(image: Mapping[str, Any]) -> Any:
     """Return the file name of an image; LVIS has it in the address alone."""
-    name = image.get("file_name") or "/".join(str(image.get("coco_url", "")).split("/")[-2:])
-    if not name:
-        raise SourceError(f"{file}: image {image['id']} has no file_name; add it")
-    return str(name)
+    return image["file_name"] if "file_name" in image else "/".join(str(image.get("coco_url", "")).split("/")[-2:])
 
 
 def _image_folder(root: pathlib.Path, file: pathlib.Path, split: str, names: list[str]) -> pathlib.PurePosixPath:

@@ -12,7 +12,7 @@ import small_pairs
 from datamat import OutputError, verify
 from datamat.directory.ledger import read_ledger
 from datamat.parallel.pickling import loads_data
-from datamat.run.receipts import Receipt, part_folder
+from datamat.run.receipts import part_folder
 from datamat.testing import InlineExecutor
 
 FORMATS = ("tfrecord", "tfrecord.gz", "webdataset", "parquet", "arrayrecord", ["parquet", "tfrecord", "webdataset"])
@@ -49,18 +49,17 @@ class Flipper(Executor):
         if inner.exception() is not None:
             outer.set_exception(inner.exception())
             return
-        returned = receipt = inner.result()
+        returned = receipts = inner.result()
         if hasattr(returned, "packed"):  # by a process, which pickles what it returns
-            receipt = None if returned.has_failed else loads_data(returned.packed)
-        if not isinstance(receipt, Receipt):
-            outer.set_result(returned)
-            return
-        part = (receipt.shard, receipt.number)
-        folder = part_folder(self.output / ".datamat", receipt.shard)
-        paths = [path for path in sorted(folder.glob(f"{receipt.number:05d}.*{self.suffix}")) if path.stat().st_size]
-        if paths and self.hits.get(part, 0) < self.times:
-            self.hits[part] = self.hits.get(part, 0) + 1
-            flip(self.draw.choice(paths), self.draw)
+            receipts = [] if returned.has_failed else loads_data(returned.packed)
+        for receipt in receipts if isinstance(receipts, list) else ():
+            part = (receipt.shard, receipt.number)
+            folder = part_folder(self.output / ".datamat", receipt.shard)
+            names = sorted(folder.glob(f"{receipt.number:05d}.*{self.suffix}"))
+            paths = [path for path in names if path.stat().st_size]
+            if paths and self.hits.get(part, 0) < self.times:
+                self.hits[part] = self.hits.get(part, 0) + 1
+                flip(self.draw.choice(paths), self.draw)
         outer.set_result(returned)
 
 
