@@ -58,7 +58,6 @@ class YoloWriter(DetectionWriter):
 
         Raises:
             SourceError: there is none, and no list of classes; or it does not say what is needed.
-            MissingDependencyError: PyYAML is not installed.
         """
         self._described = _described(pathlib.Path(source))
         super().bind(source)
@@ -124,7 +123,7 @@ class YoloWriter(DetectionWriter):
                 f"{place} is of the class {label:g}; want one from 0 to {len(self.classes) - 1}; correct the names, "
                 "or the line"
             )
-        points = [value * (width, height)[place % 2] for place, value in enumerate(numbers)]
+        points = [value * size[1 - at % 2] for at, value in enumerate(numbers)]
         if is_outline:
             found.outlines.append((len(found.boxes), points))
             box = extent(points)

@@ -58,7 +58,9 @@ def test_few_files_are_open_at_a_time(in_each_format):
     wanted = list(range(2 * NUM_SHARDS))
     number_of = {sample["key"]: sample["number"] for sample in load(in_each_format)}  # imports what is needed, too
 
-    with few_descriptors(40):
+    gc.collect()  # files of earlier tests count as open
+    # datamat keeps an eighth of the limit open, however much of it others hold.
+    with few_descriptors(40 + len(open_files()) // 7):
         assert sorted(int(sample["number"]) for sample in data) == wanted
         assert sorted(int(data[place]["number"]) for place in range(-len(data), 0)) == wanted
         assert all(data[key]["number"] == number for key, number in number_of.items())
