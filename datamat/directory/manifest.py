@@ -75,6 +75,7 @@ __all__ = [
     "shards_of",
     "summarized_fields",
     "tree_checksum",
+    "under_name",
     "write_entry",
 ]
 
@@ -511,6 +512,15 @@ def file_names(shard: str, extensions: Iterable[str]) -> list[tuple[str, str]]:
     """
     files = [f"{shard}.{extension}" for extension in extensions]
     return [(file, f"{file}.offsets" if number else f"{shard}.idx") for number, file in enumerate(files)]
+
+
+def under_name(files: ShardFiles, shard: str, split: str) -> ShardFiles:
+    """Return the entries of the files of a shard as they are under the name of another, with the same content."""
+    names = file_names(shard, [info.extension for info in files])
+    return tuple(
+        dataclasses.replace(info, file=file, index_file=index, split=split)
+        for info, (file, index) in zip(files, names, strict=True)
+    )
 
 
 def index_file(split: str) -> str:

@@ -53,6 +53,7 @@ __all__ = [
     "PlannedShard",
     "ReusedRows",
     "ShardChange",
+    "equal_shards",
     "find_changes",
     "find_loss",
     "find_reusable",
@@ -219,11 +220,11 @@ _MOST_NAMED = 3  # rows that one reason names
 
 @frozen()
 class ShardChange:
-    """A shard that `run` would make, and why.
+    """A shard that `run` would make, or take over from one of another name, and why.
 
     Attributes:
         shard: name of the shard.
-        reasons: why `run` would make it; at least one.
+        reasons: why `run` would make it; or what it is taken over from. At least one.
     """
 
     shard: str
@@ -260,6 +261,28 @@ def waiting_shards(work: pathlib.Path, shards: Iterable[ShardSpec | PlannedShard
     }
 
 
+def equal_shards(planned: PlannedJob, listed: Mapping[str, ShardFiles]) -> dict[str, ShardFiles]:
+    """Return the published files that have all that shards of a plan want but their names, by the names wanted.
+
+    Where a split gets another name, or a further shard, its other shards keep their rows, and so their bytes.
+
+    Args:
+        planned: source and options as they are now, and the directory.
+        listed: shards of the published manifest by name.
+    """
+    extensions = [made.extension for made in planned.job.formats]
+    known = {files[0].fingerprint: files for files in listed.values() if not files[0].num_failed}
+    return {
+        shard.name: files
+        for shard in planned.chosen
+        if (files := known.get(shard.fingerprint)) is not None
+        and files[0].name != shard.name
+        and [info.extension for info in files] == extensions
+        and planned.inputs.stand(shard, files)
+        and not any(missing_files(planned.job.output, info) for info in files)
+    }
+
+
 def find_changes(planned: PlannedJob) -> list[ShardChange]:
     """Return the shards of a plan that are not there as the plan has them.
 
@@ -269,6 +292,7 @@ def find_changes(planned: PlannedJob) -> list[ShardChange]:
     manifest, known = known_shards(planned.job.output, planned.job.work)
     waiting = waiting_shards(planned.job.work, planned.plan.shards)
     comparison = None if manifest is None else Comparison(planned, manifest)
+    equal = {} if manifest is None else equal_shards(planned, known)
     found = []
     for shard in planned.plan.shards:
         files = known.get(shard.name, ())
@@ -277,6 +301,8 @@ def find_changes(planned: PlannedJob) -> list[ShardChange]:
         elif files and planned.inputs.stand(shard, files):
             place = planned.job.output, planned.job.work
             reasons = [reason for info in files for reason in lost_files(*place, info)]
+        elif shard.name in equal:
+            reasons = [f"taken over from {equal[shard.name][0].name}"]
         elif comparison is None:
             reasons = [NOT_MADE]
         else:

@@ -23,6 +23,7 @@ from datamat.errors import OutputError, count_of
 from datamat.options import option
 from datamat.plan.changes import (
     Comparison,
+    equal_shards,
     find_loss,
     lost_files,
     read_snapshot,
@@ -132,6 +133,8 @@ def judge_existing(planned: PlannedJob, finished: Finished) -> None:
         raise OutputError(f"{job.place}: {problem}")
     mine = {shard.name for shard in planned.chosen} | (known.keys() - wanted.keys())
     going = (mine & known.keys()) - stay
+    if existing != "refuse" and manifest is not None:  # what has another name afterwards is not made again
+        going -= {files[0].name for files in equal_shards(planned, known).values()}
     gone = {name for name in mine & known.keys() if any(lost_files(output, job.work, info) for info in known[name])}
     again = going if existing == "refuse" else going | gone
     num_rows = _num_rows(known, again)

@@ -38,6 +38,7 @@ from datamat.directory.manifest import (
     read_entries,
     run_folder,
     salvaged_shards,
+    under_name,
     write_entry,
 )
 from datamat.directory.publication import finish_publication, publish_manifest, version_there
@@ -47,6 +48,7 @@ from datamat.events import PartDamaged, PlanMade, RunEnded, SampleRecovered, Sha
 from datamat.folders import AbsentError, LocalFolder
 from datamat.options import option
 from datamat.plan.changes import (
+    equal_shards,
     find_changes,
     find_reusable,
     index_reader,
@@ -61,7 +63,7 @@ from datamat.run.publish import write_index_files
 from datamat.run.quarantine import kept_names, release, safe_name
 from datamat.run.receipts import DamagedPartError, Sealed
 from datamat.run.reporting import reporting
-from datamat.run.shards import ShardBuilder, begin_run, remove_waiting
+from datamat.run.shards import ShardBuilder, begin_run, remove_waiting, take_over
 from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, remove_scratch_of_tasks, session_of
 from datamat.run.targets import claim_names, refuse_own_source
 from datamat.run.upload import StoredShard, UploadTask, opened_output
@@ -375,9 +377,24 @@ class Run:
         for name, files in read_entries(waiting).items():
             if name not in planned:  # it waits for a plan that is gone, and takes up disk space
                 remove_waiting(waiting, files)
+        if not self._is_repair:
+            self._take_over()
         has_others = self._has_others() or (self._remote is not None and self._remote.has_others)
         self._replaces = self._before is None and has_others
         self._take_results(self._missing(list(self._builders.values())))
+
+    def _take_over(self) -> None:
+        """Have published shards wait under the names that the plan has for equal ones, which are not made again."""
+        planned = {shard.name: shard for shard in self._planned.chosen}
+        waiting = read_entries(run_folder(self._work))
+        for name, files in equal_shards(self._planned, self._listed).items():
+            renamed = under_name(files, name, planned[name].split)
+            if waiting.get(name) == renamed:  # by an earlier run, which was killed
+                continue
+            if self._remote is None:
+                take_over(self._output, files, renamed)
+            else:
+                self._remote.take_over(files, renamed)
 
     def _missing(self, builders: Sequence[ShardBuilder]) -> list[PartSpec]:
         """Resume from what earlier runs left of shards; return the parts to make."""

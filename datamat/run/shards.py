@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from datamat.directory.counts import Counts
-from datamat.directory.files import fsync_folder, is_stand_in, publish
+from datamat.directory.files import WORK, fsync_folder, is_stand_in, publish
 from datamat.directory.keys import KeyDigest
 from datamat.directory.manifest import (
     MANIFEST_FILE,
@@ -45,7 +45,7 @@ from datamat.directory.manifest import (
 )
 from datamat.errors import CorruptDataError, IncompleteRunError, count_of
 from datamat.features import Statistics
-from datamat.folders.local import version_of
+from datamat.folders.local import LocalFolder, version_of
 from datamat.plan.changes import missing_files
 from datamat.plan.inputs import content_digest, read_inputs
 from datamat.run.growing import WAIT_S, GrowingShard, inputs_of_shard
@@ -73,6 +73,7 @@ __all__ = [
     "begin_run",
     "remove_folder",
     "remove_waiting",
+    "take_over",
 ]
 
 _ASIDE = ".done"  # ends the name of the folder of the parts of a published shard, until somebody removes it
@@ -412,6 +413,23 @@ class ShardBuilder:
         for info in read_entry(self._entry(waits=False)) or ():  # what is published goes with its set
             for name in {info.file, info.index_file} - mine:
                 (self._output / name).unlink(missing_ok=True)
+
+
+def take_over(output: pathlib.Path, files: ShardFiles, renamed: ShardFiles) -> None:
+    """Have a published shard wait under another name, by hard links where the disk has them.
+
+    Args:
+        output: where it is published.
+        files: entries of its files.
+        renamed: the same under the other name.
+    """
+    folder, waiting = LocalFolder(output), run_folder(output / WORK)
+    place = waiting.relative_to(output).as_posix()
+    for old, new in zip(files, renamed, strict=True):
+        folder.copy(old.index_file, f"{place}/{new.index_file}")
+        folder.copy(old.file, f"{place}/{new.file}")
+    fsync_folder(waiting)
+    write_entry(waiting, renamed)
 
 
 def remove_waiting(folder: pathlib.Path, files: ShardFiles) -> None:

@@ -549,6 +549,26 @@ class RemoteOutput:
 
     # ------------------------------------------------------------ shards
 
+    def take_over(self, files: ShardFiles, renamed: ShardFiles) -> None:
+        """Have a published shard wait under another name; the store copies it.
+
+        Args:
+            files: entries of its files.
+            renamed: the same under the other name.
+        """
+        objects: dict[str, StoredObject] = {}
+        for old, new in zip(files, renamed, strict=True):
+            names = {old.index_file: new.index_file, old.file: new.file}
+            if old.extension == _TAR:
+                names[f"{old.file}.idx"] = f"{new.file}.idx"
+            for name, target in names.items():
+                self._store.copy(name, f"{self._mine}{target}")
+                version = version_there(self._store, f"{self._mine}{target}")
+                objects[target] = StoredObject(version, new.checksum if target == new.file else "")
+        stored = StoredShard(renamed, self._mine, objects)
+        self._store.write(f"{self._mine}{stored.name}.json", render_json(stored.to_json()))
+        self._adopt(stored, renamed[0].fingerprint)
+
     def task(self, shard: str, files: ShardFiles, *, waits: bool) -> UploadTask | None:
         """Return what uploads a finished shard; None if the store has it."""
         place = run_folder(self._work) if waits else self._folder

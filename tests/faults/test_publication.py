@@ -16,7 +16,7 @@ import small_pairs
 import small_rows
 from fault_injection import left_behind
 
-from datamat import load, verify
+from datamat import IndexRow, load, verify
 
 
 class _Ended(BaseException):
@@ -45,35 +45,46 @@ def steps(has_links, last=1 << 62):
         yield taken
 
 
-def job(output, value):
-    """Return a job of which each record has this value."""
-    return small_rows.job(output, made={"x": value}, version=str(value))
+ROWS = [IndexRow(f"r{number}", None, {}) for number in range(8)]
+OLD = {"value": 1, "splits": ("a", "b")}
+NEW = {"first": OLD, "changed": {**OLD, "value": 2}, "renamed": {**OLD, "splits": ("b", "a")}, "repair": OLD}
+
+
+def job(output, value, splits):
+    """Return a job of which each record has this value, and each split half of the records."""
+    halves = dict.fromkeys(splits, 0.5)
+    return small_rows.job(output, rows=ROWS, made={"x": value}, version=str(value), splits=halves)
 
 
 def damage(output):
     """Change a byte of a shard, and remove another one, offsets and a file of the index."""
-    first, second = sorted(output.glob("*.tfrecord"))
+    first, second, *_ = sorted(output.glob("*.tfrecord"))
     content = bytearray(first.read_bytes())
     content[len(content) // 2] ^= 1
     first.write_bytes(content)
-    for path in (second, output / f"{first.stem}.idx", output / "_index" / "train.keys"):
+    for path in (second, output / f"{first.stem}.idx", output / "_index" / "a.keys"):
         path.unlink()
 
 
-def values(output):
-    """Return the values that readers find in a directory with which nothing is wrong."""
+def records(output):
+    """Return split, key and value of each record that readers find in a directory with which nothing is wrong."""
     report = verify(output)
     assert report.ok, str(report)
-    return {int(sample["x"]) for sample in load(output)}
+    sets = {split: load(output, split) for split in OLD["splits"]}
+    return {
+        (split, key, int(sample["x"]))
+        for split, found in sets.items()
+        for key, sample in zip(found.keys(), found, strict=True)
+    }
 
 
 @pytest.mark.parametrize("has_links", [True, False], ids=["links", "no links"])
-@pytest.mark.parametrize("kind", ["first", "changed", "repair"])
+@pytest.mark.parametrize("kind", ["first", "changed", "renamed", "repair"])
 def test_publication_that_ends_at_any_step_leaves_one_set(tmp_path, request, kind, has_links):
     """Before the manifest is replaced, that is the old set, and the new one after it."""
     output, old = tmp_path / "out", tmp_path / "old"
     if kind != "first":
-        job(old, 1).run(progress=False)
+        job(old, **OLD).run(progress=False)
 
     def begin():
         shutil.rmtree(output, ignore_errors=True)
@@ -84,9 +95,9 @@ def test_publication_that_ends_at_any_step_leaves_one_set(tmp_path, request, kin
 
     def act():
         if kind == "repair":
-            job(output, 1).repair(progress=False)
+            job(output, **OLD).repair(progress=False)
         else:
-            job(output, 2).run(progress=False)
+            job(output, **NEW[kind]).run(progress=False)
 
     begin()
     with steps(has_links) as taken:
@@ -99,13 +110,15 @@ def test_publication_that_ends_at_any_step_leaves_one_set(tmp_path, request, kin
         with steps(has_links, number), pytest.raises(_Ended):
             act()
         if kind != "repair" and (output / "manifest.json").exists():
-            seen.append(values(output))
+            seen.append(records(output))
         act()
         assert small_pairs.digests(output) == whole, f"ended before step {number}, {taken[number - 1]}"
         assert left_behind(output) == [], f"ended before step {number}"
 
-    assert seen == sorted(seen)
-    if kind == "changed":
-        assert {1} in seen and {2} in seen and {1, 2} not in seen
+    before, after = [] if kind == "first" else records(old), records(output)
+    assert all(one in (before, after) for one in seen)
+    if kind in {"changed", "renamed"}:
+        assert before != after and before in seen
+        assert seen[seen.index(after) :] == [after] * seen.count(after)
     if kind == "repair":
         assert whole == small_pairs.digests(old)
