@@ -367,6 +367,7 @@ def materialize(
     name: str = "data",
     features: Features | None = None,
     key: Callable[[Any], str] | str | None = None,
+    split: Callable[[Any], str | None] | str | None = None,
     files: Sequence[str | os.PathLike[str]] = (),
     block: Callable[[Any], Mapping[str, Any] | None] | None = None,
     **both: Unpack[RunDatasetKeywords],
@@ -386,6 +387,8 @@ def materialize(
         key: function that returns the key of an item, a str or int; or, if items are dicts, the name of the field that
             holds it. None: a path or string, also one from an array, is its own key (with a hash if it contains `/`, is
             long or appears twice); other items use their position, so inserting one changes all after it.
+        split: function that returns the split of an item, such as "train"; or, if items are dicts, the name of the
+            field that holds it. Items of which it is None, or all where this is None, are divided by `splits`.
         files: paths of input files that every sample depends on, such as a label map that `fn` opens; if one
             changes, all shards are rebuilt. Items that are paths of files, or hold such paths (in tuples, lists, sets,
             dicts, dataclasses, arrays), count by themselves.
@@ -399,7 +402,7 @@ def materialize(
 
     Raises:
         OptionError: there are no inputs, `block` is given and `fn` draws, or `Materializer` refuses an option.
-        SourceError: `key` gives no key for an item, or the same for two.
+        SourceError: `key` gives no key for an item, or the same for two; or `split` gives what names no split.
         SampleError: an item failed, and the policy is to raise.
 
     Example:
@@ -411,7 +414,7 @@ def materialize(
         >>> materialize(lambda n: {"square": n * n}, range(10), "out/squares", block=squares)   # doctest: +SKIP
     """
     refuse_others("materialize", both, RunDatasetKeywords.__annotations__)
-    writer = function_writer(fn, inputs, name=name, features=features, key=key, files=files, block=block)
+    writer = function_writer(fn, inputs, name=name, features=features, key=key, split=split, files=files, block=block)
     of_run = RunKeywords.__annotations__
     run = cast("RunKeywords", {name: value for name, value in both.items() if name in of_run})
     dataset = cast("DatasetKeywords", {name: value for name, value in both.items() if name not in of_run})

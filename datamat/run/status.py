@@ -196,7 +196,7 @@ class Status:
         changed = [change for change in self.changes if change.reasons != (NOT_MADE,)]
         lines = [f"  {count_of(len(begun), 'shard')} {NOT_MADE}"] if begun else []
         if changed:
-            lines.append(f"  the next run would rebuild {count_of(len(changed), 'shard')}:")
+            lines.append(f"  the next run would rebuild or take over {count_of(len(changed), 'shard')}:")
             lines += [f"    {change}" for change in changed]
         if self.obsolete:
             number = count_of(len(self.obsolete), "shard")

@@ -58,6 +58,7 @@ def function_writer(
     name: str,
     features: Features | None = None,
     key: Callable[[Any], str] | str | None = None,
+    split: Callable[[Any], str | None] | str | None = None,
     files: Sequence[str | os.PathLike[str]] = (),
     block: Callable[[Any], Mapping[str, Any] | None] | None = None,
 ) -> FunctionWriter:
@@ -70,12 +71,14 @@ def function_writer(
         features: schema of the samples; None where it is not known yet.
         key: function that returns the key of an item, or the name of the field that holds it; None derives the keys as
             `keys_of` describes.
+        split: function that returns the split of an item, or the name of the field that holds it; None where the items
+            name none.
         files: paths of input files that every sample depends on.
         block: function of many items at once that returns the columns of their samples; None where there is none.
 
     Raises:
         OptionError: `fn` is no function, there are no inputs, or `block` is given beside a function that draws.
-        SourceError: an item has no valid key, or two items have the same key.
+        SourceError: an item has no valid key or split, or two items have the same key.
     """
     if isinstance(inputs, (str, bytes, Mapping)):
         raise _no_items(inputs)
@@ -99,7 +102,8 @@ def function_writer(
     items = _items_of(inputs)
     if not len(items):
         raise OptionError("materialize: inputs is empty; give at least one item")
-    writer = kind(fn, items, name, features, keys_of(items, key))
+    splits = None if split is None else [_given_split(items[number], split, number) for number in range(len(items))]
+    writer = kind(fn, items, name, features, keys_of(items, key), splits)
     if files:
         writer.files = [os.path.abspath(expand_home(path)) for path in files]
     if block is not None:
@@ -163,20 +167,33 @@ def _given_keys(items: Sequence[Any], key: Callable[[Any], str] | str) -> list[s
 
 
 def _given_key(item: Any, key: Callable[[Any], str] | str, number: int) -> str:
-    if isinstance(key, str):
-        if not isinstance(item, Mapping) or key not in item:
-            found = f"the fields {', '.join(map(str, item))}" if isinstance(item, Mapping) else "no fields"
-            raise SourceError(
-                f"inputs[{number}] is a {type(item).__name__} with {found}; key={key!r} needs a dict that has it"
-            )
-        value = item[key]
-    else:
-        value = key(item)
+    value = _of_item(item, key, "key", number)
     if isinstance(value, (str, os.PathLike)):
         return os.fspath(value)
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise SourceError(f"key= gave {value!r} for inputs[{number}]; want a str or an integer")
     return str(value.__index__())
+
+
+def _given_split(item: Any, split: Callable[[Any], str | None] | str, number: int) -> str | None:
+    value = _of_item(item, split, "split", number)
+    if value is not None and not isinstance(value, str):
+        raise SourceError(
+            f"split= gave {value!r} for inputs[{number}]; want the name of a split, or None for one that splits= draws"
+        )
+    return value
+
+
+def _of_item(item: Any, asked: Callable[[Any], Any] | str, option: str, number: int) -> Any:
+    """Return what a function says of an item, or what its field of a name holds."""
+    if not isinstance(asked, str):
+        return asked(item)
+    if isinstance(item, Mapping) and asked in item:
+        return item[asked]
+    found = f"the fields {', '.join(map(str, item))}" if isinstance(item, Mapping) else "no fields"
+    raise SourceError(
+        f"inputs[{number}] is a {type(item).__name__} with {found}; {option}={asked!r} needs a dict that has it"
+    )
 
 
 def _key_of_text(text: str, ordinal: int) -> str:
@@ -237,6 +254,7 @@ class FunctionWriter(DatasetWriter):
         name: name of the dataset; the names of its shards begin with it.
         features: schema of the samples; None where it is not known yet.
         keys: keys of the items; None takes their positions.
+        splits: split of each item; None where the items name none.
 
     Attributes:
         fn: function that the writer calls for each item.
@@ -254,6 +272,7 @@ class FunctionWriter(DatasetWriter):
         name: str,
         features: Features | None = None,
         keys: Sequence[str] | None = None,
+        splits: Sequence[str | None] | None = None,
     ) -> None:
         self.name = name
         self.fn = fn
@@ -261,6 +280,7 @@ class FunctionWriter(DatasetWriter):
         self._whole = None if _is_listed(inputs) else inputs
         self.__dict__["_inputs"] = inputs
         self.__dict__["_numbers"] = None if keys is None else {key: number for number, key in enumerate(keys)}
+        self.__dict__["_splits"] = splits
         if features is not None:
             self.__dict__["features"] = Features(features)
 
@@ -279,6 +299,10 @@ class FunctionWriter(DatasetWriter):
     def _numbers(self) -> Mapping[str, int] | None:
         raise AssertionError("given to __init__")
 
+    @functools.cached_property
+    def _splits(self) -> Sequence[str | None] | None:
+        raise AssertionError("given to __init__")
+
     def __len__(self) -> int:
         return len(self._inputs)
 
@@ -289,7 +313,7 @@ class FunctionWriter(DatasetWriter):
 
     def index(self, source: Any) -> Rows:
         del source
-        return Rows(lambda: _blocks_of(self._inputs, self._numbers, has_content=self._whole is None))
+        return Rows(lambda: _blocks_of(self._inputs, self._numbers, self._splits, has_content=self._whole is None))
 
     def contents_of(self, groups: Any) -> Iterator[Mapping[str, Any]]:
         """Return what `groups=` sees of each item: a dict, or else the item as the field "item"."""
@@ -335,12 +359,19 @@ class _DrawingFunctionWriter(FunctionWriter):
         return draw
 
 
-def _blocks_of(items: Sequence[Any], numbers: Mapping[str, int] | None, *, has_content: bool) -> Iterator[RowBlock]:
+def _blocks_of(
+    items: Sequence[Any],
+    numbers: Mapping[str, int] | None,
+    splits: Sequence[str | None] | None,
+    *,
+    has_content: bool,
+) -> Iterator[RowBlock]:
     """Yield the rows of items.
 
     Args:
         items: input of each sample.
         numbers: position of each item by its key, in order; None where the keys are the positions.
+        splits: split of each item; None where the items name none.
         has_content: whether each row holds what stands for its item.
     """
     count, keys = len(items), iter(numbers or ())
@@ -351,7 +382,8 @@ def _blocks_of(items: Sequence[Any], numbers: Mapping[str, int] | None, *, has_c
         named = Texts.of_positions(start, stop) if numbers is None else list(itertools.islice(keys, stop - start))
         fields = {} if contents is None else {ITEM: contents(start, stop)}
         paths = None if files is None else files[start:stop]
-        yield RowBlock(named, fields, Origin("inputs[", start, "]"), files=paths)
+        of_rows = None if splits is None else splits[start:stop]
+        yield RowBlock(named, fields, Origin("inputs[", start, "]"), splits=of_rows, files=paths)
 
 
 def _files_of(items: Sequence[Any]) -> list[Sequence[str]] | None:

@@ -544,3 +544,44 @@ def test_what_cannot_travel_is_named_once(method, tmp_path):
         materialize(HoldsGenerator().sample, range(20), tmp_path / "out", workers=options, progress=False)
 
     assert len([one for one in given if "self.generator" in str(one.message)]) == 1
+
+
+# ------------------------------------------------------------ splits that items name
+
+
+@pytest.mark.parametrize("split", ["part", lambda item: item["part"]], ids=["field", "function"])
+def test_items_name_their_splits(tmp_path, split):
+    """Those that name none are divided by `splits`; shards do not depend on how the split was named."""
+    items = [{"n": n, "part": (None, "test", "train")[n % 3]} for n in range(30)]
+
+    _made(lambda item: {"n": item["n"]}, items, tmp_path, split=split, splits={"train": 0.5, "val": 0.5})
+
+    found = {name: {int(sample["n"]) for sample in load(tmp_path, name)} for name in ("train", "val", "test")}
+    assert found["test"] == set(range(1, 30, 3))
+    assert found["train"] >= set(range(2, 30, 3)) and found["val"]
+    assert found["train"] | found["val"] == set(range(30)) - found["test"]
+
+
+def test_an_item_that_moves_to_another_split_makes_two_shards_anew(tmp_path):
+    """No other shard is touched."""
+    options = {"shards": ShardOptions(records_per_shard=5, shuffle=False), "key": str}
+    _made(lambda n: {"n": n}, range(20), tmp_path, split=lambda n: "a" if n < 10 else "b", **options)
+
+    report = _made(lambda n: {"n": n}, range(20), tmp_path, split=lambda n: "a" if n < 11 else "b", **options)
+
+    assert [len(load(tmp_path, name)) for name in "ab"] == [11, 9]
+    assert report.num_shards_reused == 2
+    assert verify(tmp_path).ok
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        (lambda n: n, r"split= gave 0 for inputs\[0\]; want the name of a split, or None"),
+        ("part", r"inputs\[0\] is a int with no fields; split='part' needs a dict that has it"),
+        (lambda n: "a/b", r"a/b"),
+    ],
+)
+def test_what_names_no_split_is_refused(tmp_path, split, message):
+    with pytest.raises(SourceError, match=message):
+        _made(lambda n: {"n": n}, range(3), tmp_path, split=split)
