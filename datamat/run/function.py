@@ -359,7 +359,7 @@ def _marked(
 
 
 @takes(*DATASET_PARAMETERS, *RUN_PARAMETERS)
-def materialize(
+def materialize(  # noqa: PLR0913 -- all that there is to say of a function, by name
     fn: Callable[[Any], Sample],
     inputs: Iterable[Any],
     output: str | os.PathLike[str],
