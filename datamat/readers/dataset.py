@@ -18,6 +18,7 @@ import numpy as np
 import xxhash
 
 from datamat.directory.display import Table, feature_table, render_html
+from datamat.directory.keys import RecordKey
 from datamat.directory.manifest import MANIFEST_FILE, Manifest, content_of_manifest, summarized_fields
 from datamat.errors import OptionError, count_of
 from datamat.features import Features, Geometry, Statistics
@@ -99,6 +100,7 @@ _SAID_ELSEWHERE = {
     "with_format": "to_numpy, to_torch and to_tf give arrays or tensors",
     "set_format": "to_numpy, to_torch and to_tf give arrays or tensors",
     "as_numpy_iterator": "to_numpy() yields samples of arrays",
+    "save_to_disk": "save('out/new') writes these records as a dataset of their own",
     "column_names": "list(data.features) names the fields",
     "num_rows": "len(data) counts the records",
 }
@@ -396,6 +398,68 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         if self._records.is_mapped:
             raise OptionError("columns after map: the function of map gets the stored fields; call columns first")
         return self._with_records(self._records.changed(lambda part: part.with_fields(names)))
+
+    def drop(self, keys: Iterable[str]) -> ShardedDataset:
+        """Return the dataset without some records.
+
+        Args:
+            keys: keys of the records; that of a row stands for all its records.
+
+        Raises:
+            KeyError: no record or row has such a key.
+
+        Example:
+            >>> train.drop(["0001TP_006690"]).save("out/mended")   # doctest: +SKIP
+        """
+        if isinstance(keys, (str, bytes)):
+            raise TypeError(f"drop wants several keys, and {keys!r} is one; write drop([{keys!r}])")
+        gone, known = set(keys), self.keys()
+        if unknown := gone - set(known) - set(map(RecordKey.row_of, known)):
+            raise self._unknown_key(min(unknown))
+        stay = [place for place, key in enumerate(known) if key not in gone and RecordKey.row_of(key) not in gone]
+        return self._chosen(lambda _: np.array(stay, np.int64))
+
+    def save(self, output: str | os.PathLike[str], **options: Any) -> Any:
+        """Write these records as a dataset of their own, as they are stored: none is decoded and encoded again.
+
+        Keys, copies and splits stay, and so do the shards, each with what is left of its records. Where `select` has
+        put records into another order, rows get the order of their first records; the copies of a row stay together.
+
+        Args:
+            output: folder of the new dataset, or a URL.
+            options: `format`, `shards`, and all others of `convert`.
+
+        Returns:
+            The report of the run.
+
+        Raises:
+            OptionError: the records go through functions of `map`, or come from several directories; or one is here
+                twice. Everything else is raised as `convert` does.
+
+        Example:
+            >>> load("out/camvid").filter(pc.field("weather") == "rain").save("out/rain")   # doctest: +SKIP
+        """
+        import datamat  # a run writes it: the room of runs is above this one, and is reached as users do
+
+        return datamat.convert(self, output, **options)
+
+    def stored_part(self) -> Part:
+        """Return the directory that the records come from as they are stored.
+
+        Raises:
+            OptionError: they come from several, or functions of `map` change them.
+        """
+        part = self._only_part
+        if part.maps:
+            raise OptionError(
+                "save after map: the function would have to run in workers; write materialize(lambda key: data[key], "
+                "data.keys(), output), which stores what it returns"
+            )
+        return part
+
+    def stored_positions(self) -> range | np.ndarray:
+        """Return the positions of the records in the directory, int64 (n,), in their order here."""
+        return self._selection.positions
 
     @takes(*BATCH_PARAMETERS)
     def to_tf(

@@ -1,10 +1,11 @@
-"""`convert`: a finished directory in another format or other shards, without computing a sample again."""
+"""`convert`: a finished directory, or a part of it, in another format or other shards, made of what is stored."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import itertools
+import operator
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ from datamat.options import (
 from datamat.plan.job import Job, resolve_formats
 from datamat.plan.plan import PartSpec, Plan, ShardSpec
 from datamat.readers.cache import RecordCache, ShardStore
+from datamat.readers.dataset import ShardedDataset
 from datamat.readers.records import RecordFiles
 from datamat.readers.remote import Loaded
 from datamat.run.materializer import output_place
@@ -47,8 +49,9 @@ from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Iterator, MutableMapping, MutableSet
+    from collections.abc import Iterable, Iterator, MutableMapping, MutableSet
 
+    from datamat.features import Features
     from datamat.features.base import Column
     from datamat.sources.store import RowStore
 
@@ -63,7 +66,7 @@ __all__ = ["SHARD", "StoredRecords", "convert"]
 
 SHARD, _RECORD, _RECORDS = "from_shard", "from_record", "from_records"
 """Fields of a row: number of the shard in its split, number of its first record there, and how many it has."""
-_OWN = {SHARD, _RECORD, _RECORDS}
+_PLACE = (SHARD, _RECORD, _RECORDS)
 
 _BATCH_ROWS = 16_384
 
@@ -79,6 +82,60 @@ class _Stored:
     manifest: str
 
 
+@frozen(slots=False, eq=False)
+class StoredView:
+    """Some records of a finished dataset, and some of their fields.
+
+    Attributes:
+        features: schema of the fields.
+        digest: digest of all that it leaves of the dataset.
+        is_in_order: whether the records are in the order in which they are stored.
+        places: int64 (num_records,) of each shard, by split: the places of its records in the view, -1 for no place.
+    """
+
+    features: Features
+    digest: str
+    is_in_order: bool
+    places: Mapping[str, Sequence[np.ndarray]]
+
+    @classmethod
+    def of(cls, dataset: ShardedDataset) -> StoredView:
+        """Return what a dataset is of what is stored; raises `OptionError` where it has a record twice."""
+        part, positions = dataset.stored_part(), np.asarray(dataset.stored_positions(), np.int64)
+        if not len(positions):
+            raise OptionError(f"save: there is no record; the view of {part.folder} has left all of them out")
+        ends = np.cumsum([info.num_records for info in part.shards])
+        places = np.full(int(ends[-1]), -1, np.int64)
+        places[positions] = np.arange(len(positions))
+        if len(positions) > np.count_nonzero(places >= 0):
+            twice = int(positions[places[positions] != np.arange(len(positions))][0])
+            raise OptionError(
+                f"save: the dataset has the record {part.reader.records.key_at(twice)!r} twice, and a key is that of "
+                "one; select each once"
+            )
+        by_split: dict[str, list[np.ndarray]] = {}
+        for info, of_shard in zip(part.shards, np.split(places, ends[:-1]), strict=True):
+            by_split.setdefault(info.split, []).append(of_shard)
+        names = [name for name in part.reader.features if name != "key"]
+        return cls(
+            part.manifest.features.only(names),
+            xxhash.xxh3_128_hexdigest(places.tobytes() + "\n".join(names).encode()),
+            bool((np.diff(positions) > 0).all()),
+            by_split,
+        )
+
+    def has(self, split: str) -> bool:
+        """Return True if a record of a split is wanted."""
+        return any((of_shard >= 0).any() for of_shard in self.places.get(split, ()))
+
+    def place(self, split: str, shard: int, first: int, count: int) -> int | None:
+        """Return the first place that some neighbouring records of a shard have; None where none is wanted."""
+        if split not in self.places:
+            return None
+        found = self.places[split][shard][first : first + count]
+        return int(found[found >= 0].min(initial=np.iinfo(np.int64).max)) if (found >= 0).any() else None
+
+
 @final
 class StoredRecords:
     """The rows of a finished dataset and their records, keys included: the `RecordSource` of a conversion.
@@ -90,6 +147,7 @@ class StoredRecords:
         loaded: finished directory that is converted; only read.
         manifest: manifest of that directory; its digest counts in fingerprints.
         keeps_shards: whether each new shard holds the records of an old one.
+        view: the records that are wanted, and their fields; None for all.
     """
 
     file_fields: Sequence[str] = ()
@@ -97,13 +155,18 @@ class StoredRecords:
     files: Sequence[str] = ()
     pipeline = None
 
-    def __init__(self, loaded: Loaded, manifest: Manifest, *, keeps_shards: bool) -> None:
+    def __init__(
+        self, loaded: Loaded, manifest: Manifest, *, keeps_shards: bool, view: StoredView | None = None
+    ) -> None:
         self._loaded = loaded
         self._manifest = manifest
-        self._keeps_shards = keeps_shards
+        self._view = view
+        self._keeps_shards = keeps_shards and (view is None or view.is_in_order)
         self.name = manifest.name
-        self.features = manifest.features
-        self.writer = _Stored(xxhash.xxh3_128_hexdigest(manifest.render()))
+        self.features = manifest.features if view is None else view.features
+        self._columns = frozenset(self.features.columns)
+        wanted = "" if view is None else view.digest
+        self.writer = _Stored(xxhash.xxh3_128_hexdigest(manifest.render() + wanted.encode()))
         self._format = get_format(manifest.format).with_features(manifest.features)
         self._opened: tuple[str, int, RecordFiles] | None = None
 
@@ -115,14 +178,22 @@ class StoredRecords:
         """Do nothing: shards are opened when their first record is read."""
 
     def index(self, source: Any) -> Iterator[IndexRow]:
-        """Return the rows that gave records, in the order of the shards, with the fields that they had.
+        """Return the rows that gave records, in the order of the shards or of the view, with the fields that they had.
 
         Raises:
             CorruptDataError: the index or a shard cannot be read.
         """
         del source  # the folder of this object
-        for split in self._manifest.splits:
-            yield from self._rows(split)
+        rows = (row for split in self._manifest.splits for row in self._rows(split))
+        view = self._view
+        if view is None:
+            yield from rows
+            return
+        placed = ((view.place(str(row.split), *(row.fields[name] for name in _PLACE)), row) for row in rows)
+        wanted: Iterable[tuple[int, IndexRow]] = ((place, row) for place, row in placed if place is not None)
+        if not view.is_in_order:
+            wanted = sorted(wanted, key=operator.itemgetter(0))
+        yield from (row for _, row in wanted)
 
     def costs(self, store: RowStore) -> np.ndarray:
         """Return int64 (num_rows,): the mean bytes of a row's records in the shard that holds them."""
@@ -164,13 +235,15 @@ class StoredRecords:
         try:
             stored = self._open(str(row.split), shard)
             for number in range(first, first + count):
+                if self._view is not None and self._view.place(str(row.split), shard, number, 1) is None:
+                    continue
                 columns: Any = stored.read_record(number)
                 key = stored_key(columns)
                 if RecordKey.row_of(key) != row.key:
                     raise CorruptDataError(f"record {number} of {row.origin} is {key!r}, the index says {row.key!r}")
                 if copies > 1:
                     there.add(RecordKey.parse(key).copy)
-                yield key, columns
+                yield key, {name: column for name, column in columns.items() if name in self._columns}
             if dropped is not None and copies > 1:
                 for copy in set(range(copies)) - there:
                     dropped[RecordKey.format(row.key, copy)] = Skip("left out of the dataset that was converted")
@@ -185,6 +258,8 @@ class StoredRecords:
 
         So it is known of the split, exactly, and no record is decoded. Shards are cut anew: of a single one nothing is.
         """
+        if self._view is not None:
+            return None
         infos = self._manifest.splits[str(row.split)]
         first = next((number for number, info in enumerate(infos) if info.num_records), 0)
         if (int(row.fields[SHARD]), int(row.fields[_RECORD])) != (first, 0):
@@ -208,7 +283,7 @@ class StoredRecords:
         num_rows = sum(info.num_rows for info in infos)
         listed = self._manifest.index_infos[index_file(split)]
         table = self._loaded.opened(listed, functools.partial(read_index, num_rows=num_rows, info=listed))
-        names = {name: field for name in table.column_names if (field := field_of_column(name)) and field not in _OWN}
+        names = {name: field for name in table.column_names if (field := field_of_column(name)) and field not in _PLACE}
         copies = self._manifest.copies.get(split, 1)
         places: Mapping[str, tuple[int, int]] = {}
         shard_of_places = -1
@@ -247,7 +322,7 @@ _CACHE_BYTES = 100 << 30
 
 @takes(*RUN_PARAMETERS)
 def convert(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | ShardedDataset,
     output: str | os.PathLike[str],
     *,
     format: str | ShardFormat | Sequence[str | ShardFormat] | None = None,  # noqa: A002 -- as for `Materializer`
@@ -268,7 +343,8 @@ def convert(
     However it was stopped, the same call resumes it; with nothing to do, it returns at once.
 
     Args:
-        path: the finished directory, or its URL; it is only read.
+        path: the finished directory, or its URL; it is only read. Or a dataset that `load` has returned, with what its
+            `select`, `filter`, `take`, `shard`, `drop` and `columns` leave of it: see `ShardedDataset.save`.
         output: folder of the new directory, or a URL, as for `Materializer`.
         format: as for `Materializer`; None keeps the formats. Of a directory with several, the first is read.
         shards: number of shards in each split, a size of each such as "256MB", or `ShardOptions`, whose `shuffle` is
@@ -288,7 +364,8 @@ def convert(
         A report of what was done.
 
     Raises:
-        OptionError: neither `format` nor `shards` is given, or the output is the directory itself.
+        OptionError: neither `format` nor `shards` is given, or the output is the directory itself; or a dataset goes
+            through functions of `map`, comes from several directories, or has a record twice.
         OutputError: `path` is not finished, or the output cannot be written, or holds records that are not those of a
             conversion of `path`.
         CorruptDataError: a file of the directory is damaged; names it and the record.
@@ -299,39 +376,41 @@ def convert(
     how = RunOptions.of(run, "convert")
     check_mappings(storage_options=storage_options, source_options=source_options)
     store, target = output_place(output, storage_options, how.scratch)
-    if (
-        source_options is None
-        and is_url(path)
-        and (store is None or scheme_of(os.fspath(path)) == scheme_of(str(store)))
-    ):
-        source_options = storage_options
-    folder = open_folder(path, source_options)
-    if format is None and shards is None:
+    part, view = None, None
+    if isinstance(path, ShardedDataset):
+        part, view = path.stored_part(), StoredView.of(path)
+        folder = part.folder
+    else:
+        if source_options is None and is_url(path) and (store is None or scheme_of(str(path)) == scheme_of(str(store))):
+            source_options = storage_options
+        folder = open_folder(path, source_options)
+    if format is None and shards is None and view is None:
         raise OptionError(f"convert: nothing to change in {folder}; give another format, or other shards")
-    here, place = folder.local_path(), os.fspath(path).rstrip("/")
+    here, place = folder.local_path(), str(folder).rstrip("/")
     if here is not None and here.resolve() in (target.resolve(), *target.resolve().parents):
         raise OptionError(f"convert: output {output} lies in the directory that is converted; give another folder")
     if store is not None and f"{store}/".startswith(f"{place}/"):
         raise OptionError(f"convert: output {store} lies in the directory that is converted; give another URL")
-    before, store_of_copies, own = Manifest.read(folder), None, ""
+    before = Manifest.read(folder) if part is None else part.manifest
+    store_of_copies, own = None, ""
     if here is not None:
         _check_whole(here, before)
     else:
         own = "" if cache_dir is not None else temporary_folder(folder)
         store_of_copies = ShardStore(cache_dir or own, _CACHE_BYTES, [*before.shards, *before.index])
-    records = StoredRecords(Loaded(folder, store_of_copies), before, keeps_shards=shards is None)
+    records = StoredRecords(Loaded(folder, store_of_copies), before, keeps_shards=shards is None, view=view)
     job = Job(
         records=records,
         source=here,
         output=target,
         store=store,
-        formats=resolve_formats(list(before.by_format) if format is None else format, before.features),
+        formats=resolve_formats(list(before.by_format) if format is None else format, records.features),
         splits=None,
         shards=dataclasses.replace(ShardOptions.of(shards), shuffle=False),
         copies={
             split: number
             for split, number in before.copies.items()
-            if any(info.num_records for info in before.splits.get(split, ()))
+            if any(info.num_records for info in before.splits.get(split, ())) and (view is None or view.has(split))
         },
         seed=before.seed,
         version=None,
