@@ -60,6 +60,7 @@ __all__ = [
     "index_reader",
     "known_shards",
     "lost_files",
+    "measured_fields",
     "missing_files",
     "open_reused",
     "parse_snapshot",
@@ -67,6 +68,7 @@ __all__ = [
     "render_snapshot",
     "short_name",
     "waiting_shards",
+    "with_seen",
     "write_snapshot",
 ]
 
@@ -130,13 +132,13 @@ def open_reused(
     with contextlib.closing(shard_format.reader(reused.path, offsets)) as reader:
 
         def records(position: int) -> list[tuple[str, dict[str, Column]]]:
-            found = [_with_seen(reader.read(number), features, reused.measured) for number in reused.numbers(position)]
+            found = [with_seen(reader.read(number), features, reused.measured) for number in reused.numbers(position)]
             return [(bytes(record["key"][0]).decode(), record) for record in found]
 
         yield records
 
 
-def _with_seen(record: dict[str, Column], features: Features, measured: Sequence[str]) -> dict[str, Column]:
+def with_seen(record: dict[str, Column], features: Features, measured: Sequence[str]) -> dict[str, Column]:
     """Return a record with what statistics keep of its values: decoded, they are what was encoded."""
     values = {name: features[name].decode(features.stored(name, record)) for name in measured}
     seen = {name: features[name].observe_value(value) for name, value in values.items()}
@@ -637,7 +639,7 @@ def find_reusable(
             return None
         if info.num_dropped_records:  # why each was left out is known to the code that makes it
             return None
-        measured = _measured_fields(job.records.features, info)
+        measured = measured_fields(job.records.features, info)
         if measured is None:
             return None
         keys = planned.store.keys(planned.store.order[shard.start : shard.stop])
@@ -651,7 +653,7 @@ def find_reusable(
     return None
 
 
-def _measured_fields(features: Features, info: ShardInfo) -> tuple[str, ...] | None:
+def measured_fields(features: Features, info: ShardInfo) -> tuple[str, ...] | None:
     """Return the fields whose values went into the statistics of a shard; None if that cannot be repeated.
 
     It can where all pictures of a field were encoded from arrays, without loss, or none was.

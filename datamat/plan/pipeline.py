@@ -244,8 +244,12 @@ class RecordSource(Protocol):
         """Return what is known of the values of the records of a row that are copied; None if nothing is.
 
         Of the rows of a split it adds up to what is known of all of them: a row may stand for others. It is not called
-        where there is a `pipeline`, whose records are looked at.
+        where records are looked at.
         """
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether the records are looked at for statistics."""
 
     @property
     def pipeline(self) -> Pipeline | None:
@@ -291,6 +295,11 @@ class Pipeline:
         writer.features.check()
         augment = writer.augment if type(writer).augment is not DatasetWriter.augment else None
         return cls(writer, Augmenter(writer.features, transform, augment, untouched), seed)
+
+    @property
+    def is_observed(self) -> bool:
+        """True."""
+        return True
 
     @property
     def pipeline(self) -> Pipeline:

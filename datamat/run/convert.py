@@ -20,7 +20,7 @@ from datamat.directory.keys import RecordKey, ShardName, records_by_row, stored_
 from datamat.directory.manifest import CONVERTED, Manifest, index_file
 from datamat.directory.sidecars import Sidecar
 from datamat.directory.verify import verify
-from datamat.errors import CorruptDataError, OptionError, SampleError, Skip
+from datamat.errors import CorruptDataError, OptionError, OutputError, SampleError, Skip
 from datamat.features import Statistics
 from datamat.folders import open_folder
 from datamat.folders.local import regular_path
@@ -35,6 +35,7 @@ from datamat.options import (
     check_mappings,
     takes,
 )
+from datamat.plan.changes import measured_fields, with_seen
 from datamat.plan.job import Job, resolve_formats
 from datamat.plan.plan import PartSpec, Plan, ShardSpec
 from datamat.readers.cache import RecordCache, ShardStore
@@ -91,12 +92,14 @@ class StoredView:
         digest: digest of all that it leaves of the dataset.
         is_in_order: whether the records are in the order in which they are stored.
         places: int64 (num_records,) of each shard, by split: the places of its records in the view, -1 for no place.
+        measured: by split, the fields whose values are decoded for statistics: what is stored does not show them.
     """
 
     features: Features
     digest: str
     is_in_order: bool
     places: Mapping[str, Sequence[np.ndarray]]
+    measured: Mapping[str, Sequence[str]]
 
     @classmethod
     def of(cls, dataset: ShardedDataset) -> StoredView:
@@ -113,15 +116,20 @@ class StoredView:
                 f"save: the dataset has the record {part.reader.records.key_at(twice)!r} twice, and a key is that of "
                 "one; select each once"
             )
+        names = [name for name in part.reader.features if name != "key"]
+        features = part.manifest.features.only(names)
         by_split: dict[str, list[np.ndarray]] = {}
+        measured: dict[str, set[tuple[str, ...]]] = {}
         for info, of_shard in zip(part.shards, np.split(places, ends[:-1]), strict=True):
             by_split.setdefault(info.split, []).append(of_shard)
-        names = [name for name in part.reader.features if name != "key"]
+            if info.num_records:
+                measured.setdefault(info.split, set()).add(measured_fields(features, info) or ())
         return cls(
-            part.manifest.features.only(names),
+            features,
             xxhash.xxh3_128_hexdigest(places.tobytes() + "\n".join(names).encode()),
             bool((np.diff(positions) > 0).all()),
             by_split,
+            {split: found.pop() if len(found) == 1 else () for split, found in measured.items()},
         )
 
     def has(self, split: str) -> bool:
@@ -243,7 +251,11 @@ class StoredRecords:
                     raise CorruptDataError(f"record {number} of {row.origin} is {key!r}, the index says {row.key!r}")
                 if copies > 1:
                     there.add(RecordKey.parse(key).copy)
-                yield key, {name: column for name, column in columns.items() if name in self._columns}
+                if self._view is None:
+                    yield key, columns
+                else:
+                    kept = {name: column for name, column in columns.items() if name in self._columns}
+                    yield key, with_seen(kept, self.features, self._view.measured[str(row.split)])
             if dropped is not None and copies > 1:
                 for copy in set(range(copies)) - there:
                     dropped[RecordKey.format(row.key, copy)] = Skip("left out of the dataset that was converted")
@@ -258,13 +270,16 @@ class StoredRecords:
 
         So it is known of the split, exactly, and no record is decoded. Shards are cut anew: of a single one nothing is.
         """
-        if self._view is not None:
-            return None
         infos = self._manifest.splits[str(row.split)]
         first = next((number for number, info in enumerate(infos) if info.num_records), 0)
         if (int(row.fields[SHARD]), int(row.fields[_RECORD])) != (first, 0):
             return Statistics()
         return Statistics.total(info.statistics for info in infos)
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether only some records are wanted, of which the manifest knows nothing."""
+        return self._view is not None
 
     def _open(self, split: str, shard: int) -> RecordFiles:
         """Return the records of a shard, by number."""
@@ -433,7 +448,10 @@ def _check_whole(folder: pathlib.Path, manifest: Manifest) -> None:
         except (FileNotFoundError, IsADirectoryError, CorruptDataError):
             is_same = False
         if not is_same:
-            raise CorruptDataError(f"{verify(folder)}\nnothing was converted: repair the directory, and convert again")
+            report = verify(folder)
+            if report.ok:
+                raise OutputError(f"{folder} has changed since it was loaded; load it again, and save that")
+            raise CorruptDataError(f"{report}\nnothing was converted: repair the directory, and convert again")
 
 
 def _shards_of(store: RowStore) -> np.ndarray:

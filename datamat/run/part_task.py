@@ -262,7 +262,7 @@ class PartTask:
             self._write(lost)
             self._watch.rest()
             self._note_inputs()
-        if self._source.pipeline is not None:
+        if self._source.is_observed:
             self._outcome.statistics = self._observer.lines()
         elif self._known is not None:
             self._outcome.statistics = self._known.to_lines()
@@ -410,8 +410,7 @@ class PartTask:
         """Append the records of a row, and note which of them were left out."""
         dropped = records.dropped if isinstance(records, _RowRecords) else {}
         self._drop(position, row, dropped, is_whole=not records)
-        is_copied = self._source.pipeline is None
-        if is_copied and self._known is not None:
+        if not self._source.is_observed and self._known is not None:
             known = self._source.known_statistics(row)
             self._known = None if known is None else self._known.plus(known)
         begun = time.perf_counter()
@@ -419,7 +418,7 @@ class PartTask:
             for key, record in records:
                 self._writer.append(record)
                 self._outcome.keys.add(key)
-                if not is_copied:
+                if self._source.is_observed:
                     self._observer.add(record)
         finally:
             stage_clock.add("write", begun)

@@ -68,6 +68,33 @@ def test_view_is_saved_as_it_reads(pairs, tmp_path, name, split):
     assert view.save(tmp_path / "out", **HERE).did_nothing
 
 
+def test_statistics_are_those_of_what_is_left(pairs, tmp_path):
+    """Those of images and masks that a run has decoded, too; of others, there is what the dataset has of them."""
+    view = load(pairs).filter(lambda sample: sample["key"] < "train004" or sample["key"] > "val001")
+
+    view.save(tmp_path / "out", **HERE)
+
+    found = load(tmp_path / "out", "train").statistics
+    drawn = [sample for sample in view if sample["key"].startswith("train")]
+    images = np.stack([sample["image"] for sample in drawn]).reshape(-1, 3)
+    masks = np.stack([sample["mask"] for sample in drawn])
+    assert 0 < len(drawn) < len(load(pairs, "train"))
+    assert np.allclose(found["image"]["channels"]["mean"], images.mean(0))
+    assert list(found["mask"]["pixels"].values()) == [int((masks == value).sum()) for value in range(4)]
+    for name, known in load(pairs, "val").statistics.items():
+        assert load(tmp_path / "out", "val").statistics[name].keys() == known.keys()
+
+
+def test_directory_that_has_changed_is_loaded_again(pairs, tmp_path):
+    source = small_pairs.make_pairs(tmp_path / "source", 4, 2)
+    small_pairs.job(source, tmp_path / "out").run(progress=False)
+    view = load(tmp_path / "out").take(3)
+    small_pairs.job(source, tmp_path / "out", seed=1).run(progress=False)
+
+    with pytest.raises(OutputError, match="has changed since it was loaded; load it again"):
+        view.save(tmp_path / "saved", **HERE)
+
+
 @pytest.mark.parametrize("form", ["tfrecord", "parquet", "webdataset", "arrayrecord"])
 def test_view_is_saved_in_another_format(pairs, tmp_path, form):
     view = load(pairs, "train").filter(pc.field("key") >= "train006")
