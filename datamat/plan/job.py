@@ -19,6 +19,7 @@ import numpy as np
 from datamat.directory.files import WORK
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
 from datamat.errors import OptionError, SourceError, count_of, join_problems
+from datamat.folders.base import AT_ONCE
 from datamat.folders.local import expand_home
 from datamat.formats import ShardFormat, get_format
 from datamat.options import Remedies, RunOptions
@@ -270,6 +271,7 @@ class Job:
             costs=self.records.costs(store),
             group_records=math.lcm(*(made.group_records for made in self.formats)),
             num_columns=len(self.records.features.columns),
+            rows_at_once=max(AT_ONCE if store.holds_urls else 1, self.records.rows_at_once),
         )
         plan = self.records.arrange(plan, store, of_splits)
         _refuse_endless_manifest(plan, len(self.formats))

@@ -42,7 +42,7 @@ from datamat.transforms.augmenter import each_sample
 from datamat.transforms.seeding import GlobalState, global_draws, loaded_libraries, row_rng, seed_row, with_rng
 from datamat.values import frozen
 from datamat.writers.base import DatasetWriter
-from datamat.writers.function import FunctionWriter
+from datamat.writers.function import MOST_CONCURRENCY, AsyncFunctionWriter, FunctionWriter
 
 if TYPE_CHECKING:
     import os
@@ -252,6 +252,10 @@ class RecordSource(Protocol):
         """Whether the records are looked at for statistics."""
 
     @property
+    def rows_at_once(self) -> int:
+        """Number of rows that a worker may wait for together."""
+
+    @property
     def pipeline(self) -> Pipeline | None:
         """The pipeline that reads samples, by which many rows can be made at once; None if records are copied."""
 
@@ -300,6 +304,11 @@ class Pipeline:
     def is_observed(self) -> bool:
         """True."""
         return True
+
+    @property
+    def rows_at_once(self) -> int:
+        """Number of rows that a worker may wait for together."""
+        return MOST_CONCURRENCY if isinstance(self.writer, AsyncFunctionWriter) else 1
 
     @property
     def pipeline(self) -> Pipeline:
@@ -615,7 +624,7 @@ class Pipeline:
         # a row has drawn: that row is read again, and from then on they are seeded for each.
         is_seeded = global_draws.are_expected
         seeded = seed_row(self.seed, row.key, uses_globals=is_seeded)
-        mark = () if is_seeded else global_draws.rest(self.seed)
+        mark = global_draws.mark() if is_seeded else global_draws.rest(self.seed)
         read = self._read_drawing
         try:
             sample = self.writer.read(row) if read is None else read(row, row_rng(self.seed, row.key))
@@ -626,6 +635,11 @@ class Pipeline:
         except Exception:
             if is_seeded or global_draws.mark() == mark:
                 raise
+        if isinstance(self.writer, AsyncFunctionWriter) and global_draws.mark() != mark:
+            raise OptionError(
+                f"{self._name_of('read')} is async, and drew from a generator that all calls share, which run at once: "
+                "its numbers would be others each time; draw from a parameter rng, as in async def fn(item, rng)"
+            )
         if not is_seeded and global_draws.mark() != mark:
             global_draws.are_expected = True
             return self._called(row)
@@ -723,6 +737,11 @@ class Pipeline:
                 names = [RecordKey.format(row.key, copy, number) for copy in range(copies)]
             for key in names:
                 yield key, made if isinstance(made, Skip) else MadeColumns.of(made, made.seen)
+
+    def expect(self, rows: Sequence[IndexRow]) -> None:
+        """Have an async function begin with rows that are read next, in this order."""
+        if isinstance(self.writer, AsyncFunctionWriter):
+            self.writer.expect(rows, self.seed)
 
     def known_statistics(self, row: IndexRow) -> Statistics | None:
         """Return None: records are looked at as they are made."""

@@ -23,7 +23,6 @@ import xxhash
 
 from datamat.directory.keys import DATASET_NAME, ShardName, mix64, ordered_by, pieces
 from datamat.errors import OptionError, count_of
-from datamat.folders.base import AT_ONCE
 from datamat.options import option
 from datamat.values import frozen
 
@@ -311,7 +310,7 @@ class SplitTerms(NamedTuple):
     fingerprint: str
 
 
-def make_plan(
+def make_plan(  # noqa: PLR0913 -- what decides a plan, by name
     store: RowStore,
     *,
     name: str,
@@ -321,6 +320,7 @@ def make_plan(
     costs: np.ndarray,
     group_records: int = 1,
     num_columns: int = 1,
+    rows_at_once: int = 1,
 ) -> Plan:
     """Order the rows, cut them into shards and parts, and write the order to the store.
 
@@ -334,6 +334,7 @@ def make_plan(
         group_records: number of records that a format stores together: parts end where such a group does, unless they
             are much smaller.
         num_columns: number of columns of a record.
+        rows_at_once: number of rows that are waited for together, and so must be in one part.
 
     Raises:
         OptionError: the name cannot be part of a file name, or there are fewer rows than shards.
@@ -361,8 +362,7 @@ def make_plan(
             digest.update(np.ascontiguousarray(store.identities[here]).data)
             shard_fingerprint = digest.hexdigest()  # one text, which all its parts share
             work = np.cumsum((costs[here] + _ROW_COST) * copies)
-            least = AT_ONCE if store.holds_urls else 1  # what is fetched together must be in one part
-            least = max(least, num_columns // _COLUMNS_PER_ROW)
+            least = max(rows_at_once, num_columns // _COLUMNS_PER_ROW)
             cuts = _cut(work, target, group_records // math.gcd(group_records, copies), least)
             parts = tuple(
                 PartSpec(

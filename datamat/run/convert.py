@@ -162,6 +162,7 @@ class StoredRecords:
     url_fields: Sequence[str] = ()
     files: Sequence[str] = ()
     pipeline = None
+    rows_at_once = 1
 
     def __init__(
         self, loaded: Loaded, manifest: Manifest, *, keeps_shards: bool, view: StoredView | None = None

@@ -370,6 +370,7 @@ def materialize(  # noqa: PLR0913 -- all that there is to say of a function, by 
     split: Callable[[Any], str | None] | str | None = None,
     files: Sequence[str | os.PathLike[str]] = (),
     block: Callable[[Any], Mapping[str, Any] | None] | None = None,
+    concurrency: int | None = None,
     **both: Unpack[RunDatasetKeywords],
 ) -> RunReport:
     """Write `fn(item)` for each input as one record: no class needed.
@@ -396,12 +397,16 @@ def materialize(  # noqa: PLR0913 -- all that there is to say of a function, by 
             for each, by columns, as `DatasetWriter.read_block` does: for numbers and arrays, where a call per item
             costs more than the item itself. It draws no random numbers. If it returns None or raises, `fn` is called
             for each item.
+        concurrency: number of calls of an `async def` function that run at once in each worker, up to 64, for downloads
+            and the answers of servers; None for 16. Samples come in the order of the items, and a call that fails or
+            exceeds its time is that of its item, as ever.
         both: arguments by name of `Materializer`, such as `format`, `transform` or `copies`, and of its `run`, such as
             `workers`, `errors` or `deadline`. `groups` names a field of items that are dicts; the `IndexRow` that a
             function gets holds the fields of such an item, and any other item as the field "item".
 
     Raises:
-        OptionError: there are no inputs, `block` is given and `fn` draws, or `Materializer` refuses an option.
+        OptionError: there are no inputs, `block` is given and `fn` draws, `concurrency` is given and `fn` is not async,
+            or `Materializer` refuses an option.
         SourceError: `key` gives no key for an item, or the same for two; or `split` gives what names no split.
         SampleError: an item failed, and the policy is to raise.
 
@@ -414,7 +419,17 @@ def materialize(  # noqa: PLR0913 -- all that there is to say of a function, by 
         >>> materialize(lambda n: {"square": n * n}, range(10), "out/squares", block=squares)   # doctest: +SKIP
     """
     refuse_others("materialize", both, RunDatasetKeywords.__annotations__)
-    writer = function_writer(fn, inputs, name=name, features=features, key=key, split=split, files=files, block=block)
+    writer = function_writer(
+        fn,
+        inputs,
+        name=name,
+        features=features,
+        key=key,
+        split=split,
+        files=files,
+        block=block,
+        concurrency=concurrency,
+    )
     of_run = RunKeywords.__annotations__
     run = cast("RunKeywords", {name: value for name, value in both.items() if name in of_run})
     dataset = cast("DatasetKeywords", {name: value for name, value in both.items() if name not in of_run})

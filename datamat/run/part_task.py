@@ -327,6 +327,8 @@ class PartTask:
         columns = pipeline.sample_columns() if pipeline is not None and pipeline.gathers_samples else None
         for first in range(0, len(positions), _ROWS_AT_ONCE):
             rows = self._shared.store.read(positions[first : first + _ROWS_AT_ONCE])
+            if lost is None and self._source.pipeline is not None:
+                self._source.pipeline.expect(rows)
             done = 0
             while done < len(rows):
                 position = start + first + done

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import functools
+import inspect
 import itertools
 import os
 import re
 import reprlib
 import stat
+import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -23,18 +26,19 @@ from datamat.fingerprint import fingerprint
 from datamat.folders.local import expand_home
 from datamat.folders.urls import is_url, lasting
 from datamat.sources.rows import Origin, RowBlock, Rows, Texts
-from datamat.transforms.seeding import with_rng
+from datamat.transforms.seeding import row_rng, with_rng
 from datamat.writers.base import DatasetWriter, Sample
 from datamat.writers.tables import TableRows, listed_column, table_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+    from concurrent.futures import Future
     from typing import TypeGuard
 
     from datamat.sources.rows import IndexRow
 
 
-__all__ = ["ITEM", "FunctionWriter", "function_writer"]
+__all__ = ["ITEM", "MOST_CONCURRENCY", "AsyncFunctionWriter", "FunctionWriter", "function_writer"]
 
 OUTPUT_VERSION = 2
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
@@ -49,9 +53,13 @@ _NO_PATHS = frozenset({int, float, bool, type(None)})
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 _INT64 = range(-(1 << 63), 1 << 63)
 _BLOCK_ROWS = 65_536
+_CONCURRENCY = 16  # calls of an async function at once, unless the user says how many
+
+MOST_CONCURRENCY = 64
+"""How many calls of an async function may run at once in a worker: parts have so many rows, where a shard has them."""
 
 
-def function_writer(
+def function_writer(  # noqa: PLR0913 -- what `materialize` is told of a function, by name
     fn: Callable[..., Sample],
     inputs: Iterable[Any],
     *,
@@ -61,6 +69,7 @@ def function_writer(
     split: Callable[[Any], str | None] | str | None = None,
     files: Sequence[str | os.PathLike[str]] = (),
     block: Callable[[Any], Mapping[str, Any] | None] | None = None,
+    concurrency: int | None = None,
 ) -> FunctionWriter:
     """Return the writer that calls a function for each input.
 
@@ -75,9 +84,10 @@ def function_writer(
             name none.
         files: paths of input files that every sample depends on.
         block: function of many items at once that returns the columns of their samples; None where there is none.
+        concurrency: calls of an async function that run at once; None for 16.
 
     Raises:
-        OptionError: `fn` is no function, there are no inputs, or `block` is given beside a function that draws.
+        OptionError: `fn` is no function, there are no inputs, or `block` or `concurrency` does not fit the function.
         SourceError: an item has no valid key or split, or two items have the same key.
     """
     if isinstance(inputs, (str, bytes, Mapping)):
@@ -91,14 +101,7 @@ def function_writer(
         )
     if not name:
         raise OptionError('materialize: name is ""; want what the names of the shards begin with, as in name="data"')
-    kind = FunctionWriter if with_rng(fn) is None else _DrawingFunctionWriter
-    if block is not None:
-        if kind is _DrawingFunctionWriter:
-            raise OptionError(
-                "materialize: block= cannot be used with a function that asks for a generator: what it draws would "
-                "depend on how items form blocks; leave block= out, or draw nothing"
-            )
-        kind = _BlockFunctionWriter
+    kind = _kind_of(fn, block, concurrency)
     items = _items_of(inputs)
     if not len(items):
         raise OptionError("materialize: inputs is empty; give at least one item")
@@ -108,7 +111,34 @@ def function_writer(
         writer.files = [os.path.abspath(expand_home(path)) for path in files]
     if block is not None:
         writer.block = block
+    if isinstance(writer, AsyncFunctionWriter):
+        writer.__dict__["concurrency"] = concurrency or _CONCURRENCY
     return writer
+
+
+def _kind_of(fn: Callable[..., Any], block: object, concurrency: int | None) -> type[FunctionWriter]:
+    """Return the class of the writer of a function; the arguments are those of `function_writer`."""
+    draws = with_rng(fn) is not None
+    called = fn if inspect.isroutine(fn) or isinstance(fn, functools.partial) else type(fn).__call__
+    if inspect.isasyncgenfunction(called):
+        raise OptionError("materialize: fn is an async generator; have it return a list of its samples")
+    is_async = inspect.iscoroutinefunction(called)
+    if block is not None and (draws or is_async):
+        what = "a function that asks for a generator: what it draws would depend on how items form blocks"
+        raise OptionError(f"materialize: block= cannot be used with {'an async function' if is_async else what}")
+    if concurrency is not None and not is_async:
+        raise OptionError(
+            f"materialize: concurrency={concurrency!r} needs an async function, and fn is none: each worker calls it "
+            "for one item at a time; workers= says how many workers there are"
+        )
+    if concurrency is not None and (type(concurrency) is not int or not 1 <= concurrency <= MOST_CONCURRENCY):
+        raise OptionError(
+            f"materialize: concurrency is {concurrency!r}; want a number of calls in each worker, from 1 to "
+            f"{MOST_CONCURRENCY}; more workers make more of them"
+        )
+    if is_async:
+        return _DrawingAsyncWriter if draws else AsyncFunctionWriter
+    return _DrawingFunctionWriter if draws else FunctionWriter if block is None else _BlockFunctionWriter
 
 
 def keys_of(items: Sequence[Any], key: Callable[[Any], str] | str | None) -> list[str] | None:
@@ -357,6 +387,109 @@ class _DrawingFunctionWriter(FunctionWriter):
         draw = with_rng(self.fn)
         assert draw is not None  # otherwise it would be a `FunctionWriter`
         return draw
+
+
+class AsyncFunctionWriter(FunctionWriter):
+    """Like `FunctionWriter`, with an async function, of which some calls run at once in each worker."""
+
+    @functools.cached_property
+    def concurrency(self) -> int:
+        """Number of calls that run at once; it decides no byte."""
+        raise AssertionError("set by `function_writer`")
+
+    @functools.cached_property
+    def _calls(self) -> _Calls:
+        return _Calls(self.concurrency)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the calls of this process behind."""
+        return {name: value for name, value in self.__dict__.items() if name != "_calls"}
+
+    def expect(self, rows: Sequence[IndexRow], seed: int) -> None:
+        """Have the calls of some rows begin before these are read; those of other rows end.
+
+        Args:
+            rows: what is read next, in this order.
+            seed: base seed of what the function draws.
+        """
+        if self._calls.pid != os.getpid():  # forked: the thread of the calls is not here
+            del self._calls
+        self._calls.expect((row.key, functools.partial(self._called, row, seed)) for row in rows)
+
+    def read(self, row: IndexRow) -> Any:
+        return self._calls.result(row.key, functools.partial(self._called, row, 0))
+
+    async def _called(self, row: IndexRow, seed: int) -> Any:
+        del seed
+        coming: Any = self.fn(self.item(row.key))
+        return await coming
+
+
+class _DrawingAsyncWriter(AsyncFunctionWriter):
+    """Like `AsyncFunctionWriter`, with a function that asks for the generator of its item."""
+
+    def read(self, row: IndexRow, rng: np.random.Generator) -> Any:  # type: ignore[override]  # which `with_rng` detects
+        return self._calls.result(row.key, lambda: self._draw(row, rng))
+
+    async def _called(self, row: IndexRow, seed: int) -> Any:
+        return await self._draw(row, row_rng(seed, row.key))
+
+    async def _draw(self, row: IndexRow, rng: np.random.Generator) -> Any:
+        draw = with_rng(self.fn)
+        assert draw is not None  # otherwise it would be an `AsyncFunctionWriter`
+        return await draw(self.item(row.key), rng)
+
+
+class _Calls:
+    """Calls of an async function in a thread of this process, of which some begin before their results are wanted.
+
+    Args:
+        most: how many run at once.
+
+    Attributes:
+        pid: the process.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.pid = os.getpid()
+        self._most = most
+        self._begun: dict[str, Future[Any]] = {}
+        self._coming: Iterator[tuple[str, Callable[[], Coroutine[Any, Any, Any]]]] = iter(())
+        self._free = asyncio.Semaphore(most)  # also for those that nobody expected
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="datamat-async", daemon=True).start()
+
+    def expect(self, calls: Iterable[tuple[str, Callable[[], Coroutine[Any, Any, Any]]]]) -> None:
+        """Take note of calls, by the keys of their rows, in the order in which their results will be wanted."""
+        for future in self._begun.values():
+            future.cancel()
+        self._begun, self._coming = {}, iter(calls)
+
+    def result(self, key: str, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Return the result of the call of a row, or raise what it raised; one that nobody expected begins now."""
+        for one, coming in itertools.islice(self._coming, self._most - len(self._begun)):
+            self._begun[one] = self._begin(coming)
+        future = self._begun.pop(key, None) or self._begin(call)
+        found = future.result()
+        if isinstance(found, _Ended):
+            raise found.error
+        return found
+
+    def _begin(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(self._whole(call()), self._loop)
+
+    async def _whole(self, call: Coroutine[Any, Any, Any]) -> Any:
+        async with self._free:
+            try:
+                return await call
+            except (SystemExit, KeyboardInterrupt) as error:
+                return _Ended(error)
+
+
+class _Ended(NamedTuple):
+    """What would end the thread in place of the worker."""
+
+    error: BaseException
 
 
 def _blocks_of(
