@@ -228,7 +228,8 @@ class Process:
                 for name in ("reached", "go"):
                     (self._gate / "plain").touch()
                     os.replace(self._gate / "plain", self._gate / name)
-                os.write(go, b"go")
+                with contextlib.suppress(BrokenPipeError):  # its reader has died since
+                    os.write(go, b"go")
                 os.close(go)
                 return
 

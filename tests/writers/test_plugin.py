@@ -52,4 +52,6 @@ def test_installed_writer_is_found_by_name(tmp_path):
         env=environment,
     )
 
-    assert done.stdout == "camvid,coco,dataset,image_folder,pedestrian,squares,table ('004', 16)\n", done.stderr
+    names, _, found = done.stdout.partition(" ")
+    assert {"camvid", "squares", "table"} <= set(names.split(",")), done.stderr
+    assert found == "('004', 16)\n"
