@@ -33,7 +33,7 @@ from datamat.features.base import (
 from datamat.features.composed import innermost
 from datamat.features.inference import inferred
 from datamat.features.list_of import ListOf
-from datamat.features.nesting import Nesting, chosen, without_dicts
+from datamat.features.nesting import chosen, nested
 from datamat.features.protocols import Geometry, Preview, Target
 from datamat.features.registry import BUILT_IN, declaration_of, feature_of, path_of
 from datamat.features.statistics import FieldStatistics, Statistics, merged, shared_bounds
@@ -78,15 +78,7 @@ class Features(Mapping[str, Feature]):
             raise SchemaError(f"features is {kind_of(fields)}; want a dict of name to feature type")
         declared = fields.as_declared if isinstance(fields, Features) else fields
         self.as_declared: Mapping[str, Any] = {"key": Text(), **declared}
-        groups: dict[str, str] = {}
-        children: dict[str, list[str]] = {}
-        may_miss: set[str] = set()
-        self._fields: dict[str, Feature] = {}
-        for name, feature in without_dicts(self.as_declared, groups, children, may_miss):
-            if name in self._fields:
-                raise SchemaError(f"field {name!r} is declared twice: in a dict, and by its path; rename one")
-            self._fields[name] = feature
-        self.nesting = Nesting(groups, children, may_miss)
+        self.nesting, self._fields = nested(self.as_declared)
         self._columns: dict[str, Kind] = {}
         for name, feature in self._fields.items():
             _check_name(name, feature)
@@ -119,7 +111,7 @@ class Features(Mapping[str, Feature]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Features):
             return False
-        return self._fields == other._fields and self.nesting.groups == other.nesting.groups
+        return self._fields == other._fields and self.nesting == other.nesting
 
     def __hash__(self) -> int:
         return hash(len(self._columns))  # a tar shard asks for each record, and caches by schema are small
@@ -300,7 +292,7 @@ class Features(Mapping[str, Feature]):
         for name in self._foreign:
             if isinstance(sample[name], np.ndarray) and not sample[name].flags.writeable:  # as from `np.frombuffer`
                 sample[name] = sample[name].copy()
-        return self.nesting.join(sample) if self.nesting.groups else sample
+        return self.nesting.join(sample) if self.nesting else sample
 
     def stored(self, name: str, columns: Mapping[str, Any]) -> Any:
         """Return the columns of a field, as its feature takes them, given all columns of a record or block."""
@@ -415,8 +407,8 @@ class Features(Mapping[str, Feature]):
 
     def _check_lists(self, columns: Mapping[str, Any]) -> None:
         """Refuse a list of dicts whose fields, given as lists, differ in length."""
-        for path, kind in self.nesting.groups.items():
-            if kind != "list":
+        for path, group in self.nesting.items():
+            if group.kind != "list":
                 continue
             leaves = [name for name in self._fields if name.startswith(f"{path}/")]
             counts = {name: _num_items(self._fields[name], name, columns) for name in leaves}

@@ -797,11 +797,11 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             self._records.read_or_skip,
             changes,
             ragged_names(self._features_of_batches(is_changed=changes is not None)),
+            self.features.nesting,
             options.batch_size is not None or form.unit is not None,
             self._records.read_block if self._records.block_records else None,
             self._records.block_records,
             self._records.num_threads if changes is None else len(physical_cores()),
-            nesting=self.features.nesting,
             shapes=shapes,
             keeps_samples=form.collate_fn is not None,
         )

@@ -22,7 +22,6 @@ import numpy as np
 
 from datamat.errors import SampleError, SchemaError
 from datamat.features.base import as_array, is_number_dtype
-from datamat.features.nesting import FLAT
 from datamat.parallel import PathosExecutor, physical_cores
 from datamat.parallel.process_role import refuse_in_fork
 from datamat.readers.sharing import BlockUser, SharedFolder, block_owner
@@ -219,12 +218,10 @@ class BatchBuffer:
         num_rows: number of rows in the batch.
         ragged: names of the columns that are lists.
         allocate: allocates the arrays of the other columns.
-        nesting: which fields are dicts; a batch holds a dict of columns for each.
+        nesting: the dicts in samples; a batch holds a dict of columns for each.
     """
 
-    def __init__(
-        self, num_rows: int, ragged: frozenset[str], allocate: Allocate = np.empty, nesting: Nesting = FLAT
-    ) -> None:
+    def __init__(self, num_rows: int, ragged: frozenset[str], allocate: Allocate, nesting: Nesting) -> None:
         self._num_rows = num_rows
         self._ragged = ragged
         self._allocate = allocate
@@ -291,7 +288,7 @@ class BatchBuffer:
         rows = self.found
         if not rows:
             return {}
-        return self._nesting.join_batch({name: column.finish(rows) for name, column in self._columns.items()})
+        return self._nesting.join({name: column.finish(rows) for name, column in self._columns.items()})
 
 
 @final
@@ -463,12 +460,12 @@ class BatchMaker:
             by field that it may decode into.
         transform: transforms of each sample, called with its position, or None.
         ragged: names of the columns that are lists.
+        nesting: the dicts in samples.
         is_batched: whether samples are collated; otherwise each job is a single sample.
         read_block: returns many samples by field, given their positions and the number of threads that read at the
             same time, or None where they must be read one by one; None for records that are never read in blocks.
         block_records: number of records that `read_block` reads at once.
         num_threads: number of threads that make batches at the same time.
-        nesting: which fields of samples are dicts.
         shapes: what each finished batch goes through, called with the rows of its records: padding and packing.
         keeps_samples: whether a batch is a list of samples, under "", for a function of the user to collate.
     """
@@ -476,11 +473,11 @@ class BatchMaker:
     read_sample: Callable[[int, Mapping[str, np.ndarray]], dict[str, Any] | None]
     transform: Callable[[int, dict[str, Any], int, bool], dict[str, Any]] | None
     ragged: frozenset[str]
+    nesting: Nesting
     is_batched: bool
     read_block: Callable[[np.ndarray, int], dict[str, Any] | None] | None = None
     block_records: int = 0
     num_threads: int = 1
-    nesting: Nesting = FLAT
     shapes: tuple[Callable[[dict[str, Any], np.ndarray], dict[str, Any]], ...] = ()
     keeps_samples: bool = False
 
@@ -553,7 +550,7 @@ class BatchMaker:
                 dataclasses.replace(self, read_block=None).fill(buffer, job, range(stop - first))
                 made.append(buffer.finish())
             elif self.is_batched:
-                made.append(self.nesting.join_batch({name: values[first:stop] for name, values in block.items()}))
+                made.append(self.nesting.join({name: values[first:stop] for name, values in block.items()}))
             else:
                 made.append(self.nesting.join({name: values[first] for name, values in block.items()}))
             first = stop

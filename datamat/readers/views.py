@@ -646,8 +646,8 @@ def _type_of(name: str, features: Features, fields: Callable[[], Any], *, on_ind
     if name not in features or name == "key" or on_index:
         table = fields()
         return table.schema.field(name).type if name in table.column_names else pa.null()
-    if name in features.nesting.groups:
-        children = ", ".join(features.nesting.children[name])
+    if name in features.nesting:
+        children = ", ".join(features.nesting[name].paths.values())
         raise OptionError(f"filter: {name!r} is a dict; name a field in it, as in field({children.split(', ')[0]!r})")
     dtype, shape = features[name].value_type()
     others = {"string": pa.string(), "bytes": pa.binary(), "datetime64[us]": pa.timestamp("us")}

@@ -169,7 +169,7 @@ def decode_one(record: Any, features: Features) -> dict[str, Any]:
         for name, kind in features.columns.items()
     }
     parsed = tf.io.parse_single_example(record, columns)
-    return features.nesting.join_batch({name: one.decode(name, parsed) for name, one in tf_fields(features).items()})
+    return features.nesting.join({name: one.decode(name, parsed) for name, one in tf_fields(features).items()})
 
 
 def decode_many(
@@ -188,7 +188,7 @@ def decode_many(
     columns = {name: _parsed_as(tf, field, features.columns[name]) for name, field in fields.items()}
     parsed = tf.io.parse_example(records, columns)
     pixels = decode_pictures(parsed) if decode_pictures else {}
-    return features.nesting.join_batch(
+    return features.nesting.join(
         {name: pixels[name] if name in pixels else _block(tf, field, parsed[name]) for name, field in fields.items()}
     )
 

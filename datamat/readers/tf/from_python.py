@@ -440,7 +440,7 @@ def from_python(
         is_there, *parts = tf.numpy_function(call, step, types, stateful=False)
         rest = iter(parts)
         made = {column.name: column.tensor(tf, [next(rest) for _ in column.types(tf)]) for column in columns}
-        return tf.ensure_shape(is_there, ()), nesting.join_batch(made)
+        return tf.ensure_shape(is_there, ()), nesting.join(made)
 
     found = _stepped(tf, source, options, reader, traced, size)
     return counted(tf, found, batches.num_steps(0)) if source.counts_steps else found
@@ -591,9 +591,7 @@ def called_by_python(
         values = [epoch, *(flat[name] for name in names)]
         run = in_own_thread(call, is_cheap=not transform.has_copies)
         found = tf.numpy_function(run, values, types, stateful=False)
-        return nesting.join_batch(
-            {column.name: column.tensor(tf, [one]) for column, one in zip(columns, found, strict=True)}
-        )
+        return nesting.join({column.name: column.tensor(tf, [one]) for column, one in zip(columns, found, strict=True)})
 
     return verbatim(tf, traced)
 
@@ -612,7 +610,7 @@ def made_by(tf: Any, transform: SampleTransform, source: TfSource, options: Read
         changed = sample
         if options.static_transform is not None:
             tensors = {name: tf.constant(value) for name, value in as_one(sample, features).items()}
-            result = nesting.split(options.static_transform(nesting.join_batch(tensors)))
+            result = nesting.split(options.static_transform(nesting.join(tensors)))
             changed = as_read({name: tensor.numpy() for name, tensor in result.items()}, features)
         found.append(transform(dict(changed), 0))
     return learn_layouts(source, found, batches=options.makes_batches, stacks=True)

@@ -392,13 +392,13 @@ def _batched(tf: Any, samples: Any, source: TfSource, options: ReadOptions) -> A
         flat = nesting.split(sample)
         rows = {name: _row(tf, flat[name]) for name in names}
         beside = {name: (_row(tf, tf.reshape(flat[name], [-1])), tf.shape(flat[name])) for name in sorted(alike)}
-        return nesting.join_batch({**flat, **rows, **dict.fromkeys(alike, tf.constant(0))}), beside
+        return nesting.join({**flat, **rows, **dict.fromkeys(alike, tf.constant(0))}), beside
 
     def merged(batch: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
         flat = nesting.split(batch)
         rows = {name: flat[name].merge_dims(0, 1) for name in names}
         stacks = {name: _of_one_size(tf, name, parts, specs[name].shape) for name, parts in beside.items()}
-        return nesting.join_batch({**flat, **rows, **stacks})
+        return nesting.join({**flat, **rows, **stacks})
 
     rows = samples.map(verbatim(tf, row))
     return rows.batch(options.batch_size, drop_remainder=options.drop_remainder).map(verbatim(tf, merged))
