@@ -81,13 +81,11 @@ class Nesting(dict[str, Group]):
 
     def with_fields(self, names: Collection[str]) -> Nesting:
         """Return the nesting of batches whose dicts may hold more fields: those among these names, `DICT/FIELD`."""
-        more = [(path, name, child) for child in names for path, _, name in [child.rpartition("/")]]
-        return Nesting(
-            {
-                path: group._replace(paths={**group.paths, **{name: child for one, name, child in more if one == path}})
-                for path, group in self.items()
-            }
-        )
+        found = Nesting()
+        for path, group in self.items():
+            more = {name.removeprefix(f"{path}/"): name for name in names if name.rpartition("/")[0] == path}
+            found[path] = group._replace(paths={**group.paths, **more})
+        return found
 
 
 def _parts(path: str, group: Group, value: Any) -> dict[str, Any]:

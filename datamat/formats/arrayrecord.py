@@ -108,11 +108,9 @@ class ArrayRecordFormat(ShardFormat):
             )
 
     def options(self) -> dict[str, str | int | float | bool | None]:
-        """Return the options of the package's writer."""
         return {"writer": _OPTIONS}
 
     def writer(self, file: BinaryIO, columns: Mapping[str, Kind]) -> ShardWriter:
-        """Return a writer of the package's files."""
         return _ArrayRecordWriter(file, columns)
 
     def trailer(self, file: BinaryIO, parts: Sequence[tuple[int, int]]) -> bytes:
@@ -132,7 +130,6 @@ class ArrayRecordFormat(ShardFormat):
         return positions + _packed(last * 2, f"group_size:3,{_PADDED_OPTIONS}")[_BLOCK_BYTES : 2 * _BLOCK_BYTES]
 
     def reader(self, path: str | os.PathLike[str], spans: RecordSpans) -> ShardReader:
-        """Return a reader that asks the package for records by number."""
         return _ArrayRecordReader(os.fspath(path), spans)
 
     def read_block(
@@ -142,7 +139,6 @@ class ArrayRecordFormat(ShardFormat):
         numbers: NDArray[np.int64],
         kinds: Mapping[str, Kind],
     ) -> Mapping[str, ColumnBlock] | None:
-        """Return the columns of many records, if all have the form that this format writes."""
         payloads = np.empty(len(numbers), object)
         try:
             for place in np.unique(which).tolist():
@@ -207,7 +203,6 @@ class _ArrayRecordWriter(ShardWriter):
 
     @property
     def num_records(self) -> int:
-        """Number of records appended."""
         return sum(map(len, self._sizes)) + len(self._lengths)
 
     @property
@@ -216,20 +211,17 @@ class _ArrayRecordWriter(ShardWriter):
         return self._end + (_placed(_CHUNK_HEADER.size + self._held) if self._held else 0)
 
     def append(self, record: Record) -> None:
-        """Append one record."""
         refuse_finished(self._finished)
         pieces, _ = self._encoder.encode(record)
         self._add(b"".join(pieces))
 
     def append_block(self, columns: Block) -> None:
-        """Append n records, encoding a buffer of rows at a time."""
         refuse_finished(self._finished)
         for rows in buffers_of(columns, self._columns, self.append):
             for payload in encode_examples(rows, self._columns):
                 self._add(payload)
 
     def finish(self) -> Offsets:
-        """Write what the package holds, and return where each chunk lies."""
         refuse_finished(self._finished)
         self._finished = True
         self._write()
@@ -278,11 +270,9 @@ class _PackedFile:
         self._writer = ArrayRecordWriter(name, options)
 
     def write(self, payload: bytes) -> None:
-        """Append a record."""
         self._writer.write(payload)
 
     def finish(self) -> mmap.mmap:
-        """Complete the file, and return its bytes."""
         try:
             self._writer.close()
         except RuntimeError as exc:  # of any earlier call: the package reports its errors here
@@ -314,7 +304,6 @@ class _ArrayRecordReader(ShardReader):
             raise CorruptDataError(f"{path}: {exc}; remove the file and run the job again to rebuild it") from exc
 
     def read(self, number: int) -> dict[str, Column]:
-        """Return one record."""
         try:
             return decode_example(self.read_payloads([number])[0])
         except (CorruptDataError, OSError, RuntimeError) as exc:
@@ -333,7 +322,6 @@ class _ArrayRecordReader(ShardReader):
         return found
 
     def close(self, *, getpid: Callable[[], int] = os.getpid) -> None:
-        """Close the file."""
         # Bound to the function: when the interpreter ends, `os` may be gone before the last reader is.
         if self._opened is not None and self._process == getpid():
             self._opened.close()

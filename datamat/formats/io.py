@@ -124,11 +124,9 @@ class RangeReader(ShardReader):
         self._num_bytes = os.fstat(self._descriptor).st_size
 
     def read(self, number: int) -> dict[str, Column]:
-        """Return one record."""
         return self._read(number, self._read_record)
 
     def read_intact(self, number: int) -> dict[str, Column] | None:
-        """Return a record that is intact, although what it is stored with is damaged; None where it is not."""
         with contextlib.suppress(CorruptDataError):
             return None if self._read_intact is None else self._read(number, self._read_intact)
         return None
@@ -150,11 +148,9 @@ class RangeReader(ShardReader):
         return found
 
     def read_range(self, offset: int, size: int) -> bytes:
-        """Return some bytes of the file."""
         return read_at(self._descriptor, size, offset)
 
     def close(self, *, close_descriptor: Callable[[int], None] = os.close) -> None:
-        """Close the file."""
         # Bound to the function: when the interpreter ends, `os` may be gone before the last reader is.
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
@@ -246,7 +242,6 @@ class BufferedFile:
             self._used = end
 
     def flush(self) -> None:
-        """Write the buffer."""
         write_all(self._file, self._buffer[: self._used])
         self._used = 0
 

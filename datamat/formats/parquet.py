@@ -24,10 +24,11 @@ import contextlib
 import functools
 import io
 import itertools
+import operator
 import os
 import struct
 import weakref
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, final
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias, final
 
 import numpy as np
 
@@ -42,7 +43,7 @@ from datamat.formats.io import BufferedFile, bound, located, refuse_finished
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -98,29 +99,23 @@ class ParquetFormat(ShardFormat):
 
     @property
     def group_records(self) -> int:
-        """Number of rows of a row group."""
         return self.row_group_rows or _LARGE_ROWS
 
     def options(self) -> dict[str, str | int | float | bool | None]:
-        """Return the rows of a group and the compression."""
         return {"row_group_rows": self.row_group_rows, "compression": _COMPRESSION, "level": _LEVEL}
 
     def records_per_group(self, record_bytes: float) -> int | None:
-        """Return the rows of a row group."""
         del record_bytes
         return self.row_group_rows
 
     def with_features(self, features: Features) -> ParquetFormat:
-        """Return the format for these features, which decide the types and the rows of a group."""
         is_large = any(column.storage.is_large for column in arrow_columns(features))
         return ParquetFormat(self.row_group_rows or (_LARGE_ROWS if is_large else _SMALL_ROWS), features)
 
     def writer(self, file: BinaryIO, columns: Mapping[str, Kind]) -> ShardWriter:
-        """Return a writer of parts, which are Parquet files."""
         return _ParquetWriter(file, columns, self._columns(), self.row_group_rows or _LARGE_ROWS)
 
     def trailer(self, file: BinaryIO, parts: Sequence[tuple[int, int]]) -> bytes:
-        """Return a footer for the row groups of all parts."""
         return _joined_footer(file, parts)
 
     def reader(self, path: str | os.PathLike[str], spans: RecordSpans) -> ShardReader:
@@ -134,7 +129,6 @@ class ParquetFormat(ShardFormat):
         numbers: NDArray[np.int64],
         kinds: Mapping[str, Kind],
     ) -> Mapping[str, ColumnBlock] | None:
-        """Return the columns of many records, without a row in between."""
         import pyarrow as pa
 
         pieces: list[dict[str, ColumnBlock]] = []
@@ -241,7 +235,7 @@ class _ParquetWriter(ShardWriter):
         self._large_bytes = 0  # of all large values that wait
         self._num_rows = 0
         self._finished = False
-        self._groups: list[tuple[int, list[_Chunk]]] = []  # bytes of large values before it; its chunks of them
+        self._groups: list[tuple[int, list[_Struct]]] = []  # bytes of large values before it; its chunks of them
         self._out = BufferedFile(file)
         self._sink = _PartFile(self._out)
         self._writer = pq.ParquetWriter(
@@ -259,7 +253,6 @@ class _ParquetWriter(ShardWriter):
 
     @property
     def num_records(self) -> int:
-        """Number of records appended."""
         return self._num_rows
 
     @property
@@ -269,7 +262,6 @@ class _ParquetWriter(ShardWriter):
         return self._out.num_bytes + rows + int(self._row_bytes.sum())
 
     def append(self, record: Record) -> None:
-        """Append one record."""
         refuse_finished(self._finished)
         row = checked_record(record, self._kinds)
         # Rows wait for their batch, and the caller may fill the same array for the next one.
@@ -287,7 +279,6 @@ class _ParquetWriter(ShardWriter):
             self._take_rows()
 
     def append_block(self, columns: Block) -> None:
-        """Append n records, in batches of 8,192."""
         refuse_finished(self._finished)
         num_rows = check_block(columns, self._kinds)
         self._take_rows()
@@ -296,7 +287,6 @@ class _ParquetWriter(ShardWriter):
         self._num_rows += num_rows
 
     def finish(self) -> Offsets:
-        """Write the last row group and the footer, and return where the row group of each record lies."""
         refuse_finished(self._finished)
         self._take_rows()
         self._finished = True
@@ -386,11 +376,9 @@ class _PartFile(io.RawIOBase):
         self.held: list[bytes] | None = None
 
     def writable(self) -> bool:
-        """Return that it can be written."""
         return True
 
     def write(self, data: Any, /) -> int:
-        """Write all of `data`."""
         view = memoryview(data)
         if self.held is None:
             self._out.add((view,))
@@ -400,7 +388,6 @@ class _PartFile(io.RawIOBase):
         return view.nbytes
 
     def tell(self) -> int:
-        """Return how much was written."""
         return self.num_bytes
 
 
@@ -459,63 +446,32 @@ _BYTE_ARRAY = 6
 _CODECS = {"none": 0, "zstd": 6}
 
 
-@final
-@frozen()
-class _Chunk:
-    """A column chunk of large values in the file of a part.
-
-    Attributes:
-        name: name of the column.
-        codec: how its pages are compressed, a key of `_CODECS`.
-        offset: its first byte.
-        num_bytes: its size.
-        unpacked_bytes: its size if pages were not compressed.
-        value_bytes: the bytes of all values.
-        pages: number of values and size of each page.
-    """
-
-    name: str
-    codec: str
-    offset: int
-    num_bytes: int
-    unpacked_bytes: int
-    value_bytes: int
-    pages: tuple[tuple[int, int], ...]
-
-    def metadata(self) -> _Struct:
-        """Return the `ColumnChunk` of the footer, with all that pyarrow would write there."""
-        num_values = sum(count for count, _ in self.pages)
-        pages = " ".join(str(size) if count == 1 else f"{count}*{size}" for count, size in self.pages).encode()
-        stats = {1: (_I32, _DATA_PAGE), 2: (_I32, _PLAIN), 3: (_I32, len(self.pages))}
-        sizes = {1: (_I64, self.value_bytes), 2: (_LIST, (_I64, [])), 3: (_LIST, (_I64, []))}
-        fields: _Struct = {
-            1: (_I32, _BYTE_ARRAY),
-            2: (_LIST, (_I32, [_RLE, _PLAIN])),
-            _PATH: (_LIST, (_BINARY, [self.name.encode()])),
-            _CODEC: (_I32, _CODECS[self.codec]),
-            5: (_I64, num_values),
-            _UNPACKED_SIZE: (_I64, self.unpacked_bytes),
-            _CHUNK_SIZE: (_I64, self.num_bytes),
-            _KEY_VALUES: (_LIST, (_STRUCT, [{1: (_BINARY, _PAGES), 2: (_BINARY, pages)}])),
-            _DATA_PAGE_OFFSET: (_I64, self.offset),
-            13: (_LIST, (_STRUCT, [stats])),
-            16: (_STRUCT, sizes),
-        }
-        return {2: (_I64, 0), _CHUNK_METADATA: (_STRUCT, fields)}
-
-
-def _write_chunk(out: BufferedFile, column: ArrowColumn, values: Sequence[bytes]) -> _Chunk:
-    """Write values as a column chunk, and return what the footer says of it."""
+def _write_chunk(out: BufferedFile, column: ArrowColumn, values: Sequence[bytes]) -> _Struct:
+    """Write values as a column chunk, and return its `ColumnMetaData`, with all that pyarrow would write there."""
     codec, offset = _codec(column), out.num_bytes
-    unpacked, pages = 0, []
+    unpacked, num_pages, notes = 0, 0, []
     for page in _cut(values, _PAGE_BYTES if column.storage.is_compressed else _PACKED_PAGE_BYTES):
         before = out.num_bytes
         header, page_bytes, pieces = _page(page, codec)
         out.add((header, *pieces))
         unpacked += len(header) + page_bytes
-        pages.append((len(page), out.num_bytes - before))
-    value_bytes = sum(map(len, values))
-    return _Chunk(column.name, codec, offset, out.num_bytes - offset, unpacked, value_bytes, tuple(pages))
+        num_pages += 1
+        notes.append(("" if len(page) == 1 else f"{len(page)}*") + str(out.num_bytes - before))
+    stats = {1: (_I32, _DATA_PAGE), 2: (_I32, _PLAIN), 3: (_I32, num_pages)}
+    sizes = {1: (_I64, sum(map(len, values))), 2: (_LIST, (_I64, [])), 3: (_LIST, (_I64, []))}
+    return {
+        1: (_I32, _BYTE_ARRAY),
+        2: (_LIST, (_I32, [_RLE, _PLAIN])),
+        _PATH: (_LIST, (_BINARY, [column.name.encode()])),
+        _CODEC: (_I32, _CODECS[codec]),
+        5: (_I64, len(values)),
+        _UNPACKED_SIZE: (_I64, unpacked),
+        _CHUNK_SIZE: (_I64, out.num_bytes - offset),
+        _KEY_VALUES: (_LIST, (_STRUCT, [{1: (_BINARY, _PAGES), 2: (_BINARY, " ".join(notes).encode())}])),
+        _DATA_PAGE_OFFSET: (_I64, offset),
+        13: (_LIST, (_STRUCT, [stats])),
+        16: (_STRUCT, sizes),
+    }
 
 
 def _cut(values: Sequence[bytes], page_bytes: int) -> Iterator[Sequence[bytes]]:
@@ -560,7 +516,7 @@ def _zstd() -> Any:
 
 
 def _with_chunks(
-    footer: _Struct, groups: Sequence[tuple[int, Sequence[_Chunk]]], columns: Sequence[ArrowColumn]
+    footer: _Struct, groups: Sequence[tuple[int, Sequence[_Struct]]], columns: Sequence[ArrowColumn]
 ) -> _Struct:
     """Return the footer of all columns, given that of the small ones.
 
@@ -573,10 +529,13 @@ def _with_chunks(
     for group, (shift, chunks) in zip(footer[_ROW_GROUPS][1][1], groups, strict=True):
         _move(group, shift)
         small, large = iter(group[_COLUMNS][1][1]), iter(chunks)
-        merged = [next(large).metadata() if _is_paged(column) else next(small) for column in columns]
+        merged = [
+            {2: (_I64, 0), _CHUNK_METADATA: (_STRUCT, next(large))} if _is_paged(column) else next(small)
+            for column in columns
+        ]
         group[_COLUMNS] = (_LIST, (_STRUCT, merged))
-        _add(group, (_GROUP_UNPACKED_SIZE,), sum(chunk.unpacked_bytes for chunk in chunks))
-        _add(group, (_GROUP_SIZE,), sum(chunk.num_bytes for chunk in chunks))
+        _add(group, (_GROUP_UNPACKED_SIZE,), sum(chunk[_UNPACKED_SIZE][1] for chunk in chunks))
+        _add(group, (_GROUP_SIZE,), sum(chunk[_CHUNK_SIZE][1] for chunk in chunks))
     whole[_NUM_ROWS], whole[_ROW_GROUPS] = footer[_NUM_ROWS], footer[_ROW_GROUPS]
     return whole
 
@@ -803,7 +762,6 @@ class _ParquetReader(ShardReader):
         self._starts = list(itertools.accumulate(num_rows, initial=0))
 
     def read(self, number: int) -> dict[str, Column]:
-        """Return one record."""
         import pyarrow as pa
 
         group = bisect.bisect_right(self._starts, number) - 1
@@ -822,11 +780,9 @@ class _ParquetReader(ShardReader):
 
     @property
     def group_records(self) -> int | None:
-        """Number of rows of the largest row group; None where there is none."""
         return max((stop - start for start, stop in itertools.pairwise(self._starts)), default=None)
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -852,7 +808,6 @@ class _ParquetReader(ShardReader):
             yield found[is_whole].tolist(), np.flatnonzero(np.isin(groups, found[is_whole]))
 
     def is_kept(self, groups: Sequence[int]) -> bool:
-        """Return whether row groups are in memory."""
         return all((weakref.ref(self), group) in _kept for group in groups)
 
     def read_rows(self, groups: list[int], numbers: NDArray[np.int64]) -> dict[str, ColumnBlock]:
@@ -869,7 +824,6 @@ class _ParquetReader(ShardReader):
         return self.read_groups(groups).take(numbers + shifts[places])
 
     def read_groups(self, groups: Sequence[int]) -> _RowGroup:
-        """Return the rows of some groups."""
         opened = _opened(self._file, self._columns, self._metadata)
         return _RowGroup(opened.read_row_groups(groups, use_threads=False), self._columns)
 
@@ -944,13 +898,10 @@ def _opened(file: Any, columns: Sequence[ArrowColumn], metadata: Any = None) -> 
         return opened
     found, wanted = opened.schema_arrow.remove_metadata(), _schema(columns)
     # In any order: the manifest sorts its keys, and so loses the order of the features.
-    if sorted(found, key=_name_of) != sorted(wanted, key=_name_of):
+    by_name = operator.attrgetter("name")
+    if sorted(found, key=by_name) != sorted(wanted, key=by_name):
         raise CorruptDataError(f"its columns are {_listed(found)}; the features require {_listed(wanted)}")
     return opened
-
-
-def _name_of(field: Any) -> str:
-    return str(field.name)
 
 
 def _listed(schema: Any) -> str:
@@ -995,12 +946,12 @@ class _RowGroup:
 
     def _getter(self, column: ArrowColumn) -> Callable[[int], Column]:
         if values := self._large.get(column.name):
-            return lambda row: [values[row]]
+            return lambda row: values.take((row,))
         return column.getter(self._table[column.name])
 
     def _taker(self, column: ArrowColumn) -> Callable[[NDArray[np.int64]], ColumnBlock]:
         if values := self._large.get(column.name):
-            return values.take
+            return lambda rows: values.take(rows.tolist())
         return column.taker(self._table[column.name])
 
 
@@ -1019,26 +970,15 @@ class _ChangedError(Exception):
     """A page is not as the footer says, or its checksum is another."""
 
 
-@final
-@frozen()
-class _LargeChunk:
-    """A column chunk of large values, as the footer has it.
-
-    Attributes:
-        name: name of the column.
-        start: its first byte.
-        end: its end.
-        unpacked_bytes: its size if pages were not compressed.
-        is_packed: whether pages are compressed.
-        pages: sizes of the pages, as `_PAGES` says.
-    """
+class _LargeChunk(NamedTuple):
+    """A column chunk of large values, as the footer has it."""
 
     name: str
     start: int
     end: int
-    unpacked_bytes: int
+    unpacked_bytes: int  # its size if pages were not compressed
     is_packed: bool
-    pages: bytes
+    pages: bytes  # their sizes, as `_PAGES` says
 
 
 @final
@@ -1068,26 +1008,19 @@ class _LargeValues:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __getitem__(self, row: int) -> bytes:
-        """Return a value; raises `_ChangedError` where its page is damaged."""
-        page = bisect.bisect_right(self._ends, row)
-        return self._values(page)[row - (self._ends[page - 1] if page else 0)]
-
-    def take(self, rows: NDArray[np.int64]) -> list[bytes]:
-        """Return the values of some rows, int64 (n,)."""
+    def take(self, rows: Iterable[int]) -> list[bytes]:
+        """Return the values of some rows; raises `_ChangedError` where a page is damaged."""
         found: list[bytes] = []
         last, values = -1, []
-        for row, page in zip(rows.tolist(), np.searchsorted(self._ends, rows, side="right").tolist(), strict=True):
+        for row in rows:
+            page = bisect.bisect_right(self._ends, row)
             if page != last:
-                last, values = page, self._values(page)
+                try:
+                    last, values = page, self._tested(page)
+                except _UNEXPECTED as error:
+                    raise _ChangedError from error
             found.append(values[row - (self._ends[page - 1] if page else 0)])
         return found
-
-    def _values(self, page: int) -> list[bytes]:
-        try:
-            return self._tested(page)
-        except _UNEXPECTED as error:
-            raise _ChangedError from error
 
     def _tested(self, page: int) -> list[bytes]:
         """Return the values of a page, once its checksum is right."""

@@ -284,15 +284,12 @@ class TFRecordFormat(ShardFormat):
     gains_from_threads = False
 
     def options(self) -> dict[str, str | int | float | bool | None]:
-        """Return no options: there is one way to write the format."""
         return {}
 
     def writer(self, file: BinaryIO, columns: Mapping[str, Kind]) -> ShardWriter:
-        """Return a writer of TFRecords."""
         return _TFRecordWriter(_PlainSink(file), columns)
 
     def reader(self, path: str | os.PathLike[str], spans: RecordSpans) -> ShardReader:
-        """Return a reader of single records by ranges of bytes."""
         return RangeReader(path, spans, _read_record)
 
     def read_block(
@@ -302,7 +299,6 @@ class TFRecordFormat(ShardFormat):
         numbers: NDArray[np.int64],
         kinds: Mapping[str, Kind],
     ) -> Mapping[str, ColumnBlock] | None:
-        """Return the columns of many records, if all have the form that this format writes."""
         try:
             data, starts, sizes = read_spans(readers, which, numbers)
         except CorruptDataError:
@@ -338,11 +334,9 @@ class GzipTFRecordFormat(ShardFormat):
     packages = frozenset({"zlib"})
 
     def options(self) -> dict[str, str | int | float | bool | None]:
-        """Return the compression level and the least size of a member before compression."""
         return {"level": _GZIP_LEVEL, "member_bytes": _MEMBER_BYTES}
 
     def writer(self, file: BinaryIO, columns: Mapping[str, Kind]) -> ShardWriter:
-        """Return a writer of TFRecords in gzip members."""
         return _TFRecordWriter(_GzipSink(file), columns)
 
     def records_per_group(self, record_bytes: float) -> int | None:
@@ -351,7 +345,6 @@ class GzipTFRecordFormat(ShardFormat):
         return found if found >= _LEAST_GROUP_RECORDS else None
 
     def reader(self, path: str | os.PathLike[str], spans: RecordSpans) -> ShardReader:
-        """Return a reader of single records by ranges of bytes."""
         return RangeReader(path, spans, _read_record_of_member, _read_intact)
 
     def read_block(
@@ -506,7 +499,6 @@ class _TFRecordWriter(ShardWriter):
 
     @property
     def num_records(self) -> int:
-        """Number of records appended."""
         return len(self._sizes)
 
     @property
@@ -515,14 +507,12 @@ class _TFRecordWriter(ShardWriter):
         return self._sink.num_bytes
 
     def append(self, record: Record) -> None:
-        """Append one record."""
         refuse_finished(self._finished)
         pieces, length = self._encoder.encode(record)
         self._sink.add_record(frame(pieces, length), length + FRAMING_BYTES)
         self._sizes.append(length + FRAMING_BYTES)
 
     def append_block(self, columns: Block) -> None:
-        """Append n records, packing a buffer of rows at a time."""
         refuse_finished(self._finished)
         for rows in buffers_of(columns, self._columns, self.append):
             packed, sizes = encode_block(rows, self._columns)
@@ -530,7 +520,6 @@ class _TFRecordWriter(ShardWriter):
             self._sizes.frombytes(sizes.astype(np.uint64).tobytes())
 
     def finish(self) -> Offsets:
-        """Flush the buffer and return where each record lies."""
         refuse_finished(self._finished)
         self._finished = True
         return self._sink.finish(np.array(self._sizes, np.uint64))

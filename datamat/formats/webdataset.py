@@ -242,7 +242,6 @@ class WebDatasetFormat(ShardFormat):
     features: Features | None = None
 
     def options(self) -> dict[str, str | int | float | bool | None]:
-        """Return no options: there is one way to write the format."""
         return {}
 
     def with_features(self, features: Features) -> WebDatasetFormat:
@@ -257,16 +256,13 @@ class WebDatasetFormat(ShardFormat):
         return WebDatasetFormat(features)
 
     def writer(self, file: BinaryIO, columns: Mapping[str, Kind]) -> ShardWriter:
-        """Return a writer of samples, each as adjacent members."""
         return _WebDatasetWriter(file, columns, bound(self.features, self.name))
 
     def trailer(self, file: BinaryIO, parts: Sequence[tuple[int, int]]) -> bytes:
-        """Return the end of an archive: two blocks of zeros."""
         del file, parts
         return END_OF_ARCHIVE
 
     def reader(self, path: str | os.PathLike[str], spans: RecordSpans) -> ShardReader:
-        """Return a reader of single samples by ranges of bytes."""
         return RangeReader(path, spans, self._read_record)
 
     def _read_record(self, buffer: Buffer, skip: int) -> dict[str, Column]:
@@ -329,23 +325,19 @@ class _WebDatasetWriter(ShardWriter):
 
     @property
     def num_records(self) -> int:
-        """Number of samples appended."""
         return len(self._sizes)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that these samples take in the file."""
         return self._file.num_bytes
 
     def append(self, record: Record) -> None:
-        """Append one sample."""
         refuse_finished(self._finished)
         pieces = _members(checked_record(record, self._columns), self._fields)
         self._file.add(pieces)
         self._sizes.append(sum(map(len, pieces)))
 
     def append_block(self, columns: Block) -> None:
-        """Append n samples, whose values are decoded all at once."""
         refuse_finished(self._finished)
         if check_block(columns, self._columns):
             for pieces in _block_members(columns, self._fields):
@@ -353,7 +345,6 @@ class _WebDatasetWriter(ShardWriter):
                 self._sizes.append(sum(map(len, pieces)))
 
     def finish(self) -> Offsets:
-        """Flush the buffer and return where each sample lies."""
         refuse_finished(self._finished)
         self._finished = True
         self._file.flush()

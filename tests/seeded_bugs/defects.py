@@ -1658,7 +1658,7 @@ DEFECTS = {
         Defect(
             "large-page-of-another-row",
             "a picture is looked up by the number of its page, though small ones share a page: it is another row's",
-            "datamat.formats.parquet:_LargeValues.__getitem__",
+            "datamat.formats.parquet:_LargeValues.take",
             replace("row - (self._ends[page - 1] if page else 0)", "-1"),
             "tests/formats/test_formats_parquet.py::test_large_values_are_those_that_pyarrow_reads[noise]",
         ),
@@ -1666,7 +1666,7 @@ DEFECTS = {
             "large-values-not-counted",
             "the footer of Parquet gives row groups the size of their small columns: offsets end before the pictures",
             "datamat.formats.parquet:_with_chunks",
-            replace("_add(__group, (_GROUP_SIZE,), sum(__chunk.num_bytes for __chunk in __chunks))", "pass"),
+            replace("_add(__group, (_GROUP_SIZE,), sum(__chunk[_CHUNK_SIZE][1] for __chunk in __chunks))", "pass"),
             "tests/formats/test_formats_parquet.py::test_offsets_cover_large_values",
         ),
         Defect(
