@@ -17,9 +17,11 @@ counts. Pixels are compared before anything is timed. Two things to know when re
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import pathlib
 import resource
 import time
+import zlib
 
 import cv2
 import numpy as np
@@ -46,7 +48,8 @@ def main():
     for name, (function, inputs) in jobs.items():
         size = np.mean([len(result) for result in map(function, inputs) if isinstance(result, bytes)] or [0]) / 1000
         print(f"{name:28} {best[name] * 1e6:8.0f} {faults[name]:8.0f} {size or '':8.5}")
-    print(codecs.codec_versions())
+    packages = ("opencv-python-headless", "isal", "pyspng-seunglab", "simplejpeg")
+    print({name: importlib.metadata.version(name) for name in packages}, "zlib", zlib.ZLIB_RUNTIME_VERSION)
 
 
 def jobs_for(images, masks):

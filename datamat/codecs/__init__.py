@@ -25,7 +25,7 @@ from datamat.codecs.images import (
     encode_png,
     probe,
 )
-from datamat.codecs.libraries import JPEG_ENCODER, LOSSY_DECODERS, PNG_ENCODER, codec_versions
+from datamat.codecs.libraries import JPEG_ENCODER, LOSSY_DECODERS, PNG_ENCODER
 
 __all__ = [
     "JPEG_ENCODER",
@@ -36,7 +36,6 @@ __all__ = [
     "can_keep_image",
     "can_keep_mask",
     "check_pixels",
-    "codec_versions",
     "decode_floats",
     "decode_image",
     "decode_mask",

@@ -146,13 +146,18 @@ _INFO = struct.Struct("<IiiHHI")  # size, width, height, planes, bits per pixel,
 
 def probe_bmp(data: bytes, name: str, *, whole: bool) -> ImageInfo:
     """Return the content of the headers; `whole` also checks that the file holds all rows."""
-    width, height, bits, compression, header_bytes = _header(data, name)
+    if len(data) < 14 + 40 or int.from_bytes(data[14:18], "little") < 40:
+        raise refuse(name, "BMP without a complete header of Windows 3 or later", "a whole BMP file", RESTORE)
+    header_bytes, width, height, _, bits, compression = _INFO.unpack_from(data, 14)
     is_usual = compression == 0 or (compression == _BITFIELDS and bits == 32 and data[54:66] == _USUAL_MASKS)
     if not is_usual or bits not in _CHANNELS:
         found = f"BMP of {bits} bits per pixel with compression {compression}, or unusual colour masks"
         raise refuse(name, found, "plain 1, 4, 8, 24 or 32 bits", "save it as PNG")
-    if whole:
-        _check_bmp_length(data, name)
+    offset = int.from_bytes(data[10:14], "little")
+    wanted = offset + (width * bits + 31) // 32 * 4 * abs(height)
+    if whole and (len(data) < wanted or offset < 14 + header_bytes):
+        found = f"BMP of {len(data)} bytes with pixels from byte {offset} on"
+        raise refuse(name, found, f"{wanted} bytes", RESTORE)
     # The mask of the alpha bits is at byte 52 of BITMAPV3INFOHEADER and later; before that the 4th byte is padding.
     alpha = bits == 32 and header_bytes >= 56 and data[66:70] not in {b"", bytes(4)}
     return ImageInfo(
@@ -166,24 +171,6 @@ def probe_bmp(data: bytes, name: str, *, whole: bool) -> ImageInfo:
     )
 
 
-def _check_bmp_length(data: bytes, name: str) -> None:
-    """Refuse a file too short for its rows."""
-    width, height, bits, _, header_bytes = _header(data, name)
-    offset = int.from_bytes(data[10:14], "little")
-    wanted = offset + (width * bits + 31) // 32 * 4 * abs(height)
-    if len(data) < wanted or offset < 14 + header_bytes:
-        found = f"BMP of {len(data)} bytes with pixels from byte {offset} on"
-        raise refuse(name, found, f"{wanted} bytes", RESTORE)
-
-
-def _header(data: bytes, name: str) -> tuple[int, int, int, int, int]:
-    """Return (width, height, bits per pixel, compression, bytes of the information header)."""
-    if len(data) < 14 + 40 or int.from_bytes(data[14:18], "little") < 40:
-        raise refuse(name, "BMP without a complete header of Windows 3 or later", "a whole BMP file", RESTORE)
-    header_bytes, width, height, _, bits, compression = _INFO.unpack_from(data, 14)
-    return width, height, bits, compression, header_bytes
-
-
 # ---------------------------------------------------------------- WebP
 #
 # WebP headers. Format: RFC 9649, section 2 (container) and 3.4 (lossless header); RFC 6386, section 9.1 (lossy).
@@ -195,12 +182,15 @@ _ALPHA_FLAG, _ANIMATION_FLAG = 0x10, 0x02
 
 def probe_webp(data: bytes, name: str, *, whole: bool) -> ImageInfo:
     """Return the content of the chunks; `whole` also checks the length of the file."""
-    if whole:
-        _check_webp_length(data, name)
+    declared, end = 8 + _uint(data[4:8]), 0
     chunks: dict[bytes, bytes] = {}
     for kind, start, stop in _chunks(data):
+        end = stop
         if kind in _HEADERS and kind not in chunks:
             chunks[kind] = data[start:stop] if kind == b"EXIF" else data[start : start + 10]
+    if whole and (len(data) < declared or end > declared):  # shorter, or with a chunk that extends past its end
+        found = f"WebP of {len(data)} bytes whose container declares {declared}"
+        raise refuse(name, found, "a whole file", RESTORE)
     extended, lossy, lossless = (chunks.get(kind) for kind in (b"VP8X", b"VP8 ", b"VP8L"))
     alpha = animated = False
     if extended is not None and len(extended) >= 10:
@@ -223,15 +213,6 @@ def probe_webp(data: bytes, name: str, *, whole: bool) -> ImageInfo:
         orientation=exif_orientation(exif),
         animated=animated or b"ANIM" in chunks,
     )
-
-
-def _check_webp_length(data: bytes, name: str) -> None:
-    """Refuse a file shorter than its container declares, or with chunks that extend past its end."""
-    wanted = 8 + _uint(data[4:8])
-    end = max((stop for _, _, stop in _chunks(data)), default=0)
-    if len(data) < wanted or end > wanted:
-        found = f"WebP of {len(data)} bytes whose container declares {wanted}"
-        raise refuse(name, found, "a whole file", RESTORE)
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
@@ -757,7 +738,10 @@ class _Scan:
         if not frame.is_progressive:
             return _sequential(tables[0, dc], tables[1, ac])
         if self._first == 0:
-            return _one_bit if self._is_refining else _first_dc(tables[0, dc])
+            if self._is_refining:
+                return lambda bits, _: bits.take(1)
+            first = tables[0, dc]
+            return lambda bits, _: bits.take(bits.code(first))
         table = tables[1, ac]
         walk = self._refining_ac if self._is_refining else self._first_ac
         return lambda bits, block: walk(bits, block, table)
@@ -829,11 +813,3 @@ def _sequential(dc: _Table, ac: _Table) -> _Step:
             bits.take(size)
 
     return walk
-
-
-def _first_dc(table: _Table) -> _Step:
-    return lambda bits, _: bits.take(bits.code(table))
-
-
-def _one_bit(bits: _Bits, _: int) -> None:
-    bits.take(1)

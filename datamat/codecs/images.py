@@ -146,6 +146,7 @@ _LOSSLESS = {"png", "tiff"}
 _MOST_KNOWN = 4
 _MOST_BYTES_KNOWN = 1 << 20
 _whole: tuple[tuple[bytes, ImageInfo], ...] = ()
+"""Files that were found whole a moment ago: a writer looks at the size of a file that is stored later."""
 _UNSUPPORTED = "subsampling"  # the subject of simplejpeg's only complaint about a file that may be intact
 
 
@@ -172,11 +173,12 @@ def probe(data: bytes, *, whole: bool = False, name: str = "", max_pixels: int =
         >>> info.encoding, info.height, info.width, info.channels
         ('png', 2, 3, 1)
     """
-    info = _found_whole(data)
+    global _whole  # noqa: PLW0603 -- replaced as one, for threads
+    info = next((info for known, info in _whole if known is data), None)
     if info is None:
         info = _PROBES[_encoding(data, name)](data, name, whole=whole)
-        if whole:
-            _note_whole(data, info)
+        if whole and type(data) is bytes and len(data) <= _MOST_BYTES_KNOWN:  # nobody can change these
+            _whole = ((data, info), *_whole[: _MOST_KNOWN - 1])
     found = f"{info.encoding} of {info.width} x {info.height} pixels"
     if info.height < 1 or info.width < 1:
         raise refuse(name, found, "at least one pixel", "take it out of the index")
@@ -185,25 +187,12 @@ def probe(data: bytes, *, whole: bool = False, name: str = "", max_pixels: int =
     return info
 
 
-def _found_whole(data: bytes) -> ImageInfo | None:
-    """Return what is known of these very bytes if they were found whole a moment ago."""
-    return next((info for known, info in _whole if known is data), None)
-
-
-def _note_whole(data: bytes, info: ImageInfo) -> None:
-    """Remember a file until some others were looked at: a writer looks at the size of a file that is stored later."""
-    global _whole  # noqa: PLW0603 -- replaced as one, for threads
-    if type(data) is bytes and len(data) <= _MOST_BYTES_KNOWN:  # nobody can change these
-        _whole = ((data, info), *_whole[: _MOST_KNOWN - 1])
-
-
 def decode_image(
     data: bytes,
     *,
     channels: int = 3,
     dtype: str = "uint8",
     name: str = "",
-    max_pixels: int = MAX_PIXELS,
     out: Pixels | None = None,
     is_whole: bool = False,
 ) -> Pixels:
@@ -217,7 +206,6 @@ def decode_image(
         channels: 3 for RGB; 4 for RGBA, opaque if the file has no alpha; 1 for grey files; 2 for grey with alpha.
         dtype: "uint8", or "uint16" for files of 16 bits per sample.
         name: name of the file in messages: a path, key or field.
-        max_pixels: most pixels (width * height) accepted.
         out: memory to decode into. It is filled and returned if it is C-contiguous and of the right dtype and shape,
             and the file needs no conversion; otherwise the result is another array. It may be overwritten in any case.
         is_whole: whether these very bytes passed `probe(whole=True)` before; skipping it saves 20 µs for a JPEG file of
@@ -244,7 +232,7 @@ def decode_image(
         raise OptionError(
             f"decode_image: channels is {channels!r}; want 1 (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA)"
         )
-    info = probe(data, whole=not is_whole, name=name, max_pixels=max_pixels)
+    info = probe(data, whole=not is_whole, name=name)
     _refuse_image(info, channels, dtype, name)
     out = _fitting(out, (info.height, info.width, channels), dtype, info)
     if info.encoding == "png":
@@ -261,7 +249,6 @@ def decode_mask(
     *,
     dtype: str = "uint8",
     name: str = "",
-    max_pixels: int = MAX_PIXELS,
     out: Pixels | None = None,
     is_whole: bool = False,
 ) -> Pixels:
@@ -274,7 +261,6 @@ def decode_mask(
         data: content of a whole PNG or TIFF file, grey or palette.
         dtype: "uint8", or "uint16", to which files of 8 bits are widened.
         name: name of the file in messages: a path, key or field.
-        max_pixels: most pixels (width * height) accepted.
         out: memory to decode into, (height, width), as in `decode_image`.
         is_whole: whether these very bytes passed `probe(whole=True)` before.
 
@@ -291,7 +277,7 @@ def decode_mask(
         >>> decode_mask(encode_png(np.array([[0, 7]], np.uint8))).tolist()
         [[0, 7]]
     """
-    info = probe(data, whole=not is_whole, name=name, max_pixels=max_pixels)
+    info = probe(data, whole=not is_whole, name=name)
     _refuse_mask(info, dtype, name)
     if info.encoding == "tiff":
         ids = _tiff_samples(data, info, name)[0][..., 0]
@@ -306,18 +292,17 @@ def decode_mask(
     return ids if info.orientation == 1 else turn_upright(ids, info.orientation)
 
 
-def decode_floats(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) -> Pixels:
+def decode_floats(data: bytes, *, name: str = "") -> Pixels:
     """Return the numbers of a TIFF file of one channel of 32-bit floats, turned upright: float32 (height, width).
 
     Args:
         data: content of a whole TIFF file.
         name: name of the file in messages: a path, key or field.
-        max_pixels: most pixels (width * height) accepted.
 
     Raises:
         InputError: the file holds something else, or is truncated, damaged or of several pages.
     """
-    info = probe(data, whole=True, name=name, max_pixels=max_pixels)
+    info = probe(data, whole=True, name=name)
     if not info.is_float or info.channels > 1 or info.animated:
         raise refuse(name, _kind_of(info), "a TIFF file of one channel of 32-bit floats", "convert it in read")
     return turn_upright(_tiff_samples(data, info, name)[0][..., 0], info.orientation)

@@ -18,7 +18,6 @@ __all__ = [
     "JPEG_ENCODER",
     "LOSSY_DECODERS",
     "PNG_ENCODER",
-    "codec_versions",
     "corner_sums_with_cv2",
     "decode_with_cv2",
     "encode_jpeg_with_cv2",
@@ -35,7 +34,7 @@ __all__ = [
 #
 # Three are fast but may be missing on a platform: isal (inflate and checksums by ISA-L), pyspng (libspng), and
 # simplejpeg (libjpeg-turbo, in two thirds of cv2's time). zlib and cv2 then do the same work and give the same pixels.
-# `codec_versions` says which library is in use. The manifest records the versions of those that decided bytes only.
+# The manifest records the versions of those that decided bytes only.
 
 
 # Which modules decide bytes. Every library decodes PNG to the same pixels; the standards of JPEG and WebP leave the
@@ -100,35 +99,6 @@ def load_tifffile(name: str) -> Any:
     return tifffile
 
 
-def codec_versions() -> dict[str, str]:
-    """Return the library that does each job in this process, with its version.
-
-    Decoded pixels do not depend on the library; encoded bytes depend on `jpeg_encode` and `png_encode`.
-
-    Example:
-        >>> sorted(codec_versions())
-        ['jpeg_decode', 'jpeg_encode', 'png_encode', 'png_inflate', 'png_unfilter']
-    """
-    opencv = f"opencv {load_cv2().__version__}"
-    deflate = f"zlib {zlib.ZLIB_RUNTIME_VERSION}"
-    return {
-        "jpeg_decode": opencv if load_simplejpeg() is None else f"simplejpeg {_version('simplejpeg')}",
-        "jpeg_encode": opencv,
-        "png_encode": deflate,
-        "png_inflate": deflate if load_zlib() is zlib else f"isal {_version('isal')}",
-        "png_unfilter": opencv if load_pyspng() is None else f"pyspng-seunglab {_version('pyspng-seunglab')}",
-    }
-
-
-def _version(distribution: str) -> str:
-    from importlib import metadata  # imported here: it costs 25 ms, a sixth of the budget of `import datamat`
-
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:  # vendored or frozen: the module has no metadata
-        return "unknown"
-
-
 # ---------------------------------------------------------------- OpenCV
 #
 # The only calls to OpenCV: RGB order in and out, and an exception where it returns no image.
@@ -181,8 +151,8 @@ def encode_jpeg_with_cv2(pixels: NDArray[np.uint8], quality: int) -> bytes:
     return result
 
 
-def corner_sums_with_cv2(pixels: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """Return the sums of all pixels above and to the left: int32 (height + 1, width + 1, channels), modulo 2**32.
+def corner_sums_with_cv2(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the sums of all pixels above and to the left, modulo 256: uint8 (height + 1, width + 1, channels).
 
     Args:
         pixels: array uint8 (height, width, channels); rows need not be contiguous.
@@ -194,4 +164,4 @@ def corner_sums_with_cv2(pixels: NDArray[np.uint8]) -> NDArray[np.int32]:
     except MissingDependencyError:  # numpy does the same, several times as slowly
         sums[0] = sums[:, 0] = 0
         np.cumsum(pixels, axis=0, dtype=np.int32).cumsum(axis=1, dtype=np.int32, out=sums[1:, 1:])
-    return sums
+    return sums.astype(np.uint8)

@@ -242,11 +242,11 @@ def undo_uniform_filters(filtered: Pixels, channels: int, out: Pixels | None = N
         pixels[...] = stored
     elif highest == _UP:
         for strip in _strips(width, height * channels):
-            sums = _corner_sums(stored[:, strip])
+            sums = corner_sums_with_cv2(stored[:, strip])
             np.subtract(sums[1:, 1:], sums[1:, :-1], out=pixels[:, strip])
     else:
         for strip in _strips(height, width * channels):
-            sums = _corner_sums(stored[strip])
+            sums = corner_sums_with_cv2(stored[strip])
             np.subtract(sums[1:, 1:], sums[:-1, 1:], out=pixels[strip])
         if lowest == _NONE:
             plain = np.flatnonzero(kinds == _NONE)
@@ -259,11 +259,6 @@ def _strips(num: int, item_bytes: int) -> Iterator[slice]:
     step = max(1, _STRIP_BYTES // item_bytes)
     for start in range(0, num, step):
         yield slice(start, start + step)
-
-
-def _corner_sums(stored: Pixels) -> Pixels:
-    """Return the sums, modulo 256, of all bytes before each row and column: uint8 (height + 1, width + 1, channels)."""
-    return corner_sums_with_cv2(stored).astype(np.uint8)
 
 
 # ---------------------------------------------------------------- decoding and encoding
@@ -376,22 +371,13 @@ def encode_png_pixels(pixels: Pixels) -> bytes:
     filtered[:, 0] = 2
     filtered[0, 1:] = rows[0]
     np.subtract(rows[1:], rows[:-1], out=filtered[1:, 1:])
-    return _png_file(width, height, channels, _deflate(filtered), depth=8 * pixels.itemsize)
-
-
-def _deflate(scanlines: Pixels) -> bytes:
     deflater = zlib.compressobj(_DEFLATE_LEVEL, strategy=zlib.Z_RLE)
-    return deflater.compress(scanlines.data) + deflater.flush()
+    stream = deflater.compress(filtered.data) + deflater.flush()
+    return _png_file(width, height, channels, stream, depth=8 * pixels.itemsize)
 
 
 def _dtype(info: ImageInfo) -> type[np.uint8 | np.uint16]:
     return np.uint16 if info.bit_depth > 8 else np.uint8
-
-
-def _has_no_sub(filtered: Pixels) -> bool:
-    """Return whether the rows have filter 0 only, or 2 only."""
-    kinds = filtered[:, 0]
-    return bool(kinds.min() == kinds.max()) and int(kinds[0]) in {_NONE, _UP}
 
 
 def _passes(info: ImageInfo) -> list[_InterlacePass]:
@@ -447,7 +433,7 @@ def _decode_pass(
     # Filter 2 (up) is the same for pixels of any size, and the sums know up to four bytes.
     is_wide = bytes_per_pixel > _MOST_SUMMED
     rows = None
-    if not is_wide or _has_no_sub(filtered):
+    if not is_wide or set(filtered[:, 0].tolist()) in ({_NONE}, {_UP}):
         rows = undo_uniform_filters(filtered, 1 if is_wide else bytes_per_pixel, out if info.bit_depth == 8 else None)
     if rows is None:
         rows = _unfilter(scanlines, part.height, row_bytes // bytes_per_pixel, bytes_per_pixel, name)

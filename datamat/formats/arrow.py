@@ -32,6 +32,7 @@ from datamat.features import (
     Video,
 )
 from datamat.features.base import as_bfloat16, dtype_of, gathered, holds_numbers
+from datamat.features.composed import encoded_texts
 from datamat.features.nullable import Maybe
 from datamat.features.pictures import PictureFile
 from datamat.values import frozen
@@ -140,7 +141,7 @@ class ArrowColumn:
 
         if self._is_list:
             values, ends = self._flat_values(chunks)
-            return lambda row: [_as_bytes(value) for value in values[ends[row] : ends[row + 1]]]
+            return lambda row: encoded_texts(values[ends[row] : ends[row + 1]])
         if self.stored.is_nullable:
             return self._getter_of_nullable(chunks)
         if not self.stored.holds_numbers:
@@ -369,12 +370,6 @@ def _items(lists: Any) -> Any:
     return lists.values.slice(first, stop - first)
 
 
-def _as_bytes(value: Any) -> bytes:
-    """Return a value of a column as records hold it: text as bytes."""
-    found: bytes = value.encode() if isinstance(value, str) else value
-    return found
-
-
 def _are_neighbours(rows: NDArray[np.int64]) -> bool:
     # Most rows that are no neighbours show it at their ends, in a tenth of the time.
     return len(rows) > 0 and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all())
@@ -403,28 +398,12 @@ def storage_of(feature: Feature) -> Storage:
     return Storage(holds_numbers(dtype) and (None in shape or math.prod(size or 1 for size in shape) > _SMALL_VALUES))
 
 
-@storage_of.register(ClassLabel)
-@storage_of.register(BBoxes)
-@storage_of.register(Keypoints)
-@storage_of.register(Polygons)
-def _(feature: Feature) -> Storage:
-    del feature  # few numbers, if any number of them
-    return Storage(is_large=False)
-
-
-@storage_of.register(Bytes)
-@storage_of.register(Tokens)
-def _(feature: Bytes | Tokens) -> Storage:
-    del feature
-    return Storage(is_large=True)
-
-
-@storage_of.register(PictureFile)
-@storage_of.register(Audio)
-@storage_of.register(Video)
-def _(feature: Feature) -> Storage:
-    del feature
-    return Storage(is_large=True, is_compressed=True)
+for _kind, _storage in {
+    **dict.fromkeys([ClassLabel, BBoxes, Keypoints, Polygons], Storage(is_large=False)),  # few numbers, if any number
+    **dict.fromkeys([Bytes, Tokens], Storage(is_large=True)),
+    **dict.fromkeys([PictureFile, Audio, Video], Storage(is_large=True, is_compressed=True)),
+}.items():
+    storage_of.register(_kind, functools.partial(lambda found, _: found, _storage))
 
 
 @storage_of.register(Nullable)

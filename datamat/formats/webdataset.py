@@ -352,11 +352,6 @@ class _WebDatasetWriter(ShardWriter):
         return Offsets(np.cumsum(sizes, dtype=np.uint64) - sizes, sizes)
 
 
-def _bin(data: bytes) -> str:
-    del data
-    return "bin"
-
-
 def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
@@ -376,7 +371,7 @@ class TarForm:
     """
 
     kind: Literal["json", "npy", "file"] = "file"
-    extension: Callable[[bytes], str] = _bin
+    extension: Callable[[bytes], str] = lambda _: "bin"
     to_json: Callable[[Any], Any] = _plain
     of_json: Callable[[Any], Any] = _plain
 
@@ -391,11 +386,15 @@ def tar_form(feature: Feature) -> TarForm:
     return TarForm()
 
 
-@tar_form.register(Tensor)
-@tar_form.register(Tokens)
-def _(feature: Feature) -> TarForm:
-    del feature
-    return TarForm("npy")
+for _kind, _form in {
+    Tensor: TarForm("npy"),
+    Tokens: TarForm("npy"),
+    Polygons: TarForm("json", to_json=lambda value: [row[~np.isnan(row[:, 0])].tolist() for row in value]),
+    PictureFile: TarForm(extension=picture_extension),
+    Audio: TarForm(extension=lambda data: sound_extension(data) or "bin"),
+    Video: TarForm(extension=lambda data: video_extension(data) or "bin"),
+}.items():
+    tar_form.register(_kind, functools.partial(lambda found, _: found, _form))
 
 
 @tar_form.register(ClassLabel)
@@ -424,30 +423,6 @@ def _(feature: Timestamp) -> TarForm:
         to_json=lambda value: str(np.datetime_as_string(value)) + zone,  # ISO 8601
         of_json=lambda plain: np.datetime64(plain.removesuffix("Z"), "us"),
     )
-
-
-@tar_form.register(Polygons)
-def _(feature: Polygons) -> TarForm:
-    del feature
-    return TarForm("json", to_json=lambda value: [row[~np.isnan(row[:, 0])].tolist() for row in value])
-
-
-@tar_form.register(PictureFile)
-def _(feature: PictureFile) -> TarForm:
-    del feature
-    return TarForm(extension=picture_extension)
-
-
-@tar_form.register(Audio)
-def _(feature: Audio) -> TarForm:
-    del feature
-    return TarForm(extension=lambda data: sound_extension(data) or "bin")
-
-
-@tar_form.register(Video)
-def _(feature: Video) -> TarForm:
-    del feature
-    return TarForm(extension=lambda data: video_extension(data) or "bin")
 
 
 @tar_form.register(Nullable)
