@@ -21,7 +21,7 @@ import struct
 import weakref
 import zlib
 from array import array
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, final
 
 import google_crc32c
 import numpy as np
@@ -40,7 +40,7 @@ from datamat.formats.io import BUFFER_BYTES, BufferedFile, RangeReader, located,
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -52,11 +52,8 @@ __all__ = [
     "FRAMING_BYTES",
     "GzipTFRecordFormat",
     "TFRecordFormat",
-    "deflate_member",
     "encode_block",
     "frame",
-    "inflate_member",
-    "read_member",
     "read_payload",
     "record_size",
     "unframe",
@@ -195,71 +192,49 @@ def _check_payload(payload: Buffer, length: int, trailer: Buffer) -> None:
 # thousand times its size: it only gets memory for the records that its first bytes announce.
 
 
-Bound: TypeAlias = "Callable[[bytearray], int]"
-
 _HEADER = bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255])  # deflate, no flags, no time, no hint, unknown system
 _TRAILER = struct.Struct("<II")
 _READ_BYTES = 1 << 20
 _GZIP = zlib.MAX_WBITS | 16  # has zlib read header and trailer, and test CRC and length
 
 
-def deflate_member(data: Buffer, *, level: int) -> bytes:
-    """Return the data as one gzip member."""
-    deflate = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
-    # In one call: zlib's output does not depend on how the input is cut, but nothing guarantees that.
-    body = (deflate.compress(data), deflate.flush())
-    return b"".join((_HEADER, *body, _TRAILER.pack(zlib.crc32(data), len(data) & 0xFFFF_FFFF)))
-
-
-def read_member(file: BinaryIO, buffer: bytes, bound: Bound) -> tuple[bytes, int, bytes]:
+def _next_member(file: BinaryIO, buffer: bytes) -> tuple[bytes, int, bytes]:
     """Return the next member inflated, its length in the file, and the bytes read past it.
 
     Args:
         file: gzip file, positioned behind `buffer`.
         buffer: bytes of the member that were read already.
-        bound: function from the bytes inflated so far to the most that the member may hold.
     """
     while len(buffer) < len(_HEADER) and (more := file.read(_READ_BYTES)):
         buffer += more
-    _check_header(buffer)
-    return _inflate(itertools.chain([buffer], iter(lambda: file.read(_READ_BYTES), b"")), bound)
+    return _inflate(itertools.chain([buffer], iter(lambda: file.read(_READ_BYTES), b"")))
 
 
-def inflate_member(buffer: Buffer, bound: Bound) -> tuple[bytes, int]:
-    """Return the member at the start of the buffer inflated, and the number of bytes after it."""
-    _check_header(buffer)
-    data, _, rest = _inflate([buffer], bound)
-    return data, len(rest)
-
-
-def _inflate(pieces: Iterable[Buffer], bound: Bound) -> tuple[bytes, int, bytes]:
+def _inflate(pieces: Iterable[Buffer]) -> tuple[bytes, int, bytes]:
+    """Return the member that pieces begin with inflated, its length, and the rest of the piece in which it ends."""
     inflate = zlib.decompressobj(_GZIP)
     found = bytearray()
     size = 0
     for piece in pieces:
+        if not size and (head := bytes(piece[: len(_HEADER)])) != _HEADER:
+            raise CorruptDataError(f"the gzip header is {head.hex()}; want {_HEADER.hex()}")
         size += len(piece)
         left = piece
         while not inflate.eof:
             # One byte over the bound shows whether there is more, and lets zlib reach the trailer if not.
-            least = len(found)
+            least, most = len(found), _most_of_member(found)
             try:
-                found += inflate.decompress(left, bound(found) - least + 1)
+                found += inflate.decompress(left, most - least + 1)
             except zlib.error as exc:
                 raise CorruptDataError(f"the gzip member does not inflate: {exc}") from exc
-            if len(found) > bound(found):
-                raise CorruptDataError(f"the gzip member holds more than its records, which end at {bound(found)}")
+            if len(found) > (most := _most_of_member(found)):
+                raise CorruptDataError(f"the gzip member holds more than its records, which end at {most}")
             left = inflate.unconsumed_tail
             if not left and len(found) == least:
                 break
         if inflate.eof:
             return bytes(found), size - len(inflate.unused_data), inflate.unused_data
     raise CorruptDataError(f"the data ends inside a gzip member, after {size} of its bytes")
-
-
-def _check_header(buffer: Buffer) -> None:
-    found = bytes(buffer[: len(_HEADER)])
-    if found != _HEADER:
-        raise CorruptDataError(f"the gzip header is {found.hex()}; want {_HEADER.hex()}")
 
 
 OUTPUT_VERSION = 1
@@ -387,7 +362,7 @@ class GzipTFRecordFormat(ShardFormat):
         while buffer := buffer or file.read(BUFFER_BYTES):
             skip = 0
             try:
-                member, size, buffer = read_member(file, buffer, _most_of_member)
+                member, size, buffer = _next_member(file, buffer)
                 while skip < len(member):
                     payload, frame_size = unframe(member, skip)
                     yield decode_example(payload), (offset, size, skip)
@@ -409,9 +384,9 @@ def _kept_member(reader: weakref.ref[RangeReader], offset: int, size: int) -> by
 
 def _whole_member(buffer: Buffer) -> bytes:
     """Return the member that fills the buffer, inflated."""
-    member, rest = inflate_member(buffer, _most_of_member)
+    member, _, rest = _inflate([buffer])
     if rest:
-        raise CorruptDataError(f"{rest} bytes follow the gzip member, which should end there")
+        raise CorruptDataError(f"{len(rest)} bytes follow the gzip member, which should end there")
     return member
 
 
@@ -601,7 +576,11 @@ class _GzipSink:
             self._close_member()
 
     def _close_member(self) -> None:
-        member = deflate_member(b"".join(self._member), level=_GZIP_LEVEL)
+        data = b"".join(self._member)
+        deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+        # In one call: zlib's output does not depend on how the input is cut, but nothing guarantees that.
+        body = (deflate.compress(data), deflate.flush())
+        member = b"".join((_HEADER, *body, _TRAILER.pack(zlib.crc32(data), len(data) & 0xFFFF_FFFF)))
         self._file.add([member])
         self._counts.append(self._member_records)
         self._member_sizes.append(len(member))
