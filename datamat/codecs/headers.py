@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_PIXELS",
-    "NEXT_MARKER",
     "RESTORE",
-    "SOS",
     "ImageInfo",
     "exif_orientation",
     "find_damage",
@@ -33,7 +31,6 @@ __all__ = [
     "probe_webp",
     "refuse",
     "turn_upright",
-    "walk_segments",
 ]
 
 # ---------------------------------------------------------------- what all encodings share

@@ -21,7 +21,6 @@ __all__ = [
     "corner_sums_with_cv2",
     "decode_with_cv2",
     "encode_jpeg_with_cv2",
-    "load_cv2",
     "load_pyspng",
     "load_simplejpeg",
     "load_tifffile",

@@ -22,18 +22,12 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "COLOUR_TYPES",
     "MAX_SCANLINE_BYTES",
     "SIGNATURE",
-    "Chunk",
-    "PngFile",
-    "check_png",
     "decode_png_image",
     "decode_png_samples",
     "encode_png_pixels",
-    "make_chunk",
     "probe_png",
-    "undo_uniform_filters",
     "walk_chunks",
 ]
 

@@ -285,11 +285,14 @@ class RaggedColumn:
 
 def joined_spans(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return spans of values (total,), one after the other, given where each begins and how many it holds."""
-    ends = np.cumsum(lengths)
-    if len(lengths) and ends[-1] * values.itemsize >= _LONG_SPAN_BYTES * len(lengths):
+    if len(lengths) and lengths.sum() * values.itemsize >= _LONG_SPAN_BYTES * len(lengths):
         bounds = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
         return np.concatenate([values[one:other] for one, other in bounds])
-    found: np.ndarray = values[np.repeat(starts - ends + lengths, lengths) + np.arange(lengths.sum())]
+    if len(lengths) and (lengths == lengths[0]).all():
+        places = (starts[:, None] + np.arange(lengths[0])).reshape(-1)
+    else:
+        places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+    found: np.ndarray = values[places]
     return found
 
 
@@ -724,6 +727,26 @@ def checked_names(names: Any, where: str) -> tuple[str, ...]:
     if len(set(found)) != len(found):
         raise SchemaError(f"{where}: a class name appears twice in {join_names(found)}; give each class its own")
     return found
+
+
+def checked_dtype(dtype: Any, where: str, dtypes: Iterable[str] = KIND_OF_DTYPE) -> str:
+    try:
+        name = (dtype_of(dtype) if isinstance(dtype, str) else np.dtype(dtype)).name
+    except TypeError:
+        name = ""
+    if name not in dtypes:
+        raise SchemaError(f"{where}: dtype is {dtype!r}; want one of {join_names(dtypes)}")
+    return str(name)
+
+
+def set_positive(feature: Feature, names: Iterable[str]) -> None:
+    """Check options of a feature that are positive integers, or None, and store them as int."""
+    for name in names:
+        value = getattr(feature, name)
+        if value is not None:
+            object.__setattr__(feature, name, checked_int(value, f"{type(feature).__name__}: {name}"))
+            if getattr(feature, name) < 1:
+                raise SchemaError(f"{type(feature).__name__}: {name} is {value}; want a positive number, or None")
 
 
 def checked_int(value: Any, where: str) -> int:

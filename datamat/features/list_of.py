@@ -212,10 +212,6 @@ class ListOf(Composed):
             return value
         return [None if item is None and self.has_gaps else self.item.prepare(item) for item in value]
 
-    def together(self, items: Any) -> Any:
-        """Return items as one array where they all have one shape by declaration."""
-        return self.layout.together(items)
-
     def observe(self, stored: Any) -> FieldStatistics:
         layout: _ListLayout = self.layout
         lengths = [f"{part}/lengths" for part, how in layout.columns.items() if how.has_lengths]

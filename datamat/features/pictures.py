@@ -23,12 +23,14 @@ from datamat.features.base import (
     Shape,
     array_of,
     check_array,
+    checked_dtype,
     checked_int,
     checked_names,
     checked_shape,
     join_names,
     mismatch,
     one_bytes,
+    set_positive,
     shape_text,
 )
 from datamat.features.protocols import Geometry, Preview, Target
@@ -91,13 +93,12 @@ class PictureFile(Feature, Geometry, Preview):
         return codecs.PNG_ENCODER
 
     def observe(self, column: Any) -> FieldStatistics:
-        files = column
         height, width = self.shape[:2]
         if height is None or width is None:
-            infos = [codecs.probe(data) for data in files]
+            infos = [codecs.probe(data) for data in column]
             sizes = np.array([(info.height, info.width) for info in infos], np.int64).reshape(-1, 2)
         else:
-            sizes = np.full((len(files), 2), (height, width), np.int64)
+            sizes = np.full((len(column), 2), (height, width), np.int64)
         return {"height": Numbers.of(sizes[:, 0]), "width": Numbers.of(sizes[:, 1])}
 
     def observed_bytes(self, data: bytes) -> bytes:
@@ -146,7 +147,7 @@ class Image(PictureFile):
         object.__setattr__(self, "shape", checked_shape(self.shape, "Image"))
         if len(self.shape) != 3 or self.shape[2] not in {1, 2, 3, 4}:
             raise SchemaError(f"Image: shape is {self.shape}; want (height, width, channels) with 1 to 4 channels")
-        object.__setattr__(self, "dtype", _checked_dtype(self.dtype, "Image", ("uint8", "uint16")))
+        object.__setattr__(self, "dtype", checked_dtype(self.dtype, "Image", ("uint8", "uint16")))
         if self.encoding not in {"png", "jpeg"}:
             raise SchemaError(f"Image: encoding is {self.encoding!r}; want 'png' or 'jpeg'")
         if self.encoding == "jpeg" and self.shape[2] in {2, 4}:
@@ -246,7 +247,7 @@ class Mask(PictureFile):
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", checked_shape(self.shape, "Mask"))
         object.__setattr__(self, "names", checked_names(self.names, "Mask"))
-        object.__setattr__(self, "dtype", _checked_dtype(self.dtype, "Mask", ("uint8", "uint16")))
+        object.__setattr__(self, "dtype", checked_dtype(self.dtype, "Mask", ("uint8", "uint16")))
         object.__setattr__(self, "palette", _checked_palette(self.palette, _MOST_IDS[self.dtype]))
         if len(self.shape) != 2:
             raise SchemaError(f"Mask: shape is {self.shape}; want (height, width)")
@@ -364,7 +365,7 @@ class Depth(PictureFile):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", checked_shape(self.shape, "Depth"))
-        object.__setattr__(self, "dtype", _checked_dtype(self.dtype, "Depth", ("uint16", "float32")))
+        object.__setattr__(self, "dtype", checked_dtype(self.dtype, "Depth", ("uint16", "float32")))
         if len(self.shape) != 2:
             raise SchemaError(f"Depth: shape is {self.shape}; want (height, width)")
 
@@ -471,7 +472,7 @@ class Keypoints(Feature, Geometry, Preview):
 
     @property
     def type(self) -> ArrowType | dict[str, ArrowType]:
-        return self._tensor.type
+        return _floats(self.shape).type
 
     def value_type(self) -> tuple[str, Shape]:
         return "float32", self.shape
@@ -489,16 +490,16 @@ class Keypoints(Feature, Geometry, Preview):
         return numbers
 
     def decode(self, column: Column) -> Any:
-        return self._tensor.decode(column)
+        return _floats(self.shape).decode(column)
 
     def decode_many(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
-        return self._tensor.decode_many(column)
+        return _floats(self.shape).decode_many(column)
 
     def prepare(self, value: Any) -> Any:
         return _numbers_of(self, value, self.shape) if isinstance(value, (list, tuple)) else value
 
     def observe(self, column: Any) -> FieldStatistics:
-        numbers = self._tensor.observe(column)
+        numbers = _floats(self.shape).observe(column)
         values = column.values.reshape(-1, self.shape[-1])
         if self.shape[-1] == 3:
             return {**numbers, "visibility": Counts.of(values[:, 2].astype(np.int64))}
@@ -540,10 +541,6 @@ class Keypoints(Feature, Geometry, Preview):
 
     def outline_names(self) -> tuple[str, ...]:
         return self.names
-
-    @property
-    def _tensor(self) -> Tensor:
-        return _floats(self.shape)
 
 
 @frozen()
@@ -674,16 +671,6 @@ def _spread(values: np.ndarray, is_shown: np.ndarray) -> np.ndarray:
     return np.nan_to_num(levels).astype(np.uint8)
 
 
-def _checked_dtype(dtype: Any, where: str, dtypes: tuple[str, ...]) -> str:
-    try:
-        found = np.dtype(dtype).name
-    except TypeError:
-        found = ""
-    if found not in dtypes:
-        raise SchemaError(f"{where}: dtype is {dtype!r}; want {' or '.join(map(repr, dtypes))}")
-    return str(found)
-
-
 def _encoded(feature: Feature, pixels: np.ndarray, encode: Callable[[np.ndarray], bytes]) -> bytes:
     """Return the column of an array; refuse one that cannot be stored or read back."""
     found = f"{pixels.dtype} {shape_text(pixels.shape)}"
@@ -805,12 +792,7 @@ class Video(Feature, Preview):
             raise SchemaError(f"Video: shape is {self.shape}; want (height, width) of a frame, None where one varies")
         if self.fps is not None and not (isinstance(self.fps, (int, float)) and 0 < self.fps < float("inf")):
             raise SchemaError(f"Video: fps is {self.fps!r}; want a positive number, or None")
-        for name in ("num_frames", "stride"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, checked_int(value, f"Video: {name}"))
-                if getattr(self, name) < 1:
-                    raise SchemaError(f"Video: {name} is {value}; want a positive number, or None")
+        set_positive(self, ("num_frames", "stride"))
         if not isinstance(self.decoded, bool):
             raise SchemaError(f"Video: decoded is {self.decoded!r}; want True or False")
         if not self.decoded and (self.num_frames or self.stride):

@@ -95,7 +95,11 @@ class Features(Mapping[str, Feature]):
         self.observed = {
             name: feature for name, feature in self._fields.items() if name != "key" and _is_observed(feature)
         }
-        self.measured = {name: feature for name, feature in self._fields.items() if _is_measured(feature)}
+        self.measured = {
+            name: feature
+            for name, feature in self._fields.items()
+            if type(innermost(feature)).observe_value is not Feature.observe_value
+        }
 
     def __getitem__(self, name: str) -> Feature:
         """Return the feature of a field; of one that is a dict, what was declared for it."""
@@ -537,10 +541,6 @@ def _is_observed(feature: Feature) -> bool:
     feature = innermost(feature)
     is_fixed = isinstance(feature, Tensor) and None not in feature.shape
     return type(feature).observe is not Feature.observe and not is_fixed
-
-
-def _is_measured(feature: Feature) -> bool:
-    return type(innermost(feature)).observe_value is not Feature.observe_value
 
 
 def _open_sizes(feature: Feature) -> dict[int, str]:

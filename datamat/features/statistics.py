@@ -384,15 +384,11 @@ class Statistics:
         """Add what is known of more values of a field."""
         merged(self.fields.setdefault(name, {}), found)
 
-    def add(self, other: Statistics) -> None:
-        """Add what is known of other records."""
+    def add(self, other: Statistics) -> Statistics:
+        """Add what is known of other records, and return these statistics."""
         self.num_records += other.num_records
         for name, found in other.fields.items():
             self.observe(name, found)
-
-    def plus(self, other: Statistics) -> Statistics:
-        """Add what is known of other records, and return these statistics."""
-        self.add(other)
         return self
 
     def to_lines(self) -> tuple[str, ...]:

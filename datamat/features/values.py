@@ -26,6 +26,7 @@ from datamat.features.base import (
     Stored,
     array_of,
     check_array,
+    checked_dtype,
     checked_int,
     checked_names,
     checked_shape,
@@ -34,6 +35,7 @@ from datamat.features.base import (
     join_names,
     mismatch,
     one_bytes,
+    set_positive,
     shape_text,
     to_json_text,
 )
@@ -132,7 +134,7 @@ class ClassLabel(Feature):
             found = numbers_in(values, np.dtype(np.int64))
         else:
             found = _integers_of(values)
-        if found is None or not self._are_ids(found):
+        if found is None or (found.size and not 0 <= found.min() <= found.max() < (self.num_classes or 0)):
             return Feature.encode_many(self, values)  # which knows names, and refuses other ids
         numbers, lengths, _ = _stacked(self, values if self.shape else found, self.shape, found.dtype)
         return _block_column(numbers, lengths, "int64")
@@ -156,9 +158,6 @@ class ClassLabel(Feature):
 
     def class_names(self) -> tuple[str, ...]:
         return self.names
-
-    def _are_ids(self, values: np.ndarray) -> bool:
-        return not values.size or bool(values.min() >= 0 and values.max() < (self.num_classes or 0))
 
     def _id(self, value: Any) -> int:
         if isinstance(value, str):
@@ -529,7 +528,7 @@ class Scalar(Feature):
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", _checked_dtype(self.dtype, "Scalar"))
+        object.__setattr__(self, "dtype", checked_dtype(self.dtype, "Scalar"))
 
     @property
     def type(self) -> ArrowType:
@@ -598,7 +597,7 @@ class Tensor(Feature, Preview):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", checked_shape(self.shape, "Tensor"))
-        object.__setattr__(self, "dtype", _checked_dtype(self.dtype, "Tensor"))
+        object.__setattr__(self, "dtype", checked_dtype(self.dtype, "Tensor"))
         if self.encoding not in {None, "list", "raw"}:
             raise SchemaError(f"Tensor: encoding is {self.encoding!r}; want 'list', 'raw' or None")
         if self.encoding == "list" and KIND_OF_DTYPE[self.dtype] == "bytes":
@@ -729,7 +728,7 @@ class Tokens(Feature):
                 raise SchemaError(
                     f"Tokens: vocab_size is {self.vocab_size}; want the number of tokens, from 1 to 2**63-1"
                 )
-        dtype = _dtype_of_ids(self.vocab_size) if self.dtype is None else _checked_dtype(self.dtype, "Tokens")
+        dtype = _dtype_of_ids(self.vocab_size) if self.dtype is None else checked_dtype(self.dtype, "Tokens")
         if dtype_of(dtype).kind not in "iu":
             raise SchemaError(f"Tokens: dtype is {self.dtype!r}; want one of int8 to int64, uint8 to uint64")
         object.__setattr__(self, "dtype", dtype)
@@ -864,16 +863,6 @@ def _utf8(feature: Feature, text: str, where: str = "") -> bytes:
         raise mismatch(feature, found, "replace the lone surrogate") from error
 
 
-def _checked_dtype(dtype: Any, where: str) -> str:
-    try:
-        name = (dtype_of(dtype) if isinstance(dtype, str) else np.dtype(dtype)).name
-    except TypeError:
-        name = ""
-    if name not in KIND_OF_DTYPE:
-        raise SchemaError(f"{where}: dtype is {dtype!r}; want one of {join_names(KIND_OF_DTYPE)}")
-    return str(name)
-
-
 def _scalar_of(feature: Feature, value: Any, dtype: np.dtype[Any]) -> np.ndarray:
     """Return `value` as a 0-d array of `dtype`; refuse one that would change by more than rounding to a float32."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
@@ -948,10 +937,9 @@ def _stacked(
 
 def _block_column(numbers: np.ndarray, lengths: np.ndarray | None, kind: Kind) -> Any:
     """Return a column of a block, of numbers (n, k), or of numbers (total,) and how many each record has."""
-    if kind != "bytes":
-        found = _to_column(numbers, kind)
-        return found if lengths is None else RaggedColumn(found, lengths)  # type: ignore[arg-type]
     data = _to_column(numbers, kind)
+    if kind != "bytes":
+        return data if lengths is None else RaggedColumn(data, lengths)  # type: ignore[arg-type]
     if lengths is None:
         lengths = np.full(len(numbers), numbers.shape[1])
     return cut(data, lengths * numbers.dtype.itemsize)
@@ -1024,11 +1012,10 @@ def _only(numbers: np.ndarray) -> Any:
 
 
 def _from_column(column: Column, dtype: str) -> np.ndarray:
-    if isinstance(column, bytes):
-        return np.frombuffer(column, dtype_of(dtype).newbyteorder("<")).astype(dtype_of(dtype))
     if isinstance(column, np.ndarray):
         return column.astype(dtype_of(dtype))
-    return np.frombuffer(column[0], dtype_of(dtype).newbyteorder("<")).astype(dtype_of(dtype))
+    data = column if isinstance(column, bytes) else column[0]
+    return np.frombuffer(data, dtype_of(dtype).newbyteorder("<")).astype(dtype_of(dtype))
 
 
 def _block_of(column: ColumnBlock, shape: Shape, dtype: str) -> np.ndarray | list[Any]:
@@ -1108,12 +1095,7 @@ class Audio(Feature, Preview):
     preview = "image"
 
     def __post_init__(self) -> None:
-        for name in ("sample_rate", "num_channels"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, checked_int(value, f"Audio: {name}"))
-                if getattr(self, name) < 1:
-                    raise SchemaError(f"Audio: {name} is {value}; want a positive number, or None")
+        set_positive(self, ("sample_rate", "num_channels"))
         if self.encoding not in {"exact", "flac"}:
             raise SchemaError(f"Audio: encoding is {self.encoding!r}; want 'exact' or 'flac'")
 

@@ -40,12 +40,8 @@ __all__ = [
     "encode_examples",
     "fields",
     "pack_block",
-    "pack_varints",
     "read_varint",
-    "unpack_varints",
     "varint",
-    "varint_matrix",
-    "varint_sizes",
 ]
 
 # ---------------------------------------------------------------- the wire format of protocol buffers
@@ -680,12 +676,8 @@ def encode_examples(columns: Block, kinds: Mapping[str, Kind]) -> Iterator[bytes
     Raises:
         SchemaError: the columns are not those of `kinds`.
     """
-    packed, sizes = pack_block(columns, kinds, header=_no_headers, trailer_size=0)
+    packed, sizes = pack_block(columns, kinds, header=lambda sizes: np.empty((len(sizes), 0), np.uint8), trailer_size=0)
     yield from cut(packed.tobytes(), sizes)
-
-
-def _no_headers(sizes: NDArray[np.int64]) -> NDArray[np.uint8]:
-    return np.empty((len(sizes), 0), np.uint8)
 
 
 def _num_bytes(columns: Block) -> int:
@@ -710,7 +702,12 @@ def _list_fields(column: ColumnPrefix, values: NDArray[Any] | RaggedColumn | Seq
         rows = np.ascontiguousarray(values, DTYPE_OF_KIND[column.kind]).reshape(len(values), -1)
         if not rows.shape[1]:
             return [], 0
-        body, size = _float_field(rows) if column.kind == "float32" else _int64_field(rows)
+        if column.kind == "int64":
+            body, size = _int64_field(rows)
+        elif (size := 4 * rows.shape[1]) > _WIDE_BYTES:
+            body = _Run(rows.tobytes(), np.full(len(rows), size))
+        else:
+            body = _Field(rows.view(np.uint8))
     return [_Field(b"\x0a"), _varint_field(size), body], 1 + _varint_size(size) + size
 
 
@@ -785,13 +782,6 @@ def _run_or_field(data: bytes, lengths: NDArray[np.int64]) -> _Field | _Run:
     return _Field(matrix, valid)
 
 
-def _float_field(rows: NDArray[np.float32]) -> tuple[_Field | _Run, _Size]:
-    width = 4 * rows.shape[1]
-    if width > _WIDE_BYTES:
-        return _Run(rows.tobytes(), np.full(len(rows), width)), width
-    return _Field(rows.view(np.uint8)), width
-
-
 def _int64_field(rows: NDArray[np.int64]) -> tuple[_Field, _Size]:
     num_rows, num_values = rows.shape
     matrix, sizes = varint_matrix(rows.view(np.uint64).ravel())
@@ -859,7 +849,6 @@ def _matrix(fields: list[_Field], num_rows: int) -> tuple[NDArray[np.uint8], NDA
 # which reads every form and says what is wrong with a damaged one.
 
 
-_LARGE_SPAN_BYTES = 256  # from here on copying slices is faster than gathering bytes by their indices
 _MOST_LENGTH_BYTES = 5  # of the varint of a length below 2**31
 
 
@@ -931,7 +920,10 @@ def _block_column(
         _insist(stop == end)
         return [data[one:other] for one, other in zip(start.tolist(), stop.tolist(), strict=True)]
     if kind == "bytes_list":
-        return _block_lists(data, begin, end)
+        # A loop finds lists as fast as a cursor would: each value is an object of its own.
+        rows = [_canonical_bytes(data, one, other) for one, other in zip(begin.tolist(), end.tolist(), strict=True)]
+        values = bytes_array([value for row in rows for value in row])
+        return RaggedColumn(values, np.fromiter(map(len, rows), np.int64, len(rows)))
     filled = begin < end  # an empty list has no packed field
     start = stop = end
     if filled.all():
@@ -941,27 +933,11 @@ def _block_column(
         start[filled], stop[filled] = _block_spans(raw, begin[filled], b"\x0a")
     _insist(stop == end)
     lengths = stop - start
-    found = _gathered(raw, start, lengths)
+    found = joined_spans(raw, start, lengths)
     if kind == "int64":
         return _unpacked_rows(found, lengths)
     _insist(lengths % 4 == 0)
     return RaggedColumn(found.view("<f4"), lengths // 4)
-
-
-def _block_lists(data: bytes, begin: NDArray[np.int64], end: NDArray[np.int64]) -> RaggedColumn:
-    """Return lists of bytes, which a loop finds as fast as a cursor would: each value is an object of its own."""
-    rows = [_canonical_bytes(data, one, other) for one, other in zip(begin.tolist(), end.tolist(), strict=True)]
-    values = bytes_array([value for row in rows for value in row])
-    return RaggedColumn(values, np.fromiter(map(len, rows), np.int64, len(rows)))
-
-
-def _gathered(raw: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Return the bytes of spans, one after the other."""
-    width = int(lengths[0])
-    if (lengths == width).all() and width < _LARGE_SPAN_BYTES:
-        found: NDArray[np.uint8] = raw[starts[:, None] + np.arange(width)].reshape(-1)
-        return found
-    return joined_spans(raw, starts, lengths)
 
 
 def _unpacked_rows(raw: NDArray[np.uint8], lengths: NDArray[np.int64]) -> RaggedColumn:

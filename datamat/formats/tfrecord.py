@@ -56,7 +56,6 @@ __all__ = [
     "frame",
     "read_payload",
     "record_size",
-    "unframe",
 ]
 
 # ---------------------------------------------------------------- the bytes around a record

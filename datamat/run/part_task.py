@@ -414,7 +414,7 @@ class PartTask:
         self._drop(position, row, dropped, is_whole=not records)
         if not self._source.is_observed and self._known is not None:
             known = self._source.known_statistics(row)
-            self._known = None if known is None else self._known.plus(known)
+            self._known = None if known is None else self._known.add(known)
         begun = time.perf_counter()
         try:
             for key, record in records:

@@ -312,7 +312,8 @@ def _(feature: ListOf) -> TfField:
         return _stacked(one, value)
 
     def to_value(tensor: Any) -> Any:
-        return feature.together([one.as_value(item) for item in (map(_parsed, tensor) if is_serialized else tensor)])
+        items = map(_parsed, tensor) if is_serialized else tensor
+        return feature.layout.together([one.as_value(item) for item in items])
 
     return TfField(dtype, shape, decode, block, one.needs_python, to_tensor, to_value)
 
