@@ -321,7 +321,7 @@ def decode_png_samples(file: PngFile, info: ImageInfo, name: str, out: Pixels | 
     scanlines = memoryview(_inflate(file.image_data(), sum(_filtered_bytes(part, info) for part in passes), name))
     if not info.interlaced:
         return _decode_pass(scanlines, passes[0], info, name, out)
-    samples = np.empty((info.height, info.width, info.channels), _dtype(info))
+    samples = np.empty((info.height, info.width, info.channels), np.uint16 if info.bit_depth > 8 else np.uint8)
     start = 0
     for part in passes:
         stop = start + _filtered_bytes(part, info)
@@ -368,10 +368,6 @@ def encode_png_pixels(pixels: Pixels) -> bytes:
     deflater = zlib.compressobj(_DEFLATE_LEVEL, strategy=zlib.Z_RLE)
     stream = deflater.compress(filtered.data) + deflater.flush()
     return _png_file(width, height, channels, stream, depth=8 * pixels.itemsize)
-
-
-def _dtype(info: ImageInfo) -> type[np.uint8 | np.uint16]:
-    return np.uint16 if info.bit_depth > 8 else np.uint8
 
 
 def _passes(info: ImageInfo) -> list[_InterlacePass]:

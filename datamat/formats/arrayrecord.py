@@ -176,19 +176,6 @@ class ArrayRecordFormat(ShardFormat):
 class _ArrayRecordWriter(ShardWriter):
     """Passes encoded records to the package's writer, and computes where their chunks lie."""
 
-    __slots__ = (
-        "_begins",
-        "_columns",
-        "_encoder",
-        "_end",
-        "_file",
-        "_finished",
-        "_held",
-        "_lengths",
-        "_packed",
-        "_sizes",
-    )
-
     def __init__(self, file: BinaryIO, columns: Mapping[str, Kind]) -> None:
         self._columns = dict(columns)
         self._encoder = ExampleEncoder(self._columns)
@@ -290,8 +277,6 @@ class _PackedFile:
 @final
 class _ArrayRecordReader(ShardReader):
     """Reads through the package, which finds a record by the positions in the file and tests its hash."""
-
-    __slots__ = ("_opened", "_path", "_process", "_spans")
 
     def __init__(self, path: str, spans: RecordSpans) -> None:
         self._opened: Any = None

@@ -105,8 +105,6 @@ class RangeReader(ShardReader):
         read_intact: function that does so although what the record is stored with is damaged, or returns None; or None.
     """
 
-    __slots__ = ("_descriptor", "_num_bytes", "_path", "_read_intact", "_read_record", "_spans")
-
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -194,27 +194,6 @@ class _ParquetWriter(ShardWriter):
     the footer      pyarrow's, of the small columns, with the chunks of the others put in
     """
 
-    __slots__ = (
-        "_batches",
-        "_columns",
-        "_encoded",
-        "_finished",
-        "_group_rows",
-        "_groups",
-        "_kinds",
-        "_large_bytes",
-        "_num_rows",
-        "_out",
-        "_paged",
-        "_row_bytes",
-        "_row_weights",
-        "_rows",
-        "_rows_bytes",
-        "_sink",
-        "_values",
-        "_writer",
-    )
-
     def __init__(
         self, file: BinaryIO, kinds: Mapping[str, Kind], columns: Sequence[ArrowColumn], group_rows: int
     ) -> None:

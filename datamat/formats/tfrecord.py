@@ -462,8 +462,6 @@ def _most_of_member(found: bytearray) -> int:
 class _TFRecordWriter(ShardWriter):
     """Encodes and frames records; its sink decides how they lie in the file."""
 
-    __slots__ = ("_columns", "_encoder", "_finished", "_sink", "_sizes")
-
     def __init__(self, sink: _PlainSink | _GzipSink, columns: Mapping[str, Kind]) -> None:
         self._columns = dict(columns)
         self._encoder = ExampleEncoder(self._columns)

@@ -141,7 +141,8 @@ def parse_header(block: Buffer) -> Member:
     raw = bytes(block)
     if len(raw) < BLOCK_BYTES:
         raise CorruptDataError(f"the data ends inside a tar header, after {len(raw)} of its {BLOCK_BYTES} bytes")
-    stored, found = raw[148:156], _checksum(raw)
+    # The sum of all bytes, with the field itself read as spaces.
+    stored, found = raw[148:156], b"%06o\0 " % (sum(raw[:148]) + sum(raw[156:]) + 8 * ord(" "))
     if stored != found:
         raise CorruptDataError(f"the checksum of the tar header is {found!r}, but {stored!r} is stored")
     if raw[257:265] != b"ustar\x0000" or raw[156:157] not in (b"0", b"x"):
@@ -185,11 +186,6 @@ def _parts_of_header(size: int, kind: bytes) -> tuple[bytes, bytes, int]:
     head = b"0000644\x000000000\x000000000\x00%011o\x0000000000000\x00" % size
     rest = kind + bytes(_NAME_BYTES) + _REST
     return head, rest, sum(head) + sum(rest) + 8 * ord(" ")
-
-
-def _checksum(header: bytes) -> bytes:
-    """Return the checksum field: the sum of all bytes, with the field itself read as spaces."""
-    return b"%06o\0 " % (sum(header[:148]) + sum(header[156:]) + 8 * ord(" "))
 
 
 def _pax_record(key: bytes, value: bytes) -> bytes:
@@ -313,8 +309,6 @@ class WebDatasetFormat(ShardFormat):
 @final
 class _WebDatasetWriter(ShardWriter):
     """Writes each sample as a run of members."""
-
-    __slots__ = ("_columns", "_fields", "_file", "_finished", "_sizes")
 
     def __init__(self, file: BinaryIO, columns: Mapping[str, Kind], features: Features) -> None:
         self._columns = dict(columns)
