@@ -863,9 +863,9 @@ class Video(Feature, Preview):
     def observe(self, column: Any) -> FieldStatistics:
         if importlib.util.find_spec("av") is None:
             return {}
-        seconds = [_duration(data) for data in column]
-        known = np.array([one for one in seconds if one is not None], np.float64)
-        return {"seconds": Numbers.of(known)}
+        microseconds = [_asked(data, lambda _, file: file.duration) for data in column]
+        known = np.array([one for one in microseconds if one is not None], np.float64)
+        return {"seconds": Numbers.of(known / 1_000_000)}
 
     def declared(self) -> str:
         rate = "" if self.fps is None else f" at {self.fps:g} fps"
@@ -1026,7 +1026,7 @@ def _frames(data: bytes, choose: Callable[[int], Iterable[int]]) -> np.ndarray:
         choose: returns which frames are wanted, given how many there are.
     """
     reformatter = _av().video.reformatter.VideoReformatter()
-    count = _count_packets(data)  # mostly one for each frame
+    count = _asked(data, _num_packets) or 0  # mostly one for each frame
     while True:
         wanted = [operator.index(number) for number in choose(count)]
         places: dict[int, list[int]] = {}
@@ -1060,31 +1060,22 @@ def _size_of(frame: Any) -> tuple[int, int]:
     return (frame.width, frame.height) if _turns(frame) % 2 else (frame.height, frame.width)
 
 
-def _duration(data: bytes) -> float | None:
-    """Return the seconds that the header of a file names; None where it names none, or does not open."""
-    av = _av()
-    kind = video_extension(data)
+def _asked(data: bytes, ask: Callable[[Any, Any], Any]) -> Any:
+    """Return what a function says of an opened file; None where it does not open, which decoding it explains."""
+    av, kind = _av(), video_extension(data)
     if not kind:
         return None
     try:
         with _opened(av, data, kind) as file:
-            return None if file.duration is None else float(file.duration / 1_000_000)
+            return ask(av, file)
     except (av.FFmpegError, EOFError):
         return None
 
 
-def _count_packets(data: bytes) -> int:
-    """Return how many packets of a file hold frames; 0 where it does not open, which decoding it explains."""
-    av = _av()
-    kind = video_extension(data)
-    if not kind:
-        return 0
-    try:
-        with _opened(av, data, kind) as file:
-            stream = _stream(av, file)
-            return 0 if stream is None else sum(packet.size > 0 for packet in file.demux(stream))
-    except (av.FFmpegError, EOFError):
-        return 0
+def _num_packets(av: Any, file: Any) -> int:
+    """Return how many packets hold frames."""
+    stream = _stream(av, file)
+    return 0 if stream is None else sum(packet.size > 0 for packet in file.demux(stream))
 
 
 def _ffv1(frames: np.ndarray, fps: float) -> bytes:
