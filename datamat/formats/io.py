@@ -146,6 +146,7 @@ class RangeReader(ShardReader):
         return found
 
     def read_range(self, offset: int, size: int) -> bytes:
+        """Return some bytes of the file."""
         return read_at(self._descriptor, size, offset)
 
     def close(self, *, close_descriptor: Callable[[int], None] = os.close) -> None:
@@ -240,6 +241,7 @@ class BufferedFile:
             self._used = end
 
     def flush(self) -> None:
+        """Write the buffer."""
         write_all(self._file, self._buffer[: self._used])
         self._used = 0
 
