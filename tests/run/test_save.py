@@ -130,6 +130,16 @@ def test_another_view_replaces_the_first_only_if_asked(pairs, tmp_path):
     assert len(load(tmp_path / "out")) == 3
 
 
+def test_view_without_a_copy_or_a_field_is_another(pairs, tmp_path):
+    """Its rows are the same."""
+    data = load(pairs, "train")
+    data.save(tmp_path / "out", **HERE)
+
+    for view in (data.drop(data.keys()[:1]), data.columns("mask"), data):
+        view.save(tmp_path / "out", **HERE)
+        same(load(tmp_path / "out", "train"), view)
+
+
 def test_saved_view_can_be_viewed_and_saved_again(pairs, tmp_path):
     load(pairs, "train").take(20).save(tmp_path / "one", **HERE)
     first = load(tmp_path / "one", "train").drop(load(tmp_path / "one", "train").keys()[:5])
