@@ -56,7 +56,8 @@ def test_some_calls_run_at_once_and_samples_keep_their_order(tmp_path, concurren
 
     assert numbers(output) == list(range(100))
     found = [*map(int, notes.read_text().split())]
-    assert max(found) == (concurrency or 16)
+    most = concurrency or 16
+    assert min(most, 2) <= max(found) <= most  # on a busy machine, some end before as many as may run have begun
     assert len(found) <= 110  # some are called twice, to see that they are determined, and one to see its features
     assert materialize(Meter(notes), range(100), output, **HERE, **options, concurrency=2).did_nothing
 
