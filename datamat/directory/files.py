@@ -100,7 +100,7 @@ MADE = "made"
 
 
 SPOOL = "datamat-rows-"
-"""What the names of temporary folders begin with that hold rows of a source."""
+"""What the names of temporary folders begin with: of rows, of unpacked files, of what is fetched or shared."""
 
 _COPY_BYTES = 1 << 20
 _LINE = "\n"

@@ -8,8 +8,7 @@ Only its owner writes to a block. A reader's report counts only for the last use
 report earlier uses. Blocks are reused because fresh pages of shared memory cost more than decoding an image into them.
 
 The reader unlinks the file of a block as soon as it has mapped it; files that were never mapped, because the worker
-died or the batch was not wanted, go with the folder. The next reader removes what a killed one leaves: the lock of that
-folder is free.
+died or the batch was not wanted, go with the folder. The next reader removes what a killed one leaves.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import functools
 import math
 import mmap
 import os
-import pathlib
 import shutil
 import sys
 import tempfile
@@ -30,6 +28,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from datamat.directory.files import temporary_folder
 from datamat.errors import require_posix
 from datamat.values import frozen
 
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["BlockOwner", "BlockUser", "Returned", "SharedBlock", "SharedFolder", "block_owner"]
 
 _MEMORY = "/dev/shm"  # noqa: S108 -- a file system in memory, which the standard library's shared memory uses as well
-_PREFIX = "datamat-read-"
-_LOCK_FILE = "lock"
 _FLAGS = getattr(mmap, "MAP_SHARED", 0) | getattr(mmap, "MAP_POPULATE", 0)  # macOS has no such hint; Windows no workers
 _LEAST_BYTES = 1 << 16  # a smaller array is sent by value: creating and mapping a file costs more
 _REFERENCES_OF_FREE = 2  # the block's own, and the argument of getrefcount
@@ -58,13 +55,7 @@ class SharedFolder:
 
     def __init__(self) -> None:
         require_posix("num_workers=")
-        import fcntl
-
-        parent = _MEMORY if os.access(_MEMORY, os.W_OK) else tempfile.gettempdir()
-        _sweep(pathlib.Path(parent))
-        self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
-        self._lock = open(os.path.join(self.path, _LOCK_FILE), "wb")  # noqa: SIM115 -- open as long as the folder is
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = temporary_folder(self, _MEMORY if os.access(_MEMORY, os.W_OK) else None)
         self._owner = os.getpid()
 
     def __enter__(self) -> SharedFolder:
@@ -73,22 +64,6 @@ class SharedFolder:
     def __exit__(self, *exc_info: object) -> None:
         if os.getpid() == self._owner:  # not in a process forked from it
             shutil.rmtree(self.path, ignore_errors=True)
-        self._lock.close()
-
-
-def _sweep(parent: pathlib.Path) -> None:
-    """Remove the folders that killed readers left behind."""
-    import fcntl
-
-    for lock in parent.glob(f"{_PREFIX}*/{_LOCK_FILE}"):
-        # In use by another reader, or gone by now; or no file of ours, such as a FIFO, which would be waited for.
-        with contextlib.suppress(OSError), open(lock, "ab", opener=_open_at_once) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent, ignore_errors=True)
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 @final
@@ -149,11 +124,7 @@ class BlockOwner:
         self._dropped: list[str] = []
 
     def begin(self, returned: Returned) -> None:
-        """Begin a batch: reclaim the blocks that are free again, and those of the last batch if it was never sent.
-
-        Args:
-            returned: report that came with the job.
-        """
+        """Begin a batch: reclaim the blocks that are free again, and those of the last batch if it was never sent."""
         for _, shared in self._arrays:
             self._blocks[shared.name].is_free = True
         self._arrays = []
@@ -165,12 +136,7 @@ class BlockOwner:
                 block.is_free = True
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        """Return an array in shared memory; an ordinary one if it is small or no shared memory is left.
-
-        Args:
-            shape: shape of the array.
-            dtype: dtype of the array.
-        """
+        """Return an array in shared memory; an ordinary one if it is small or no shared memory is left."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes < _LEAST_BYTES:
             return np.empty(shape, dtype)
@@ -188,9 +154,6 @@ class BlockOwner:
         """Return a batch as it travels, and the names of blocks that were dropped.
 
         A `SharedBlock` replaces each array that lies in shared memory.
-
-        Args:
-            batch: arrays and lists by feature name.
         """
         blocks = {id(array): shared for array, shared in self._arrays}
         sent = {name: blocks.get(id(value), value) for name, value in batch.items()}
@@ -248,11 +211,7 @@ class BlockUser:
         _all_users[id(self)] = self
 
     def unpack(self, value: Any) -> Any:
-        """Return a column as it was before `BlockOwner.pack`: an array in place of a `SharedBlock`.
-
-        Args:
-            value: column of a batch that has travelled.
-        """
+        """Return a column as it was before `BlockOwner.pack`: an array in place of a `SharedBlock`."""
         if not isinstance(value, SharedBlock):
             return value
         block = self._blocks.get(value.name)
@@ -262,11 +221,7 @@ class BlockUser:
         return block.memory.view(value.dtype).reshape(value.shape)
 
     def drop(self, names: Iterable[str]) -> None:
-        """Forget blocks that their owners have dropped.
-
-        Args:
-            names: names of the blocks in shared memory; unknown ones are ignored.
-        """
+        """Forget blocks that their owners have dropped; unknown names are ignored."""
         for name in names:
             self._blocks.pop(name, None)
 
