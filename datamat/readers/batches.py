@@ -8,7 +8,7 @@ import functools
 import math
 from fractions import Fraction
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 
 import numpy as np
 import xxhash
@@ -46,13 +46,10 @@ __all__ = [
     "EpochOrder",
     "Mixed",
     "Mixture",
-    "Numpy",
     "Order",
     "Position",
     "Schedule",
     "Selected",
-    "Supervised",
-    "Torch",
     "Units",
     "check_rank",
     "check_seed",
@@ -183,7 +180,7 @@ class Order:
 
     @functools.cached_property
     def num_records(self) -> int:
-        """Number of places in an epoch, one for each record."""
+        """Number of places in an epoch."""
         return sum(self.sizes)
 
     @property
@@ -192,14 +189,7 @@ class Order:
         return {"seed": self.seed, "window": self.window, "block": self.block}
 
     def positions(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions of the records at some places of an epoch, int64 (n,).
-
-        A thousand places take hardly longer than one: either costs 64 rounds of array operations.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            places: int64 (n,), places in the epoch.
-        """
+        """Return the positions of the records at some places of an epoch, int64 (n,)."""
         if self.window == 0 or not len(places):
             return places
         if self.window is None:
@@ -283,6 +273,8 @@ class EpochOrder(Protocol):
     def positions(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions of the records at some places of an epoch, int64 (n,).
 
+        A thousand places take hardly longer than one: either costs 64 rounds of array operations.
+
         Args:
             epoch: number of the epoch, from 0.
             places: int64 (n,), places in the epoch.
@@ -304,7 +296,7 @@ class Selected:
 
     @property
     def num_records(self) -> int:
-        """Number of places in an epoch, one for each record."""
+        """Number of places in an epoch."""
         return len(self.records)
 
     @property
@@ -313,12 +305,7 @@ class Selected:
         return self.order.identity
 
     def positions(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions of the records at some places of an epoch, int64 (n,).
-
-        Args:
-            epoch: number of the epoch, from 0.
-            places: int64 (n,), places in the epoch.
-        """
+        """Return the positions of the records at some places of an epoch, int64 (n,)."""
         return records_at(self.records, self.order.positions(epoch, places))
 
 
@@ -409,12 +396,7 @@ class Mixture:
         return members, blocks * np.array(self.quotas)[members] + before[which, within]
 
     def count(self, member: int, places: int) -> int:
-        """Return how often a member comes at the first places of an epoch.
-
-        Args:
-            member: number of the member, from 0.
-            places: number of places.
-        """
+        """Return how often a member comes at so many first places of an epoch."""
         block, rest = divmod(places, sum(self.quotas))
         pattern = self._patterns(np.array([block]))[0, :rest]
         return block * self.quotas[member] + int((pattern == member).sum())
@@ -455,12 +437,7 @@ class Mixed:
         return {name: [one[name] for one in found] for name in found[0]}
 
     def positions(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions of the records at some places of an epoch, int64 (n,).
-
-        Args:
-            epoch: number of the epoch, from 0.
-            places: int64 (n,), places in the epoch.
-        """
+        """Return the positions of the records at some places of an epoch, int64 (n,)."""
         members, counts = self.mixture.members(places)
         found = np.empty(len(places), np.int64)
         for member, order in enumerate(self.orders):
@@ -477,10 +454,7 @@ class Mixed:
 class _KnownOrder:
     """An order that remembers the places around those that were asked for last. Thread-safe; copies start empty.
 
-    For readers that ask for neighbouring places, few at each call: each call costs as much as a thousand places.
-
-    Args:
-        order: the order itself.
+    For readers that ask for few neighbouring places at each call, which costs as much as a thousand places.
     """
 
     def __init__(self, order: EpochOrder) -> None:
@@ -492,21 +466,13 @@ class _KnownOrder:
 
     @property
     def num_records(self) -> int:
-        """Number of places in an epoch."""
         return self._order.num_records
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the order beside the records themselves, as JSON values."""
         return self._order.identity
 
     def positions(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions of the records at some neighbouring places of an epoch, int64 (n,), in their order.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            places: int64 (n,), places in the epoch, each the one after the other.
-        """
         if not len(places):
             return places
         first, last = int(places[0]) // _PLACES_AT_ONCE, int(places[-1]) // _PLACES_AT_ONCE
@@ -564,11 +530,7 @@ class Schedule:
         return full + (rest > 0 and not self.drop_last)
 
     def place(self, step: int) -> int:
-        """Return the first place of a step; for the step after the last one, the end of the epoch.
-
-        Args:
-            step: number of the step, from 0 to `num_steps`.
-        """
+        """Return the first place of a step; for the step after the last one, the end of the epoch."""
         last = self.num_steps
         if step >= last:
             return self.start + last * self._step if self.drop_last else max(self.start, self.num_places)
@@ -579,12 +541,7 @@ class Schedule:
         return self.start + step * self._step
 
     def bounds(self, step: int, rank: int) -> tuple[int, int]:
-        """Return the first place of one rank's batch, and the place after its last one.
-
-        Args:
-            step: number of the step, from 0.
-            rank: rank whose batch it is.
-        """
+        """Return the first place of one rank's batch, and the place after its last one."""
         start, stop = self.place(step), self.place(step + 1)
         size = stop - start
         first, behind = (start + size * number // self.world_size for number in (rank, rank + 1))
@@ -630,25 +587,13 @@ class Position:
         return self.step >= self.schedule.num_steps > 0
 
     def for_worker(self, worker_id: int, num_workers: int) -> Position:
-        """Return the position for one of several workers that share the steps; itself if it is a worker's already.
-
-        Args:
-            worker_id: number of the worker, from 0.
-            num_workers: number of workers that share the steps.
-        """
+        """Return the position for one of several workers that share the steps; itself if it is a worker's already."""
         if self.num_workers == num_workers:
             return self
         return Position(self.epoch, self.schedule, self.step + worker_id, num_workers)
 
     def jobs(self, order: EpochOrder, units: Units | None, rank: int, steps: range) -> Iterator[BatchJob]:
-        """Yield the job of a rank for each step.
-
-        Args:
-            order: order in which an epoch takes the records.
-            units: batches or packed rows that replace records, or None.
-            rank: rank whose batches are made.
-            steps: numbers of the steps, from 0, to yield jobs for.
-        """
+        """Yield the job of a rank for each step, given the order in which an epoch takes records, or their units."""
         if units is not None:
             for step in steps:
                 yield self._job_of_units(units, rank, step)
@@ -807,31 +752,44 @@ class Units(Protocol):
         """Return the positions of the records of a unit, int64 (n,)."""
 
 
-class Client(Protocol):
-    """The library that batches are for: numpy or torch. Picklable."""
+@final
+@frozen()
+class Client:
+    """The library that batches are for, and whether it gets them as tuples.
+
+    Attributes:
+        library: "numpy" or "torch".
+        names: fields of the tuple, in its order; None for dicts of all fields.
+    """
+
+    library: Literal["numpy", "torch"]
+    names: tuple[str, ...] | None = None
 
     def convert(self, batch: dict[str, Any]) -> Any:
         """Return a batch of arrays in the library's own types.
 
+        Tensors have the memory of the arrays, unless torch cannot use it: read-only, in reverse order, or of foreign
+        byte order. Times are int64 of microseconds; text and objects stay.
+
         Args:
             batch: arrays and lists by feature name.
+
+        Raises:
+            OptionError: a transform has dropped a field of the tuple.
         """
+        batch = batch if self.names is None else chosen_fields(batch, self.names)
+        if self.library == "torch":
+            batch = {name: _tensor(value) for name, value in batch.items()}
+        return Sample(batch) if self.names is None else tuple(batch.values())
 
     def worker(self) -> tuple[int, int]:
         """Return worker_id and num_workers of the `DataLoader` that this process works for; (0, 1) outside of one."""
+        if self.library == "numpy":
+            return 0, 1
+        from torch.utils.data import get_worker_info
 
-
-@final
-class Numpy:
-    """Batches of numpy arrays."""
-
-    def convert(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the batch as it is."""
-        return Sample(batch)
-
-    def worker(self) -> tuple[int, int]:
-        """Return (0, 1): nothing shares the steps."""
-        return 0, 1
+        info = get_worker_info()
+        return (0, 1) if info is None else (info.id, info.num_workers)
 
 
 _SEEN_AS = {
@@ -840,28 +798,6 @@ _SEEN_AS = {
     "timedelta64[us]": ("int64", None),
 }
 """Dtypes of arrays that torch does not take: numpy's dtype of the same bits, and torch's own, if it has one."""
-
-
-@final
-class Torch:
-    """Batches of tensors."""
-
-    def convert(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the batch with each array as a tensor: times are int64 of microseconds, text and objects stay.
-
-        The memory is the same, unless torch cannot use it: read-only, in reverse order, or of foreign byte order.
-
-        Args:
-            batch: arrays and lists by feature name.
-        """
-        return Sample({name: _tensor(value) for name, value in batch.items()})
-
-    def worker(self) -> tuple[int, int]:
-        """Return worker_id and num_workers of the `DataLoader` that this process works for; (0, 1) outside of one."""
-        from torch.utils.data import get_worker_info
-
-        info = get_worker_info()
-        return (0, 1) if info is None else (info.id, info.num_workers)
 
 
 def _tensor(value: Any) -> Any:
@@ -881,35 +817,6 @@ def _tensor(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _tensor(item) for name, item in value.items()}
     return [_tensor(item) for item in value] if isinstance(value, list) else value
-
-
-@final
-@frozen()
-class Supervised:
-    """Batches of another client, as tuples.
-
-    Attributes:
-        client: the other client.
-        names: fields of the tuple, in its order.
-    """
-
-    client: Client
-    names: tuple[str, ...]
-
-    def convert(self, batch: dict[str, Any]) -> Any:
-        """Return the fields of the tuple.
-
-        Args:
-            batch: arrays and lists by feature name.
-
-        Raises:
-            OptionError: a transform has dropped one.
-        """
-        return tuple(self.client.convert(chosen_fields(batch, self.names)).values())
-
-    def worker(self) -> tuple[int, int]:
-        """Return what the other client returns."""
-        return self.client.worker()
 
 
 def supervised_fields(given: Any, features: Collection[str] | None) -> tuple[str, ...] | None:
@@ -972,11 +879,6 @@ def register_iterable(kind: type) -> None:
     IterableDataset.register(kind)  # an abstract base class, which only requires `__iter__`
 
 
-def _nothing_to_fetch(is_local: bool) -> LookAhead | None:
-    del is_local
-    return None
-
-
 def _reads_in_one_go(window: Any) -> bool:
     """Return whether an order reads each shard in one go, given its window; that of a mix is a list."""
     return all(map(_reads_in_one_go, window)) if isinstance(window, list) else window is not None
@@ -998,10 +900,10 @@ class Batches:
         client: library that the batches are for.
         skipped: records that were skipped because they are damaged.
         identity: what identifies the dataset and its order, by name; a state with another identity is refused.
+        look_ahead: returns what fetches the shards of an epoch before they are needed, or None if they are all local;
+            its argument says whether the epoch reads each shard in one go.
         units: batches or packed rows that replace records, or None.
         collate_fn: function that makes a batch of a list of samples, or None.
-        look_ahead: returns what fetches the shards of an epoch before they are needed, or None if they are all local.
-            `is_local` tells it whether the epoch reads each shard in one go.
     """
 
     def __init__(  # noqa: PLR0913 -- all but the first by name
@@ -1013,9 +915,9 @@ class Batches:
         client: Client,
         skipped: Skipped,
         identity: Mapping[str, Any],
+        look_ahead: Callable[[bool], LookAhead | None],
         units: Units | None = None,
         collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
-        look_ahead: Callable[[bool], LookAhead | None] = _nothing_to_fetch,
     ) -> None:
         self._order = order
         self._known_order = _KnownOrder(order)
@@ -1038,8 +940,7 @@ class Batches:
         if self._units is None:
             size = f"{size}, {count_of(len(self), 'step')}"
         ranks = f", rank {cut.rank} of {cut.world_size}" if cut.world_size > 1 else ""
-        library = type(self._client).__name__.lower()
-        return f"Batches({num_records}, {size}{ranks}, for {library}, next epoch {self._epoch})"
+        return f"Batches({num_records}, {size}{ranks}, for {self._client.library}, next epoch {self._epoch})"
 
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch; with `bucket` or `pack`, in the next one."""
@@ -1061,22 +962,13 @@ class Batches:
                     self._check_skipped(step)
 
     def num_steps(self, epoch: int, start: int = 0) -> int:
-        """Return the number of batches in an epoch.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            start: place of the epoch at which the first of them begins, on all ranks.
-        """
+        """Return the number of batches in an epoch, of which the first begins at place `start` on all ranks."""
         return self._schedule(epoch, start).num_steps
 
     def place_after(self, epoch: int, start: int) -> int:
         """Return the place at which all ranks are after the step that begins at `start`, the end if none does.
 
         Steps that begin one where the other ends are those of the whole epoch: any place of a step tells the rest.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            start: place of the epoch.
         """
         return self._schedule(epoch, start).place(1)
 

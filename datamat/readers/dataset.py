@@ -31,15 +31,11 @@ from datamat.parallel.affinity import physical_cores
 from datamat.readers import preview as drawing
 from datamat.readers.batches import (
     Batches,
-    Cut,
+    Client,
     Mixed,
     Mixture,
-    Numpy,
-    Supervised,
-    Torch,
     check_rank,
     check_seed,
-    check_shuffle,
     default_rank,
     records_at,
     register_iterable,
@@ -52,7 +48,7 @@ from datamat.readers.preview import Picture
 from datamat.readers.records import KeyIndex, RecordFiles, SampleReader, SkippedRecords
 from datamat.readers.remote import Loaded, ahead
 from datamat.readers.sample import Sample
-from datamat.readers.sequences import Budget, Form, Planner, one_budget
+from datamat.readers.sequences import Budget, Planner, one_budget
 from datamat.readers.tf import pipeline as tf_reader
 from datamat.readers.tf import source as tf_source
 from datamat.readers.views import (
@@ -71,7 +67,7 @@ from datamat.values import frozen
 
 if TYPE_CHECKING:
     from datamat.directory.manifest import IndexInfo, ShardInfo
-    from datamat.readers.batches import Client, EpochOrder
+    from datamat.readers.batches import EpochOrder
 
 
 __all__ = ["ShardedDataset", "concat", "load", "mix"]
@@ -503,16 +499,15 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         given, of_tf = BatchOptions.of("to_tf", batch_size, options), TfOptions() if tf is None else tf
         if not isinstance(of_tf, TfOptions):
             raise OptionError(f"tf is {tf!r}; want something like TfOptions(cache=True)")
-        form = dataclasses.replace(given.form, as_supervised=None)
-        ranks = _ranks(given.rank, given.world_size)
-        is_planned = form.makes_batches or ranks is not None
+        given.cut(0, 1)  # raises where a number is out of range
+        is_planned = given.makes_batches or given.world_size is not None
         transform = given.transform
         if transform is not None and (tf_source.wants_arrays(transform) or is_planned):
             transform = self._sample_transform(transform, given.seed, given.untouched)
         elif transform is not None:
             FunctionStage(transform)  # raises where it cannot be called
         is_changed = self._records.is_mapped or transform is not None or of_tf.static_transform is not None
-        has_others = is_changed or form.makes_batches
+        has_others = is_changed or given.makes_batches
         read = tf_source.ReadOptions(
             batch_size,
             given.shuffle,
@@ -528,23 +523,26 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             of_tf.deterministic,
             supervised_fields(given.as_supervised, None if has_others else self.features),
         )
-        tf_source.check_form(form, read, given.world_size)
-        once_shuffled = False if read.keeps_samples else given.shuffle
+        tf_source.check_form(given, read)
+        shuffle = False if read.keeps_samples else given.shuffle
+        in_python = dataclasses.replace(given, shuffle=shuffle, as_supervised=None)
         own_transform = transform if is_planned else None
 
         def own() -> ShardedDataset:
-            apart = self._with_records(self._records.changed(_with_own_files))
+            apart = self._with_records(
+                self._records.changed(lambda part: dataclasses.replace(part, reader=part.reader.with_own_files()))
+            )
             apart._known_lengths = self._known_lengths
             return apart
 
         def open_batches(size: int | None, drop_last: bool) -> Batches:
-            cut = dataclasses.replace(given, batch_size=size, drop_last=drop_last).cut(0, 1)
-            return own()._batches(cut, once_shuffled, given.seed, own_transform, Numpy(), form)
+            sized = dataclasses.replace(in_python, batch_size=size, drop_last=drop_last)
+            return own()._batches(sized, own_transform, "numpy")
 
         @functools.cache
         def some_samples(count: int) -> list[dict[str, Any]]:
             places = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))
-            return list(own().select(places)._batches(Cut(), False, given.seed, own_transform, Numpy(), Form()))
+            return list(own().select(places)._batches(BatchOptions(seed=given.seed), own_transform, "numpy"))
 
         parts = self._records.parts
         shards = [info for part in parts for info in part.shards]
@@ -561,8 +559,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             all(part.folder.local_path() is not None for part in parts),
             self._records.is_skipping,
             self._records.damage_in,
-            form,
-            ranks is not None,
+            in_python,
+            given.world_size is not None,
             own_transform is not None,
             open_batches,
             some_samples,
@@ -597,7 +595,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             ...     batch["image"].shape, batch["key"][:2]
             ((32, 360, 480, 3), ['0001TP_006690#2', '0016E5_01530#0'])
         """
-        return self._loaded(BatchOptions.of("to_numpy", batch_size, options), Numpy(), (0, 1))
+        return self._loaded(BatchOptions.of("to_numpy", batch_size, options), "numpy", (0, 1))
 
     @takes(*BATCH_PARAMETERS)
     def to_torch(self, batch_size: int | None = None, **options: Unpack[BatchKeywords]) -> Batches:
@@ -622,7 +620,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             >>> images = next(iter(loader))["image"].permute(0, 3, 1, 2)   # doctest: +SKIP
         """
         register_iterable(Batches)
-        return self._loaded(BatchOptions.of("to_torch", batch_size, options), Torch(), default_rank())
+        return self._loaded(BatchOptions.of("to_torch", batch_size, options), "torch", default_rank())
 
     def preview(self, count: int = 8, *, columns: int = 4, opacity: float = 0.5) -> Picture:
         """Return a picture of samples: images with their masks drawn over them, keys, labels, texts, and the classes.
@@ -767,55 +765,50 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         names = field_names(untouched)
         return None if transform is None else SampleTransform(transform, self.features, seed, names)
 
-    def _loaded(self, options: BatchOptions, client: Client, default: tuple[int, int]) -> Batches:
+    def _loaded(self, options: BatchOptions, library: Literal["numpy", "torch"], default: tuple[int, int]) -> Batches:
         transform = self._sample_transform(options.transform, options.seed, options.untouched)
-        return self._batches(options.cut(*default), options.shuffle, options.seed, transform, client, options.form)
+        return self._batches(options, transform, library, default)
 
     def _batches(
         self,
-        options: Cut,
-        shuffle: bool | int,
-        seed: int,
+        options: BatchOptions,
         transform: SampleTransform | None,
-        client: Client,
-        form: Form,
+        library: Literal["numpy", "torch"],
+        default: tuple[int, int] = (0, 1),
     ) -> Batches:
-        changes = self._records.transformed(transform)
-        form.check(options, None if self._records.is_mapped else self.features, may_add=changes is not None)
-        order = self._order(shuffle, seed)
-        units = None
-        if form.unit is not None:
-            field, tokens, packs = form.unit
+        cut, changes = options.cut(*default), self._records.transformed(transform)
+        options.check(None if self._records.is_mapped else self.features, may_add=changes is not None)
+        order = self._order(options.shuffle, options.seed)
+        units, shuffles = None, options.shuffle is not False
+        if options.unit is not None:
+            field, tokens, packs = options.unit
             lengths = self._lengths(field)
-            units = Planner(
-                order, lengths, tokens, options.batch_size, seed, packs=packs, shuffles=shuffle is not False
-            )
-        shapes = form.shapes
-        if form.bucket is not None and changes is not None:
-            shapes = (Budget(*one_budget("bucket", form.bucket, None)), *shapes)
+            units = Planner(order, lengths, tokens, cut.batch_size, options.seed, packs=packs, shuffles=shuffles)
+        shapes = options.shapes
+        if options.bucket is not None and changes is not None:
+            shapes = (Budget(*one_budget(options.bucket)), *shapes)
         maker = BatchMaker(
             self._records.read_or_skip,
             changes,
             ragged_names(self._features_of_batches(is_changed=changes is not None)),
             self.features.nesting,
-            options.batch_size is not None or form.unit is not None,
+            options.batch_size is not None or options.unit is not None,
             self._records.read_block if self._records.block_records else None,
             self._records.block_records,
             self._records.num_threads if changes is None else len(physical_cores()),
             shapes=shapes,
-            keeps_samples=form.collate_fn is not None,
+            keeps_samples=options.collate_fn is not None,
         )
-        supervised = supervised_fields(form.as_supervised, None)
         return Batches(
             order,
             maker,
-            options,
-            client=client if supervised is None else Supervised(client, supervised),
+            cut,
+            client=Client(library, supervised_fields(options.as_supervised, None)),
             skipped=self._records,
             identity={**self._identity, **order.identity},
-            units=units,
-            collate_fn=form.collate_fn,
             look_ahead=self._records.look_ahead,
+            units=units,
+            collate_fn=options.collate_fn,
         )
 
     def _features_of_batches(self, *, is_changed: bool) -> Features:
@@ -841,7 +834,6 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return self._known_lengths[field]
 
     def _order(self, shuffle: bool | int, seed: int) -> EpochOrder:
-        check_shuffle(shuffle)
         if self._mix is None:
             return order_of(self._records, self._selection, shuffle, seed)
         return self._mix.order(self._records, shuffle, seed)
@@ -856,18 +848,6 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             made_of.append(self._selection.digest)
         records = made_of[0] if len(made_of) == 1 else xxhash.xxh3_64_hexdigest("|".join(made_of).encode())
         return {"num_records": len(self), "records": records}
-
-
-def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
-    """Return rank and number of ranks; None where neither is given."""
-    if rank is None or world_size is None:  # neither is given
-        return None
-    check_rank(rank, world_size, "world_size")
-    return rank, world_size
-
-
-def _with_own_files(part: Part) -> Part:
-    return dataclasses.replace(part, reader=part.reader.with_own_files())
 
 
 # ---------------------------------------------------------------- several datasets as one

@@ -44,7 +44,6 @@ __all__ = [
     "DecodingThreads",
     "MemoryPool",
     "SampleList",
-    "SampleSlot",
     "Skipped",
     "closed_at_exit",
     "in_blocks",
@@ -78,13 +77,6 @@ class DecodingThreads(concurrent.futures.ThreadPoolExecutor):
     """
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> concurrent.futures.Future[_T]:
-        """Return the future result of a call.
-
-        Args:
-            fn: function to call.
-            args: positional arguments of the call.
-            kwargs: keyword arguments of the call.
-        """
         try:
             return super().submit(fn, *args, **kwargs)
         except RuntimeError as error:
@@ -157,12 +149,7 @@ class MemoryPool:
         self._lock = threading.Lock()
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        """Return an array with arbitrary content.
-
-        Args:
-            shape: shape of the array.
-            dtype: dtype of the array.
-        """
+        """Return an array with arbitrary content."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes < _LEAST_BYTES:
             return np.empty(shape, dtype)
@@ -232,11 +219,7 @@ class BatchBuffer:
         self._rows = [False] * num_rows
 
     def memory(self, row: int) -> dict[str, np.ndarray]:
-        """Return the memory for the values of a row, by name, as far as its columns exist already.
-
-        Args:
-            row: number of the row in the batch, from 0.
-        """
+        """Return the memory for the values of a row, by name, as far as its columns exist already."""
         return {
             name: array for name, column in list(self._columns.items()) if (array := column.memory(row)) is not None
         }
@@ -247,7 +230,7 @@ class BatchBuffer:
         Args:
             row: number of the row in the batch, from 0.
             sample: decoded values by feature name, `key` among them.
-            lent: what `memory` returned for this row; a value that is one of these arrays lies in the batch already.
+            lent: what `memory` returned for this row.
 
         Raises:
             SchemaError: the sample has other fields than another one of the batch.
@@ -292,41 +275,16 @@ class BatchBuffer:
 
 
 @final
-class SampleSlot:
-    """Takes the single sample of a job that makes no batch."""
-
-    def __init__(self) -> None:
-        self._sample: Mapping[str, Any] = {}
-
-    def memory(self, row: int) -> dict[str, np.ndarray]:
-        """Return nothing: the sample brings its own memory."""
-        del row
-        return {}
-
-    def put(self, row: int, sample: Mapping[str, Any], lent: Mapping[str, np.ndarray] = _NOTHING) -> None:
-        """Take the sample as it is."""
-        del row, lent
-        self._sample = sample
-
-    def finish(self) -> dict[str, Any]:
-        """Return the sample; empty if there was none."""
-        return dict(self._sample)
-
-    @property
-    def found(self) -> list[int]:
-        """Number of the row, if it got a sample."""
-        return [0] if self._sample else []
-
-
-@final
 class SampleList:
-    """Gathers the samples of one batch as they are, for a function that collates them.
+    """Gathers the samples of one job as they are: for a function that collates them, or the only one of no batch.
 
     Args:
-        num_rows: number of rows in the batch.
+        num_rows: number of rows of the job.
+        is_batch: whether they are to be collated.
     """
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, *, is_batch: bool) -> None:
+        self.is_batch = is_batch
         self._samples: list[dict[str, Any] | None] = [None] * num_rows
 
     def memory(self, row: int) -> dict[str, np.ndarray]:
@@ -345,9 +303,9 @@ class SampleList:
         return [row for row, sample in enumerate(self._samples) if sample is not None]
 
     def finish(self) -> dict[str, Any]:
-        """Return the samples as a list under ""; nothing if there are none."""
+        """Return the samples as a list under "", or the only one itself; nothing if there are none."""
         samples = [sample for sample in self._samples if sample is not None]
-        return {"": samples} if samples else {}
+        return {"": samples} if samples and self.is_batch else samples[0] if samples else {}
 
 
 @final
@@ -413,7 +371,7 @@ def _is_array(value: Any) -> bool:
 
 _LEAST_BLOCK_ROWS = 16  # fewer are read sooner one by one
 
-Buffer: TypeAlias = "BatchBuffer | SampleSlot | SampleList"
+Buffer: TypeAlias = "BatchBuffer | SampleList"
 """What gathers the samples of a job."""
 
 _unfinished: weakref.WeakSet[Generator[dict[str, Any]]] = weakref.WeakSet()
@@ -496,16 +454,9 @@ class BatchMaker:
         return batch
 
     def buffer(self, job: BatchJob, allocate: Allocate) -> Buffer:
-        """Return an empty buffer for the samples of a job.
-
-        Args:
-            job: batch to make: positions of its records, and the epoch.
-            allocate: returns an array of a shape and dtype, of any content.
-        """
-        if self.keeps_samples:
-            return SampleList(len(job.positions))
-        if not self.is_batched:
-            return SampleSlot()
+        """Return an empty buffer for the samples of a job."""
+        if self.keeps_samples or not self.is_batched:
+            return SampleList(len(job.positions), is_batch=self.keeps_samples)
         return BatchBuffer(len(job.positions), self.ragged, allocate, self.nesting)
 
     def fill(self, buffer: Buffer, job: BatchJob, rows: range, *, seeds_globals: bool = False) -> None:
@@ -594,18 +545,12 @@ def in_threads(
 
 
 def made_here(job: BatchJob, maker: BatchMaker, memory: MemoryPool) -> dict[str, Any]:
-    """Return the batch of a job, made by this thread and threads that all callers share; empty if it has no records.
-
-    Args:
-        job: batch to make.
-        maker: reads, decodes and transforms the records of a batch.
-        memory: allocates the arrays of the batch.
-    """
+    """Return the batch of a job, made by this thread and threads that all callers share; empty if it has no records."""
     keep_freed_pages_again()
     buffer = maker.buffer(job, memory.allocate)
     size = len(job.positions)
     # Small records are read many at once, and functions of Python hold the GIL: others would not help.
-    is_alone = maker.transform is not None or maker.read_block is not None or isinstance(buffer, SampleSlot)
+    is_alone = maker.transform is not None or maker.read_block is not None or not maker.is_batched
     step = max(1, size if is_alone else -(-size // maker.num_threads))
     own, *others = (range(size)[first : first + step] for first in range(0, max(1, size), step))
     helping = [shared_threads().submit(maker.fill, buffer, job, run) for run in others]
@@ -723,11 +668,7 @@ class _Worker:
 
 
 def closed_at_exit(batches: Generator[dict[str, Any]]) -> Generator[dict[str, Any]]:
-    """Return the same generator, which is closed at exit if the program ends in the middle of an epoch.
-
-    Args:
-        batches: generator of batches, whose clean-up needs modules that the interpreter takes down later.
-    """
+    """Return the same generator, closed at exit: its clean-up needs modules that the interpreter takes down later."""
     _unfinished.add(batches)
     return batches
 

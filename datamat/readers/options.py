@@ -5,13 +5,18 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from datamat.errors import OptionError
 from datamat.options import check_flags, refuse_others
-from datamat.readers.batches import Cut, check_seed
-from datamat.readers.sequences import Form
+from datamat.readers.batches import Cut, check_seed, check_shuffle, supervised_fields
+from datamat.readers.sequences import Packing, Padding, check_padded, one_budget, packed_fields
 from datamat.values import frozen
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from datamat.features import Features
 
 __all__ = ["BATCH_PARAMETERS", "BatchKeywords", "BatchOptions", "TfOptions"]
 
@@ -100,6 +105,7 @@ class BatchOptions:
     as_supervised: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        check_shuffle(self.shuffle)
         check_seed(self.seed)
         check_flags(drop_last=self.drop_last)
         if (self.rank is None) != (self.world_size is None):
@@ -127,9 +133,53 @@ class BatchOptions:
         return Cut(self.batch_size, self.drop_last, rank, world_size, self.num_workers, self.num_threads, self.prefetch)
 
     @property
-    def form(self) -> Form:
-        """What is made of samples beside stacking them."""
-        return Form(self.pad, self.bucket, self.pack, self.collate_fn, self.as_supervised)
+    def makes_batches(self) -> bool:
+        """Whether anything but stacking makes batches."""
+        return any(one is not None for one in (self.pad, self.bucket, self.pack, self.collate_fn))
+
+    @property
+    def unit(self) -> tuple[str, int, bool] | None:
+        """Field by which records are put together, the tokens of a unit, and whether units are packed rows."""
+        if self.pack is not None:
+            fields, tokens = packed_fields(self.pack)
+            return fields[0], tokens, True
+        return None if self.bucket is None else (*one_budget(self.bucket), False)
+
+    @property
+    def shapes(self) -> tuple[Callable[[dict[str, Any], np.ndarray], dict[str, Any]], ...]:
+        """What a finished batch goes through."""
+        if self.pack is not None:
+            return (Packing(*packed_fields(self.pack), dict(self.pad or {})),)
+        return () if self.pad is None else (Padding(dict(self.pad)),)
+
+    def check(self, features: Features | None, *, may_add: bool) -> None:
+        """Raise `OptionError` where arguments contradict each other, or name no field of the features.
+
+        Args:
+            features: fields of the samples that are planned with; None where a function decides them.
+            may_add: whether a transform may add fields to these.
+        """
+        given = [name for name in ("pad", "bucket", "pack") if getattr(self, name) is not None]
+        if self.bucket is not None:
+            one_budget(self.bucket, features)
+        if self.pack is not None:
+            packed_fields(self.pack, features)
+            if self.bucket is not None:
+                raise OptionError("bucket together with pack: each is a way to fill batches; choose one")
+        check_padded(self.pad, None if may_add else features)
+        if self.pad is not None and self.pack is not None and not self.pad.keys() <= self.pack.keys():
+            raise OptionError(f"pad is {self.pad!r} and pack is {self.pack!r}; with pack, pad names packed fields only")
+        if given and self.batch_size is None and self.bucket is None:
+            raise OptionError(f"{given[0]} is for batches, and batch_size is None; set the rows of a batch")
+        if self.collate_fn is not None and not callable(self.collate_fn):
+            raise OptionError(f"collate_fn is {self.collate_fn!r}; want a function of a list of samples")
+        if self.collate_fn is not None and self.shapes:
+            raise OptionError(f"collate_fn together with {given[0]}: it gets samples and returns the batch; drop one")
+        if self.collate_fn is not None and self.batch_size is None and self.bucket is None:
+            raise OptionError("collate_fn is for batches, and batch_size is None; set the records of a batch")
+        supervised_fields(self.as_supervised, None if may_add or self.pack is not None else features)
+        if self.collate_fn is not None and self.as_supervised is not None:
+            raise OptionError("collate_fn together with as_supervised: it returns the batch in any form; drop one")
 
 
 @frozen(kw_only=True)

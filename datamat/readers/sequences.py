@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any, final
 
@@ -22,7 +22,7 @@ import xxhash
 
 from datamat.errors import OptionError, SampleError, count_of
 from datamat.features.nesting import value_at, with_value
-from datamat.readers.batches import permuted, supervised_fields
+from datamat.readers.batches import permuted
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -30,11 +30,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from datamat.features import Features
-    from datamat.readers.batches import Cut, EpochOrder
+    from datamat.readers.batches import EpochOrder
 
 
-__all__ = ["Budget", "Form", "Packing", "Padding", "Planner", "one_budget"]
+__all__ = ["Budget", "Packing", "Padding", "Planner", "check_padded", "one_budget", "packed_fields"]
 
 _WINDOW = 4096  # places whose records are sorted or fitted together
 
@@ -44,7 +43,7 @@ _WINDOW = 4096  # places whose records are sorted or fitted together
 
 @final
 class Planner:
-    """Cuts the epochs of an order into units of several records. Thread-safe and picklable.
+    """Cuts the epochs of an order into units of several records, as `Units` wants them. Thread-safe and picklable.
 
     Args:
         order: order of the records in each epoch.
@@ -75,7 +74,7 @@ class Planner:
         self._budget = budget
         self._most = most
         self._seed = seed
-        self._packs = packs
+        self.packs = packs
         self._shuffles = shuffles
         self._plans: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         if len(lengths) and lengths.max() > budget:
@@ -89,27 +88,17 @@ class Planner:
         return {**self.__dict__, "_plans": {}}
 
     @property
-    def packs(self) -> bool:
-        """Whether units are packed rows; otherwise each is a batch."""
-        return self._packs
-
-    @property
     def identity(self) -> dict[str, Any]:
         """What decides the units beside the order, as JSON values."""
         digest = xxhash.xxh3_64_hexdigest(self._lengths.astype("<i8").tobytes())
-        return {"units": [self._packs, self._budget, None if self._packs else self._most, self._shuffles, digest]}
+        return {"units": [self.packs, self._budget, None if self.packs else self._most, self._shuffles, digest]}
 
     def num_units(self, epoch: int) -> int:
         """Return the number of units of an epoch."""
         return len(self._plan(epoch)[1]) - 1
 
     def unit(self, epoch: int, number: int) -> NDArray[np.int64]:
-        """Return the positions of the records of a unit, int64 (n,).
-
-        Args:
-            epoch: number of the epoch, from 0.
-            number: number of the unit in the epoch, from 0.
-        """
+        """Return the positions of the records of a unit, int64 (n,)."""
         positions, bounds = self._plan(epoch)
         return positions[bounds[number] : bounds[number + 1]]
 
@@ -130,7 +119,7 @@ class Planner:
         positions = self._order.positions(epoch, places)
         lengths = self._lengths[positions]
         by_length = np.argsort(lengths, kind="stable")
-        cut = _rows if self._packs else _batches
+        cut = _rows if self.packs else _batches
         units = [positions[unit] for unit in cut(by_length, lengths, self._budget, self._most)]
         if self._shuffles and len(units) > 1:
             shuffled = permuted(np.arange(len(units)), len(units), self._seed, epoch, first, 1)
@@ -189,12 +178,7 @@ class Padding:
     values: Mapping[str, float]
 
     def __call__(self, batch: dict[str, Any], rows: NDArray[np.int64]) -> dict[str, Any]:
-        """Return the batch with (n, longest, ...) in place of n arrays, and their lengths as NAME_length.
-
-        Args:
-            batch: arrays and lists by feature name.
-            rows: ignored.
-        """
+        """Return the batch with (n, longest, ...) in place of n arrays, and their lengths as NAME_length."""
         del rows
         found = batch
         for name, value in self.values.items():
@@ -333,11 +317,7 @@ class Budget:
     tokens: int
 
     def __call__(self, batch: dict[str, Any], rows: NDArray[np.int64]) -> dict[str, Any]:
-        """Return the batch unchanged.
-
-        Args:
-            batch: arrays and lists by feature name, or a list of samples under "".
-            rows: ignored.
+        """Return the batch unchanged, which may be a list of samples under "".
 
         Raises:
             SampleError: the batch has more tokens than its budget, or a value has no length.
@@ -380,18 +360,18 @@ def _by_row(values: Any, rows: NDArray[np.int64], num_rows: int) -> Any:
 # ---------------------------------------------------------------- arguments
 
 
-def one_budget(name: str, value: Any, features: Mapping[str, Any] | None) -> tuple[str, int]:
+def one_budget(value: Any, features: Mapping[str, Any] | None = None) -> tuple[str, int]:
     """Return field and tokens of `bucket={field: tokens}`.
 
     Raises:
         OptionError: the value is no such dict, or names no field.
     """
     if not isinstance(value, Mapping) or len(value) != 1:
-        raise OptionError(f"{name} is {value!r}; want one field and its most tokens, as in {name}={{'tokens': 4096}}")
-    return next(iter(_checked(name, value, features).items()))
+        raise OptionError(f"bucket is {value!r}; want one field and its most tokens, as in bucket={{'tokens': 4096}}")
+    return next(iter(_checked("bucket", value, features).items()))
 
 
-def packed_fields(value: Any, features: Mapping[str, Any] | None) -> tuple[tuple[str, ...], int]:
+def packed_fields(value: Any, features: Mapping[str, Any] | None = None) -> tuple[tuple[str, ...], int]:
     """Return the fields and tokens of `pack={field: tokens, ...}`.
 
     Raises:
@@ -423,65 +403,3 @@ def _checked(name: str, value: Mapping[Any, Any], features: Mapping[str, Any] | 
         if isinstance(tokens, bool) or not isinstance(tokens, int | np.integer) or tokens < 1:
             raise OptionError(f"{name}: {field!r} has {tokens!r} tokens; want a number, 1 or more")
     return {str(field): int(tokens) for field, tokens in value.items()}
-
-
-@final
-@frozen()
-class Form:
-    """What `to_numpy`, `to_torch` and `to_tf` make of samples beside stacking them; they document the arguments."""
-
-    pad: Mapping[str, float] | None = None
-    bucket: Mapping[str, int] | None = None
-    pack: Mapping[str, int] | None = None
-    collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None
-    as_supervised: Sequence[str] | None = None
-
-    @property
-    def makes_batches(self) -> bool:
-        """Whether anything but stacking makes batches."""
-        return any(one is not None for one in (self.pad, self.bucket, self.pack, self.collate_fn))
-
-    @property
-    def unit(self) -> tuple[str, int, bool] | None:
-        """Field by which records are put together, the tokens of a unit, and whether units are packed rows."""
-        if self.pack is not None:
-            fields, tokens = packed_fields(self.pack, None)
-            return fields[0], tokens, True
-        return None if self.bucket is None else (*one_budget("bucket", self.bucket, None), False)
-
-    @property
-    def shapes(self) -> tuple[Callable[[dict[str, Any], np.ndarray], dict[str, Any]], ...]:
-        """What a finished batch goes through."""
-        if self.pack is not None:
-            return (Packing(*packed_fields(self.pack, None), dict(self.pad or {})),)
-        return () if self.pad is None else (Padding(dict(self.pad)),)
-
-    def check(self, options: Cut, features: Features | None, *, may_add: bool) -> None:
-        """Raise `OptionError` where arguments contradict each other, or name no field of the features.
-
-        Args:
-            options: how records are cut into batches.
-            features: fields of the samples that are planned with; None where a function decides them.
-            may_add: whether a transform may add fields to these.
-        """
-        given = [name for name in ("pad", "bucket", "pack") if getattr(self, name) is not None]
-        if self.bucket is not None:
-            one_budget("bucket", self.bucket, features)
-        if self.pack is not None:
-            packed_fields(self.pack, features)
-            if self.bucket is not None:
-                raise OptionError("bucket together with pack: each is a way to fill batches; choose one")
-        check_padded(self.pad, None if may_add else features)
-        if self.pad is not None and self.pack is not None and not self.pad.keys() <= self.pack.keys():
-            raise OptionError(f"pad is {self.pad!r} and pack is {self.pack!r}; with pack, pad names packed fields only")
-        if given and options.batch_size is None and self.bucket is None:
-            raise OptionError(f"{given[0]} is for batches, and batch_size is None; set the rows of a batch")
-        if self.collate_fn is not None and not callable(self.collate_fn):
-            raise OptionError(f"collate_fn is {self.collate_fn!r}; want a function of a list of samples")
-        if self.collate_fn is not None and self.shapes:
-            raise OptionError(f"collate_fn together with {given[0]}: it gets samples and returns the batch; drop one")
-        if self.collate_fn is not None and options.batch_size is None and self.bucket is None:
-            raise OptionError("collate_fn is for batches, and batch_size is None; set the records of a batch")
-        supervised_fields(self.as_supervised, None if may_add or self.pack is not None else features)
-        if self.collate_fn is not None and self.as_supervised is not None:
-            raise OptionError("collate_fn together with as_supervised: it returns the batch in any form; drop one")

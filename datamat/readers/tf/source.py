@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from datamat.errors import OptionError
 from datamat.readers.tf.service import check_address
 from datamat.transforms.augmenter import SampleTransform, takes_arrays
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
     from datamat.features import Features
     from datamat.readers.batches import Batches
-    from datamat.readers.sequences import Form
+    from datamat.readers.options import BatchOptions
 from datamat.readers.tf.shuffling import Seeds
 
 __all__ = [
@@ -55,7 +53,7 @@ class TfSource:
         has_paths: whether the files have paths on this machine, by which TensorFlow opens them.
         skips_damage: whether damaged records are skipped and counted, which TensorFlow does not do.
         explain: function of the path of a shard that returns its damage.
-        form: what becomes of sequences in batches; Python plans these, so it reads them.
+        form: the options of batches; those that pad, bucket, pack or collate Python plans, so it reads them.
         has_ranks: whether the batches are those of one of several ranks, which Python plans, too.
         is_changed: whether a transform that Python calls is a part of `open_batches`.
         open_batches: returns the batches that Python reads, by batch_size and drop_last of `to_numpy`: in the order of
@@ -75,7 +73,7 @@ class TfSource:
     has_paths: bool
     skips_damage: bool
     explain: Callable[[str], Exception]
-    form: Form
+    form: BatchOptions
     has_ranks: bool
     is_changed: bool
     open_batches: Callable[[int | None, bool], Batches]
@@ -122,10 +120,6 @@ class ReadOptions:
     seeds: Seeds | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_size is not None and not _is_count(self.batch_size):
-            raise OptionError(f"batch_size is {self.batch_size!r}; want an int, 1 or more, or None for single samples")
-        if not isinstance(self.shuffle, bool) and not _is_count(self.shuffle):
-            raise OptionError(f"shuffle is {self.shuffle!r}; want True, False or the size of the window")
         if self.snapshot is not None and (isinstance(self.snapshot, bool) or not self.snapshot):
             raise OptionError(f"snapshot is {self.snapshot!r}; want the path of a folder")
         if self.static_transform is not None and wants_arrays(self.static_transform):
@@ -133,9 +127,6 @@ class ReadOptions:
                 "static_transform is traced by TensorFlow and wants a function of the sample alone, as what it returns "
                 "is the same in each epoch; pass an albumentations pipeline or a callable (sample, rng) as transform"
             )
-        self._check_service()
-
-    def _check_service(self) -> None:
         if self.service is None:
             if self.job is not None:
                 raise OptionError(f"job is {self.job!r} but there is no service; give service='grpc://HOST:PORT', too")
@@ -176,24 +167,13 @@ class ReadOptions:
         return self.batch_size is not None and not per_sample
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
-
-
-def check_form(form: Form, options: ReadOptions, world_size: int | None) -> None:
-    """Raise `OptionError` where batches that Python plans are asked for together with steps of TensorFlow.
-
-    Args:
-        form: what becomes of sequences in batches.
-        options: all other arguments of `to_tf`.
-        world_size: number of ranks; None for a program that trains alone.
-    """
-    planned = {name: getattr(form, name) for name in ("pack", "bucket", "pad", "collate_fn")}
-    planned["world_size"] = world_size
-    name = next((name for name, value in planned.items() if value is not None), None)
+def check_form(form: BatchOptions, options: ReadOptions) -> None:
+    """Raise `OptionError` where batches that Python plans are asked for together with steps of TensorFlow."""
+    planned = ("pack", "bucket", "pad", "collate_fn", "world_size")
+    name = next((name for name in planned if getattr(form, name) is not None), None)
     if name is None:
         return
-    if world_size is not None and not options.deterministic:
+    if form.world_size is not None and not options.deterministic:
         raise OptionError(
             "deterministic=False together with world_size: all ranks are at one place of the same order, where any of "
             "their checkpoints resumes; leave deterministic out"
