@@ -39,10 +39,6 @@ Watch: TypeAlias = "Callable[[pathlib.Path, int], None]"
 """Is told the path of an unfinished copy, and how many of its first bytes are there."""
 
 
-def _nobody(part: pathlib.Path, num_bytes: int) -> None:
-    """Watch nothing."""
-
-
 _MOST_BYTES = 10 << 30  # of copies, where the user names no folder for them
 _RECORD_OVERHEAD = 400  # bytes of the dict, its entry and the objects in it, measured for three columns
 _LOCK = ".lock"
@@ -108,25 +104,16 @@ class RecordCache:
         self._lock = threading.Lock()
 
     def get(self, position: int) -> Mapping[str, Column] | None:
-        """Return a cached record, or None.
-
-        Args:
-            position: position of the record in the dataset, from 0.
-        """
+        """Return the cached record at a position, or None."""
         return self._records.get(position)
 
     def keep(self, position: int, record: Mapping[str, Column]) -> None:
-        """Cache a record if there is room for it.
-
-        Args:
-            position: position of the record in the dataset, from 0.
-            record: encoded columns of the record.
-        """
+        """Cache the record at a position if there is room for it."""
         # Without waiting: a process forked while a thread held the lock would wait forever.
         if self.num_bytes >= self.max_bytes or not self._lock.acquire(blocking=False):
             return
         try:
-            size = _size_of(record)
+            size = _RECORD_OVERHEAD + sum(map(num_bytes_of, record.values()))
             if position not in self._records and self.num_bytes + size <= self.max_bytes:
                 self._records[position] = record
                 self.num_bytes += size
@@ -135,10 +122,6 @@ class RecordCache:
 
     def __reduce__(self) -> tuple[type[RecordCache], tuple[int]]:
         return RecordCache, (self.max_bytes,)
-
-
-def _size_of(record: Mapping[str, Column]) -> int:
-    return _RECORD_OVERHEAD + sum(map(num_bytes_of, record.values()))
 
 
 @final
@@ -179,11 +162,7 @@ class ShardStore:
         return sum(self._own.values()) > self._max_bytes
 
     def fetch(self, info: ListedFile, folder: Folder) -> pathlib.Path:
-        """Return the path of a copy of a file, made now if it is missing.
-
-        Args:
-            info: entry of the file in the manifest.
-            folder: the directory that it is in.
+        """Return the path of a copy of a file of a directory, made now if it is missing.
 
         Raises:
             CorruptDataError: the file differs from what the manifest says, also when it is fetched again.
@@ -201,18 +180,12 @@ class ShardStore:
         return copy
 
     def fetch_if_it_fits(
-        self, info: ListedFile, folder: Folder, *, wait: bool = True, watch: Watch = _nobody
+        self, info: ListedFile, folder: Folder, *, wait: bool = True, watch: Watch = lambda _part, _num_bytes: None
     ) -> pathlib.Path | None:
         """Return the path of a copy of a file as `fetch` does, or None if it does not fit.
 
-        Args:
-            info: entry of the file in the manifest.
-            folder: the directory that it is in.
-            wait: whether to wait for another process that fetches the file.
-            watch: is called with the path of the unfinished copy, and how many of its first bytes are there.
-
         Raises:
-            BlockingIOError: another process fetches it.
+            BlockingIOError: another process fetches it, and `wait` is False.
         """
         with self._translate_disk_errors(but=BlockingIOError):
             for is_last in (False, True):  # a bad cable or proxy, and what was replaced meanwhile, deserve another look
@@ -352,6 +325,8 @@ class ShardStore:
 
     def _remove(self, path: pathlib.Path) -> bool:
         """Remove a copy, or a part that a killed process left; return whether it is gone. Open readers keep working."""
+        import fcntl
+
         checksum, _, rest = path.name.partition(".")
         if not _CHECKSUM.fullmatch(checksum):
             return False
@@ -362,7 +337,7 @@ class ShardStore:
             return False
         try:
             with contextlib.suppress(FileNotFoundError), _open_to_lock(path) as file:
-                _lock_now(file)  # refused while a reader has it open
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while a reader has it open
                 path.unlink(missing_ok=True)
         except OSError:  # or where it is another user's
             return False
@@ -430,13 +405,6 @@ def _open_to_lock(path: pathlib.Path) -> BinaryIO:
         return open(path, "rb")
 
 
-def _lock_now(file: BinaryIO) -> None:
-    """Lock an open file until it is closed; raise `BlockingIOError` where another has locked it."""
-    import fcntl
-
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 def _is_at(file: BinaryIO, path: pathlib.Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
@@ -472,11 +440,11 @@ def _clear(path: pathlib.Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _used_now(copy: pathlib.Path, num_bytes: int | None = None) -> bool:
-    """Return whether a copy exists, and has its size where that is known, and mark it as used now."""
+def _used_now(copy: pathlib.Path, num_bytes: int) -> bool:
+    """Return whether a copy exists and has its size, and mark it as used now."""
     try:
         found = copy.lstat()
-        if not stat.S_ISREG(found.st_mode) or num_bytes not in (None, found.st_size):
+        if not stat.S_ISREG(found.st_mode) or found.st_size != num_bytes:
             return False
         os.utime(copy)
     except OSError:

@@ -505,12 +505,6 @@ def _labels(feature: Feature, ids: Sequence[int]) -> list[Swatch]:
 def draw(samples: Sequence[Mapping[str, Any]], features: Features, columns: int, opacity: float) -> Picture:
     """Return samples side by side: their pictures, below them keys and all that is not drawn, then the legends.
 
-    Args:
-        samples: decoded samples, each with its `key`.
-        features: schema of the samples, which says what is a picture, a mask or boxes.
-        columns: number of samples in a row, at least 1.
-        opacity: opacity of the masks, from 0 (invisible) to 1 (the image is hidden).
-
     Raises:
         OptionError: an argument is out of range.
     """
@@ -523,12 +517,7 @@ def draw(samples: Sequence[Mapping[str, Any]], features: Features, columns: int,
 
 
 def draw_drawn(rows: Sequence[Sequence[tuple[str, Mapping[str, Any]]]], features: Features, opacity: float) -> Picture:
-    """Return samples before and after a transform: a row for each, as it was read and then its copies.
-
-    Args:
-        rows: title and decoded sample of each picture, row by row.
-        features: schema of the samples.
-        opacity: opacity of the masks, from 0 (invisible) to 1 (the image is hidden).
+    """Return titled samples before and after a transform: a row for each, as it was read and then its copies.
 
     Raises:
         OptionError: the opacity is out of range.

@@ -44,11 +44,11 @@ from datamat.readers.remote import SMALL_BYTES, Download, Loaded, RemoteReader, 
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from datamat.directory.manifest import Manifest, ShardInfo
+    from datamat.directory.manifest import IndexInfo, Manifest, ShardInfo
     from datamat.features import Features
     from datamat.features.base import Column, ColumnBlock, Kind
     from datamat.formats import RecordSpan, RecordSpans, ShardReader
@@ -86,11 +86,12 @@ class SkippedRecords:
     """
 
     def __init__(self, policy: str | ErrorPolicy, num_records: int) -> None:
-        self._policy = policy if isinstance(policy, ErrorPolicy) else ErrorPolicy(_checked(policy))
-        if self._policy.action == "quarantine" or self._policy.retries:
+        found = ErrorPolicy(policy) if policy in ("raise", "skip") else policy  # type: ignore[arg-type]  # one of them
+        if not isinstance(found, ErrorPolicy) or found.action == "quarantine" or found.retries:
             raise OptionError(
                 f"errors={policy!r}: readers raise or skip; want 'raise', 'skip' or ErrorPolicy('skip', max_errors=...)"
             )
+        self._policy = found
         limit = self._policy.limit(num_records)
         # Without a limit, any number but all of them: as when writing.
         self._most = limit if limit is not None else num_records - 1
@@ -128,22 +129,14 @@ class SkippedRecords:
         self._check(error)
 
     def log(self, error: CorruptDataError) -> None:
-        """Log a damage, unless that was done before.
-
-        Args:
-            error: the error of a record that it reaches, or lies beside.
-        """
+        """Log the damage of a record, unless that was done before, for this one or another."""
         damage = _damage_in_words(error)
         if damage not in self._logged:
             self._logged[damage] = None
             _logger.warning("skipped, %d so far: %s", len(self._positions), error)
 
     def add(self, positions: Iterable[int]) -> None:
-        """Count records that another process has skipped and logged; raise as `skip` does.
-
-        Args:
-            positions: positions of the records in the dataset, from 0.
-        """
+        """Count records that another process has skipped and logged, by position; raise as `skip` does."""
         self._positions.update(dict.fromkeys(positions))
         self._check(None)
 
@@ -166,12 +159,6 @@ def _damage_in_words(error: CorruptDataError) -> str:
 
 
 _RECORD = re.compile(r"record \d+|(?: \(key '.*'\))\Z")
-
-
-def _checked(policy: Any) -> Any:
-    if policy not in ("raise", "skip"):
-        raise OptionError(f"errors is {policy!r}; want 'raise', 'skip' or ErrorPolicy('skip', max_errors=...)")
-    return policy
 
 
 # ---------------------------------------------------------------- offsets, mapped
@@ -233,14 +220,7 @@ class MappedOffsets:
             raise CorruptDataError(f"{path} was changed while it was opened: {error}; verify its directory") from error
 
     def span(self, number: int) -> RecordSpan:
-        """Return offset, size and skip of a record.
-
-        Args:
-            number: number of the record in its shard.
-
-        Raises:
-            CorruptDataError: the file was changed in the meantime.
-        """
+        """Return offset, size and skip of a record by number; raise `CorruptDataError` where the file was changed."""
         mark, rest = divmod(number, _LINES_PER_MARK)
         try:
             # Touching mapped pages that the file has lost would kill the process: one system call asks first.
@@ -289,18 +269,19 @@ class KeyIndex:
 
     def __init__(self, loaded: Loaded, manifest: Manifest, split: str | None, records: RecordFiles) -> None:
         self._splits: list[SplitIndex] = []
-        self._files: list[_IndexFile] = []
+        self._reads: list[Callable[..., Any]] = []
         self._starts: list[list[int]] = []  # of each split, the position of the first record of each shard
         first_shard = first_record = 0
         for name, shards in manifest.splits.items():
             if split in (None, name):
                 names = RecordNames(manifest.copies.get(name, 1), name in manifest.augmented)
                 *starts, after = accumulate((info.num_records for info in shards), initial=first_record)
-                file = _IndexFile(loaded, name, manifest)
+                info = manifest.index_infos.get(index_file(name))
+                read = functools.partial(_index_rows, loaded, name, info, sum(info.num_rows for info in shards))
                 hashed = _KeysFile(loaded, name, manifest, records, starts)
                 keys_of = functools.partial(_keys_from, records, first_shard)
-                self._splits.append(SplitIndex(file.read, names, shards, keys_of, hashed))
-                self._files.append(file)
+                self._splits.append(SplitIndex(read, names, shards, keys_of, hashed))
+                self._reads.append(read)
                 self._starts.append(starts)
                 first_shard, first_record = first_shard + len(shards), after
 
@@ -319,11 +300,7 @@ class KeyIndex:
         return None
 
     def key_at(self, position: int) -> str | None:
-        """Return the key of a record, or None where only the record itself holds it.
-
-        Args:
-            position: position of the record in the dataset, from 0.
-        """
+        """Return the key of the record at a position, or None where only the record itself holds it."""
         for split, starts in zip(reversed(self._splits), reversed(self._starts), strict=True):
             if position >= starts[0]:
                 shard = bisect.bisect_right(starts, position) - 1
@@ -342,8 +319,8 @@ class KeyIndex:
         import pyarrow as pa
 
         tables = []
-        for split, file in zip(self._splits, self._files, strict=True):
-            found = file.read(None)
+        for split, read in zip(self._splits, self._reads, strict=True):
+            found = read(None)
             names = [name for name in found.column_names if field_of_column(name) is not None]
             plain = [name for name in names if (found.schema.field(name).metadata or {}).get(KIND) != b"json"]
             fields = found.select(plain).rename_columns([str(field_of_column(name)) for name in plain])
@@ -425,22 +402,18 @@ class _KeysFile:
         )
 
 
-class _IndexFile:
-    """The index file of a split."""
-
-    def __init__(self, loaded: Loaded, split: str, manifest: Manifest) -> None:
-        self._loaded = loaded
-        self._info = manifest.index_infos.get(index_file(split))
-        self._name = index_file(split) if self._info is None else self._info.file
-        self._num_rows = sum(info.num_rows for info in manifest.splits[split])
-
-    def read(self, columns: Sequence[str] | None = ("key", "shard", "record")) -> Any:
-        """Return these columns of each row; None reads all."""
-        if self._info is None:
-            place = self._loaded.folder.place(self._name)
-            raise CorruptDataError(f"the manifest does not list {place}; run the job again to rebuild it")
-        read = functools.partial(read_index, columns=columns, num_rows=self._num_rows, info=self._info)
-        return self._loaded.opened(self._info, read)
+def _index_rows(
+    loaded: Loaded,
+    split: str,
+    info: IndexInfo | None,
+    num_rows: int,
+    columns: Sequence[str] | None = ("key", "shard", "record"),
+) -> Any:
+    """Return these columns of each row of the index file of a split; None reads all."""
+    if info is None:
+        place = loaded.folder.place(index_file(split))
+        raise CorruptDataError(f"the manifest does not list {place}; run the job again to rebuild it")
+    return loaded.opened(info, functools.partial(read_index, columns=columns, num_rows=num_rows, info=info))
 
 
 # ---------------------------------------------------------------- opening shards
@@ -492,9 +465,6 @@ class ShardOpener:
     def open(self, info: ShardInfo) -> ShardReader:
         """Return the reader of a shard.
 
-        Args:
-            info: entry of the shard in the manifest.
-
         Raises:
             CorruptDataError: the shard or its offsets cannot be read, or differ from what the manifest says.
             OutputError: no more files can be opened; a run has replaced the shard since the directory was loaded; or
@@ -532,11 +502,7 @@ class ShardOpener:
         return ShardOpener, (self._loaded, self._format)
 
     def renew(self, info: ShardInfo) -> bool:
-        """Remove the copy of a shard in which a record is damaged, and return whether to read the record again.
-
-        Args:
-            info: entry of the shard in the manifest.
-        """
+        """Remove the copy of a shard in which a record is damaged, and return whether to read the record again."""
         if self._store is None or info.file in self._proved:
             return False
         self._proved.add(info.file)  # what is read after this is a new copy, or was right
@@ -625,7 +591,8 @@ class ShardOpener:
         try:
             release = store.in_use(copy)
             try:
-                opened = self._checked(copy, info, spans)
+                info.refuse(info.differences_of(copy), copy)
+                opened = self._format.reader(copy, spans)
             except BaseException:
                 release()
                 raise
@@ -640,21 +607,11 @@ class ShardOpener:
         weakref.finalize(opened, release)
         return opened
 
-    def _checked(self, path: pathlib.Path, info: ShardInfo, places: RecordSpans) -> ShardReader:
-        """Return the reader of a copy of a shard; raise `CorruptDataError` where it has changed."""
-        info.refuse(info.differences_of(path), path)
-        return self._format.reader(path, places)
-
     def _refuse_other(self, path: pathlib.Path, info: ShardInfo, spans: RecordSpans) -> None:
         """Refuse a file that is not the shard; let one pass whose records are damaged, which are refused one by one.
 
         Where the ends of a file differ, though the records there have the right checksums, it is of another place or
         version, and no record of it may be read.
-
-        Args:
-            path: path of the file.
-            info: entry of the shard in the manifest.
-            spans: lookup of where each record of the shard lies.
         """
         differences = info.differences_of(path)
         if not differences:
@@ -858,9 +815,6 @@ class RecordFiles:
     def read_record(self, position: int) -> Mapping[str, Column]:
         """Return one record, after checking its checksums.
 
-        Args:
-            position: position of the record in the dataset, from 0.
-
         Raises:
             CorruptDataError: the record is damaged; the message names file, record and offset.
         """
@@ -947,37 +901,21 @@ class RecordFiles:
         return join_blocks(found, np.argsort(order)) if len(found) == len(blocks) else None
 
     def locate(self, position: int) -> tuple[int, int]:
-        """Return the number of the shard that holds a record, and the number of the record in it.
-
-        Args:
-            position: position of the record in the dataset, from 0.
-        """
+        """Return the number of the shard that holds the record at a position, and the number of the record in it."""
         shard = bisect.bisect_right(self._ends, position)
         return shard, position - (self._ends[shard - 1] if shard else 0)
 
     def positions(self, file: str) -> range:
-        """Return the positions of the records of a shard.
-
-        Args:
-            file: path or URL of the shard.
-        """
+        """Return the positions of the records of a shard, by its path or URL."""
         shard = [self.file(number) for number in range(len(self._shards))].index(file)
         return range(self._ends[shard] - self._shards[shard].num_records, self._ends[shard])
 
     def file(self, shard: int) -> str:
-        """Return path or URL of a shard.
-
-        Args:
-            shard: number of the shard among those that are read, from 0.
-        """
+        """Return path or URL of a shard, by its number among those that are read."""
         return self._opener.folder.place(self._shards[shard].file)
 
     def stored_keys(self, shard: int) -> list[str]:
-        """Return the keys that the records of a shard hold, by reading them all.
-
-        Args:
-            shard: number of the shard among those that are read, from 0.
-        """
+        """Return the keys that the records of a shard hold, by reading them all."""
         return [stored_key(self._opened(shard).read(number)) for number in range(self._shards[shard].num_records)]
 
     @property
@@ -1094,11 +1032,7 @@ class SampleReader:
     keys: KeyIndex
 
     def read_sample(self, position: int, memory: Mapping[str, np.ndarray] = NO_MEMORY) -> dict[str, Any]:
-        """Return one decoded sample.
-
-        Args:
-            position: position of the record in the dataset, from 0.
-            memory: arrays by field that values may be decoded into; where that was done, the value is that array.
+        """Return one decoded sample; of values that were decoded into `memory`, by field, its arrays.
 
         Raises:
             CorruptDataError: the record is damaged; the message names file, record, key and what is wrong.
@@ -1115,15 +1049,7 @@ class SampleReader:
             ) from error
 
     def read_or_skip(self, position: int, memory: Mapping[str, np.ndarray] = NO_MEMORY) -> dict[str, Any] | None:
-        """Return a decoded sample, or None if its record is damaged and damaged records are skipped.
-
-        Args:
-            position: position of the record in the dataset, from 0.
-            memory: arrays by field that values may be decoded into.
-
-        Raises:
-            CorruptDataError: the record is damaged, and must not be skipped.
-        """
+        """Return what `read_sample` does, or None if the record is damaged and damaged records are skipped."""
         try:
             return self.read_sample(position, memory)
         except CorruptDataError as error:
@@ -1172,11 +1098,7 @@ class SampleReader:
         return dataclasses.replace(self, records=copy.copy(self.records))
 
     def damage_in(self, file: str) -> CorruptDataError:
-        """Return what is wrong with a shard of which not all records could be read.
-
-        Args:
-            file: path or URL of the shard.
-        """
+        """Return what is wrong with a shard, by its path or URL, of which not all records could be read."""
         try:
             for position in self.records.positions(file):
                 self.read_sample(position)

@@ -264,9 +264,7 @@ class ShardFetcher:
     def start(self, info: ShardInfo, then: Callable[[Download], None] | None = None) -> bool:
         """Begin to fetch a shard, and its offsets, unless it is there or on its way; return whether it was begun.
 
-        Args:
-            info: entry of the shard in the manifest.
-            then: is called in the thread when that is done.
+        `then` is called in the thread when that is done.
         """
         running = self.running(info)
         if (running is not None and not running.is_over) or self.store.copy_of(info) is not None:
@@ -512,11 +510,7 @@ class LookAhead:
         return bool(self._wanted)
 
     def add(self, positions: NDArray[np.int64]) -> None:
-        """Take notice of records that come next; `release` forgets the first ones.
-
-        Args:
-            positions: int64 (n,), positions of the records.
-        """
+        """Take notice of records that come next, by position; `release` forgets the first ones."""
         found, first = np.unique(np.searchsorted(self._ends, positions, side="right"), return_index=True)
         shards = found[np.argsort(first)].tolist()
         self._held.append(shards)

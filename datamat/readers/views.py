@@ -485,13 +485,7 @@ _CHUNK = 1024
 def kept_by_function(
     condition: Callable[[dict[str, Any]], Any], records: Records, positions: range | NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the places of the samples for which a function is true; skipped records are left out.
-
-    Args:
-        condition: function of a sample as it is in the first epoch.
-        records: the records.
-        positions: the positions of those to ask about.
-    """
+    """Return the places of the positions for whose samples, of the first epoch, a function is true: of none skipped."""
 
     def kept(first: int) -> list[int]:
         chunk = positions[first : first + _CHUNK]
@@ -540,14 +534,8 @@ def lengths_of(records: Records, positions: NDArray[np.int64], field: str) -> ND
 def kept_by_row(
     condition: Callable[[dict[str, Any]], Any], records: Records, positions: range | NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the places of the records for which a function of their row in the index is true.
-
-    Args:
-        condition: function of a dict with the fields of the row, and the `key` of the record.
-        records: the records.
-        positions: the positions of those to ask about.
-    """
-    rows = _index_table(records, ["key"]).take(np.asarray(positions, np.int64))
+    """Return the places of the positions for which a function is true: of the fields of an index row, and the `key`."""
+    rows = _index_table(records).take(np.asarray(positions, np.int64))
     return np.flatnonzero([_is_true(condition, row) for row in rows.to_pylist()])
 
 
@@ -567,13 +555,9 @@ def _is_true(condition: Callable[[dict[str, Any]], Any], sample: dict[str, Any])
 def kept_by_expression(
     expression: Any, records: Records, positions: range | NDArray[np.int64], *, on_index: bool
 ) -> NDArray[np.int64]:
-    """Return the places of the records for which a `pyarrow.compute.Expression` is true.
+    """Return the places of the positions for which a `pyarrow.compute.Expression` is true.
 
-    Args:
-        expression: the condition.
-        records: the records.
-        positions: the positions of those to ask about.
-        on_index: whether names stand for fields of the index, also where samples have a field of that name.
+    With `on_index`, names stand for fields of the index, also where samples have a field of that name.
 
     Raises:
         OptionError: the expression names a field that neither samples nor index have, or does not fit its type.
@@ -581,7 +565,7 @@ def kept_by_expression(
     import pyarrow as pa
 
     places = np.asarray(positions, np.int64)
-    fields = functools.cache(lambda: _index_table(records, ["key"]))
+    fields = functools.cache(lambda: _index_table(records))
     type_of = functools.partial(_type_of, features=records.features, fields=fields, on_index=on_index)
     names = _names_in(expression, type_of, {} if on_index else records.features)
     from_samples = [] if on_index else [name for name in names if name in records.features and name != "key"]
@@ -662,16 +646,12 @@ def _type_of(name: str, features: Features, fields: Callable[[], Any], *, on_ind
     return found
 
 
-def _index_table(records: Records, names: Sequence[str]) -> Any:
-    """Return the fields of the row of each record as a `pyarrow.Table`, and its key if that is wanted."""
+def _index_table(records: Records) -> Any:
+    """Return the key of each record, and the fields of its row, as a `pyarrow.Table`."""
     import pyarrow as pa
 
-    tables = []
-    for part in records.parts:
-        table = part.reader.keys.fields()
-        if "key" in names:
-            table = table.append_column("key", pa.array(part.reader.keys.keys(), pa.string()))
-        tables.append(table)
+    indexes = [part.reader.keys for part in records.parts]
+    tables = [index.fields().append_column("key", pa.array([*index.keys()], pa.string())) for index in indexes]
     return pa.concat_tables(tables, promote_options="permissive")
 
 

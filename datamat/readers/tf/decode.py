@@ -102,14 +102,7 @@ def _is_converted(feature: Feature, field: TfField) -> bool:
 
 
 def as_column(name: str, values: Any, features: Features, *, is_packed: bool = False) -> Any:
-    """Return a column of a batch of `to_numpy` with what converts to tensors in place of other values.
-
-    Args:
-        name: name of the field.
-        values: an array, or a list of values.
-        features: schema of the samples.
-        is_packed: whether the list has a list of values for each packed row.
-    """
+    """Return a column of a batch of `to_numpy`, or of its packed rows, with what converts to tensors in it."""
     field = converted(features).get(name)
     if field is None:
         return values
@@ -121,12 +114,7 @@ def as_column(name: str, values: Any, features: Features, *, is_packed: bool = F
 
 
 def as_one(values: Mapping[str, Any], features: Features) -> dict[str, Any]:
-    """Return a sample with what converts to tensors in place of other values, the fields of dicts beside all others.
-
-    Args:
-        values: values by name, as `load` or a transform returns them.
-        features: schema of the samples.
-    """
+    """Return a sample with what converts to tensors in place of other values, the fields of dicts beside all others."""
     changed, flat = converted(features), features.nesting.split(values)
     return {
         name: _as_tf(value, features[name], changed[name]) if name in changed else value for name, value in flat.items()
@@ -276,11 +264,7 @@ class PictureDecoder:
         self._memory = MemoryPool()
 
     def keep_memory_with(self, dataset: Any) -> None:
-        """Release the memory when a `tf.data.Dataset` is gone; the function that it calls lives as long as the process.
-
-        Args:
-            dataset: `tf.data.Dataset` whose pipeline calls this decoder.
-        """
+        """Release the memory once a `tf.data.Dataset` is gone, though the function that it calls stays for good."""
         weakref.finalize(dataset, self._memory.close).atexit = False
 
     def decode(self, columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,12 +80,6 @@ class _Column:
     ragged_rank: int = 0
     is_packed: bool = False
 
-    def spec(self, tf: Any) -> Any:
-        """Return what `tf.data` knows of the tensor."""
-        if not self.ragged_rank:
-            return tf.TensorSpec(self.shape, self.dtype)
-        return tf.RaggedTensorSpec(self.shape, self.dtype, self.ragged_rank, tf.int64)
-
     def types(self, tf: Any) -> list[Any]:
         """Return the dtypes of the arrays that `arrays` returns."""
         return [tf.as_dtype(self.dtype)] + [tf.int64] * self.ragged_rank
@@ -238,7 +232,7 @@ def learn_layouts(
         found[name] = _Layout(tf_dtype(field.dtype), tuple(field.shape), is_ragged)
     if not samples:
         return found
-    arrays = [_as_arrays(sample, features) for sample in samples]
+    arrays = [{name: np.asarray(value) for name, value in as_one(sample, features).items()} for sample in samples]
     for sample, made in zip(samples, arrays, strict=True):
         if made.keys() != arrays[0].keys():
             raise SampleError(str(sample.get("key", "?")), _other_fields(made, arrays[0]))
@@ -565,15 +559,7 @@ def with_epochs(tf: Any, samples: Any, options: ReadOptions) -> Any:
 def called_by_python(
     tf: Any, transform: SampleTransform, spec: Mapping[str, Any], layouts: Mapping[str, _Layout], features: Features
 ) -> Any:
-    """Return a function of (sample, epoch) in tensors that has Python apply a transform.
-
-    Args:
-        tf: the imported module `tensorflow`.
-        transform: applied to arrays.
-        spec: the `tf.TensorSpec` of each field of a sample.
-        layouts: what the transform returns.
-        features: schema of the samples.
-    """
+    """Return a function of (sample, epoch) in tensors that has Python apply a transform to samples of a spec."""
     nesting, names = features.nesting, tuple(features.nesting.split(spec))
     columns = [_Column(name, one.dtype, one.shape) for name, one in layouts.items()]
 
@@ -594,10 +580,6 @@ def called_by_python(
         return nesting.join({column.name: column.tensor(tf, [one]) for column, one in zip(columns, found, strict=True)})
 
     return verbatim(tf, traced)
-
-
-def _as_arrays(sample: Mapping[str, Any], features: Features) -> dict[str, np.ndarray]:
-    return {name: np.asarray(value) for name, value in as_one(sample, features).items()}
 
 
 BLOCKS_AT_WORK = 2  # blocks of images, each decoded by all cores

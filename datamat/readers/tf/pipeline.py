@@ -104,15 +104,6 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-def _not_saved(options: ReadOptions) -> str | None:
-    """Return why a checkpoint cannot hold the position in a pipeline, or None where it can."""
-    if options.service is not None:
-        return "the workers of the service hold the position in the epoch"
-    if options.snapshot is not None:
-        return "TensorFlow does not resume in the middle of a snapshot; drop snapshot"
-    return None
-
-
 _MOST_FILES_AT_ONCE = 16
 _CALLS_PER_CORE = 4  # with one, 1.91 of 2 cores were busy, with four 1.95
 _BLOCK_RECORDS = 32
@@ -157,7 +148,8 @@ def make_dataset(source: TfSource, options: ReadOptions) -> Any:
         dataset = untuned(tf, options.seeds.saved_with(dataset))
     if source.has_ranks:
         dataset = symbolic(tf, dataset)
-    reason = _not_saved(options)
+    reason = "TensorFlow does not resume in the middle of a snapshot; drop snapshot" if options.snapshot else None
+    reason = reason if options.service is None else "the workers of the service hold the position in the epoch"
     return dataset if reason is None else refusing_checkpoints(tf, dataset, reason)
 
 
@@ -303,13 +295,7 @@ def _runs(tf: Any, source: TfSource, options: ReadOptions, run: int) -> Any:
     """Return runs of encoded records: of one file after the other where the order counts, else of many in turn.
 
     One thread hands what it has read to another, which for a row takes longer than reading it: so it does that with
-    many rows at a time.
-
-    Args:
-        tf: the imported module `tensorflow`.
-        source: shards to read, with their format and features.
-        options: order, batches, transform and threads of the reading.
-        run: most records in a run; 1 for single records, without a dimension for the run.
+    many rows at a time: `run` at most; 1 is for single records, without a dimension for the run.
     """
     # A service hands out file names one by one: to fill a shuffle buffer, one worker would take them all.
     is_local = options.service is None
@@ -422,12 +408,8 @@ def _refuse_sizes_that_differ(source: TfSource, names: Collection[str]) -> None:
 def _of_one_size(tf: Any, name: str, parts: tuple[Any, Any], shape: Any) -> Any:
     """Return the values of a batch as one tensor; the pipeline raises where they differ in size.
 
-    Args:
-        tf: the imported module `tensorflow`.
-        name: name of the field, for the message.
-        parts: the values, each flat, in a ragged tensor (batch_size, 1, None), and the size of each dimension of each,
-            int32 (batch_size, rank).
-        shape: what is known of the shape of one.
+    The parts are the values, each flat, in a ragged tensor (batch_size, 1, None), and the size of each dimension of
+    each, int32 (batch_size, rank); the shape is what is known of one.
     """
     values, sizes = parts
     message = (
@@ -453,14 +435,7 @@ def _open_names(tf: Any, spec: Any, features: Features, ragged: Collection[str])
 def _varying(tf: Any, before: Any, after: Any, source: TfSource, options: ReadOptions) -> tuple[set[str], set[str]]:
     """Return the new fields of open size of a transform that TensorFlow traces: of differing sizes, and of one size.
 
-    The first samples show which they are.
-
-    Args:
-        tf: the imported module `tensorflow`.
-        before: spec of the samples that it gets.
-        after: spec of the samples that it returns.
-        source: shards to read.
-        options: the transform, and how records are read.
+    The first samples show which they are; `before` and `after` are the specs of what it gets and returns.
     """
     if not isinstance(after, dict) or options.batch_size in (None, 1) or options.service is not None:
         return set(), set()

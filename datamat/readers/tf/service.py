@@ -102,18 +102,14 @@ def _check_reachable(address: str) -> None:
 
 
 def _check_graph(dataset: Any) -> None:
-    graph = _graph_of(dataset)
+    """Raise `OptionError` where the graph that would be sent to a service has operations that need this process."""
+    tf = tensorflow()
+    serialized = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset))
+    graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     for node in nodes:
         if node.op in _NOT_IN_WORKERS:
             raise OptionError(_NOT_IN_WORKERS[node.op])
-
-
-def _graph_of(dataset: Any) -> Any:
-    """Return the graph that would be sent to a service, as a GraphDef."""
-    tf = tensorflow()
-    serialized = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset))
-    return tf.compat.v1.GraphDef.FromString(serialized.numpy())
 
 
 def _refusing_empty_epochs(tf: Any, dataset: Any, what: str) -> Any:

@@ -67,12 +67,7 @@ def mixed(tf: Any, dataset: Any, window: int, seed: int, generator: Any = None, 
 
 @final
 class Seeds:
-    """The generator that the shuffles of a pipeline share, and the numbers of its epochs.
-
-    Args:
-        tf: the imported module `tensorflow`.
-        seed: base seed.
-    """
+    """The generator that the shuffles of a pipeline share, and the numbers of its epochs."""
 
     def __init__(self, tf: Any, seed: int) -> None:
         self._tf = tf
@@ -139,12 +134,7 @@ class Seeds:
 
 @final
 class _Draws:
-    """The number of each draw from a generator, by what was drawn.
-
-    Args:
-        tf: the imported module `tensorflow`.
-        seed: seed of the generator.
-    """
+    """The number of each draw from the generator of a seed, by what was drawn."""
 
     def __init__(self, tf: Any, seed: int) -> None:
         self._tf = tf
@@ -153,11 +143,7 @@ class _Draws:
         self._next: Iterator[Any] | None = None
 
     def number(self, drawn: int) -> int:
-        """Return the number of a draw, from 0.
-
-        Args:
-            drawn: the number that came of it.
-        """
+        """Return the number of a draw, from 0, given what came of it."""
         if self._next is None:
             draws = Seeds(self._tf, self._seed)._drawn().repeat().batch(_DRAWS_AT_ONCE)
             self._next = feed_pipelines(iter(untuned(self._tf, draws)))

@@ -13,7 +13,7 @@ import functools
 import sys
 import threading
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,27 +24,24 @@ __all__ = [
 ]
 
 
-@final
-class _OwnThreads:
-    """Threads of Python, as many as there are calls at a time. They do not keep the program from ending."""
+_idle: list[tuple[SimpleQueue[Callable[[], Any]], SimpleQueue[tuple[Any, BaseException | None]]]] = []
+"""Threads of Python, as many as there were calls at a time. They do not keep the program from ending."""
 
-    def __init__(self) -> None:
-        self._idle: list[tuple[SimpleQueue[Callable[[], Any]], SimpleQueue[tuple[Any, BaseException | None]]]] = []
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what a function returns, or raise what it raises, in one of the threads."""
-        try:
-            thread = self._idle.pop()
-        except IndexError:
-            thread = SimpleQueue(), SimpleQueue()
-            threading.Thread(target=_answer, args=thread, name="datamat-call", daemon=True).start()
-        calls, answers = thread
-        calls.put(functools.partial(function, *arguments))
-        found, error = answers.get()
-        self._idle.append(thread)
-        if error is not None:
-            raise error
-        return found
+def _called(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function returns, or raise what it raises, in one of the threads."""
+    try:
+        thread = _idle.pop()
+    except IndexError:
+        thread = SimpleQueue(), SimpleQueue()
+        threading.Thread(target=_answer, args=thread, name="datamat-call", daemon=True).start()
+    calls, answers = thread
+    calls.put(functools.partial(function, *arguments))
+    found, error = answers.get()
+    _idle.append(thread)
+    if error is not None:
+        raise error
+    return found
 
 
 def _answer(calls: SimpleQueue[Callable[[], Any]], answers: SimpleQueue[tuple[Any, BaseException | None]]) -> None:
@@ -59,9 +56,6 @@ def _outcome(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return None, error
 
 
-_own_threads = _OwnThreads()
-
-
 def in_own_thread(function: Callable[..., Any], *, is_cheap: bool = False) -> Callable[..., Any]:
     """Return a function that has one of the own threads run another.
 
@@ -74,6 +68,6 @@ def in_own_thread(function: Callable[..., Any], *, is_cheap: bool = False) -> Ca
     def call(*arguments: Any) -> Any:
         if is_cheap and "torch" not in sys.modules:
             return function(*arguments)
-        return _own_threads.call(function, *arguments)
+        return _called(function, *arguments)
 
     return call
