@@ -20,7 +20,7 @@ from datamat import codecs
 from datamat.directory.display import Table, render_html, statistics_table
 from datamat.directory.equal_inputs import EqualInputs, equal_inputs
 from datamat.directory.fetched import FilesHere
-from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
+from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES
 from datamat.errors import CorruptDataError, InputError, MissingDependencyError, OptionError, OutputError, count_of
 from datamat.features import Image, ListOf, Scalar, Tensor, Text
 from datamat.features.statistics import summarized_in_words
@@ -32,7 +32,6 @@ from datamat.values import frozen
 
 if TYPE_CHECKING:
     from datamat.codecs import ImageInfo
-    from datamat.directory.manifest import ShardInfo
     from datamat.features import Feature
 
 
@@ -507,13 +506,9 @@ def describe(
     return _describe_file(files, files.path / name, parent.place(name), records)
 
 
-def _first_shard(manifest: Manifest) -> ShardInfo:
-    return next((info for info in manifest.shards if info.num_records), manifest.shards[0])
-
-
 def _describe_directory(files: FilesHere, records: int) -> Description:
     manifest = files.manifest()
-    info = _first_shard(manifest)
+    info = next((info for info in manifest.shards if info.num_records), manifest.shards[0])
     sizes = {index.file: index.num_bytes for index in manifest.index if index.kind == "index"}
     if sum(sizes.values()) <= _MOST_INDEX_BYTES:
         files.fetch_all(sizes)

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import pathlib
-import shutil
 from typing import TYPE_CHECKING, final
 
 from datamat.directory.files import temporary_folder
@@ -126,8 +125,3 @@ class FilesHere:
     def named(self, text: str) -> str:
         """Return a text with the folder's name in place of that of the temporary one."""
         return text.replace(str(self.path), str(self.root))
-
-    def close(self) -> None:
-        """Remove the temporary folder, whoever still has this object."""
-        if self.are_copies:
-            shutil.rmtree(self.path, ignore_errors=True)

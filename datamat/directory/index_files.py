@@ -161,7 +161,9 @@ def _batches(opened: Any, schema: Any, budget: int) -> Iterator[Any]:
         left -= sum(map(_expanded_bytes, batch.columns))
         if left < 0:
             raise CorruptDataError(f"its rows take more than {budget} bytes of memory")
-        yield pa.record_batch([_expanded(batch.column(name)) for name in schema.names], schema)
+        columns = [batch.column(name) for name in schema.names]
+        expanded = [one.dictionary_decode() if isinstance(one, pa.DictionaryArray) else one for one in columns]
+        yield pa.record_batch(expanded, schema)
 
 
 def _expanded_bytes(column: Any) -> int:
@@ -176,12 +178,6 @@ def _expanded_bytes(column: Any) -> int:
     if len(places) and not 0 <= places.min() <= places.max() < len(lengths):
         raise CorruptDataError("it refers to texts that it does not hold")
     return int(lengths[places].sum())
-
-
-def _expanded(column: Any) -> Any:
-    import pyarrow as pa
-
-    return column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
 
 
 def _unread(path: pathlib.Path, error: Exception) -> Exception:

@@ -48,7 +48,6 @@ __all__ = [
     "safe_keys",
     "sorted_hashes",
     "stored_key",
-    "stored_keys",
 ]
 
 # ---------------------------------------------------------------- names of datasets, splits and shards
@@ -263,11 +262,6 @@ def stored_key(record: Mapping[str, Any]) -> str:
     """Return the key that a record's columns hold."""
     key = record["key"]
     return (key if isinstance(key, bytes) else bytes(key[0])).decode()
-
-
-def stored_keys(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the key of each record."""
-    return map(stored_key, records)
 
 
 def row_runs(keys: Iterable[str]) -> Iterator[tuple[str, int, int]]:

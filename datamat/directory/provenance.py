@@ -18,17 +18,18 @@ from datamat.directory.index_files import (
     field_of_column,
     read_index,
 )
-from datamat.directory.keys import RecordKey, RecordNames, stored_keys
-from datamat.directory.manifest import Manifest, index_file
+from datamat.directory.keys import RecordKey, RecordNames, stored_key
+from datamat.directory.manifest import index_file
 from datamat.directory.row_values import looks_like_path, nested_paths
 from datamat.errors import OptionError
 from datamat.formats import get_format
 from datamat.values import frozen
 
 if TYPE_CHECKING:
+    from datamat.directory.manifest import Manifest
     from datamat.folders import Folder
 
-__all__ = ["Provenance", "ProvenanceFinder", "find_provenance"]
+__all__ = ["Provenance", "ProvenanceFinder"]
 
 
 @frozen()
@@ -80,38 +81,28 @@ class Provenance:
         return render_html(f"Provenance of {self.key}", facts, [Table(["source or field", "value"], fields)])
 
 
-def find_provenance(output: Folder, source: Any, key: str) -> Provenance:
-    """Return where a record of a finished directory came from, according to its index.
-
-    Args:
-        output: the finished directory, whose index is read.
-        source: source of the run; relative paths start there.
-        key: key of the record, or of a row, whose first record is meant.
-
-    Raises:
-        OptionError: there is no such record.
-        OutputError: the directory is not finished, or lacks its index.
-        CorruptDataError: the index cannot be read.
-    """
-    return ProvenanceFinder(FilesHere(output), Manifest.read(output), source).find(key)
-
-
 class ProvenanceFinder:
     """Finds where records came from; each index is read once, when it is first needed. Safe in several threads.
 
     Args:
-        files: the files of the finished directory.
+        output: the finished directory.
         manifest: its manifest.
         source: source of the run, where relative paths start; None leaves them as they are.
     """
 
-    def __init__(self, files: FilesHere, manifest: Manifest, source: Any = None) -> None:
-        self._files, self._manifest, self._source = files, manifest, source
+    def __init__(self, output: Folder, manifest: Manifest, source: Any = None) -> None:
+        self._files, self._manifest, self._source = FilesHere(output), manifest, source
         self._indexes: dict[str, SplitIndex] = {}
         self._lock = threading.Lock()
 
     def find(self, key: str) -> Provenance:
-        """Return where a record came from; see `find_provenance`."""
+        """Return where a record came from, by its key or that of a row, whose first record is meant.
+
+        Raises:
+            OptionError: there is no such record.
+            OutputError: the directory lacks its index.
+            CorruptDataError: the index cannot be read.
+        """
         with self._lock:
             return self._find(key)
 
@@ -159,7 +150,7 @@ def _split_index(files: FilesHere, manifest: Manifest, split: str, names: Record
 
     def keys_of(shard: int) -> Any:
         files.listed(shards[shard])
-        return stored_keys(shard_format.read(shards[shard].path_in(files.path)))
+        return map(stored_key, shard_format.read(shards[shard].path_in(files.path)))
 
     return SplitIndex(read, names, shards, keys_of)
 

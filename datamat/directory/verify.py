@@ -403,7 +403,7 @@ def verify(
 def examine(folder: Folder, *, deep: bool, recomputed: CheckRecord | None) -> VerifyReport:
     """Do what `verify` does, and call `recomputed` with key and columns of every record; None calls nothing."""
     files = _Files(folder, at_once=1 if recomputed is not None else _MOST_SHARDS)
-    report = _Examination(files, deep=deep, recomputed=recomputed).report()
+    report = _report(files, deep=deep, recomputed=recomputed)
     found = tuple(
         Problem(problem.file, files.not_here.get(problem.file, files.here.named(problem.what)))
         for problem in report.found
@@ -482,79 +482,56 @@ class _Files:
         return {*(self.root.list() or ()), *(f"{INDEX_FOLDER}/{name}" for name in inner)}
 
 
-class _Examination:
-    """Compares the files of a directory with its manifest.
+def _report(files: _Files, *, deep: bool, recomputed: CheckRecord | None) -> VerifyReport:
+    """Compare the files of a directory with its manifest."""
+    folder = files.here.path
+    try:
+        manifest = files.here.manifest(strict=False)
+        formats = _formats_of(manifest)
+    except CorruptDataError as error:
+        what = str(error).removeprefix(f"{files.root.place(MANIFEST_FILE)} ")
+        return VerifyReport(folder, 0, 0, (Problem(MANIFEST_FILE, what),))
+    found = _manifest_problems(folder, manifest)
+    rows: dict[str, list[list[str]]] = {}
+    files.bring({entry.file: entry.num_bytes for entry in manifest.index})
+    for entry in manifest.index:
+        if entry.kind == "index":
+            problems, rows[entry.split] = _index_problems(folder, entry, manifest.splits.get(entry.split, ()))
+            found += problems
+    for name, shard_format in formats.items():
+        of_format = manifest.of_format(name)
+        check = ShardCheck(folder, of_format.shards, of_format.features, shard_format, deep=deep, recomputed=recomputed)
+        found += _shard_problems(files, check, of_format, rows)
+    wrong = {problem.file for problem in found}
+    for entry in manifest.index:
+        if entry.kind == "keys":
+            found += _keys_problems(
+                folder, entry, [] if index_file(entry.split) in wrong else rows.get(entry.split, [])
+            )
+    files.bring({RECORD: _MOST_BYTES})
+    foreign = _foreign(files.names(), manifest, formats.values(), known_sidecars(folder))
+    found += [Problem(name, "not in the manifest; remove it") for name in foreign]
+    damaged = {problem.file for problem in found}
+    edited: dict[str, str] = {}
+    if MANIFEST_FILE not in damaged:  # with which they are compared, and indexes of shards with shards
+        files.bring(dict.fromkeys(sorted(sidecar_names(manifest) | known_sidecars(folder)), _MOST_BYTES))
+        wrong_files, edited = sidecar_problems(folder, manifest, damaged)
+        found += [Problem(name, what) for name, what in wrong_files.items()]
+    notes = tuple(f"{name}: {what}" for name, what in edited.items())
+    return VerifyReport(folder, len(manifest.shards), manifest.num_records, tuple(found), len(formats), notes)
 
-    Args:
-        files: the files.
-        deep: whether to decode every record.
-        recomputed: check to call for every record; None calls none.
-    """
 
-    def __init__(self, files: _Files, *, deep: bool, recomputed: CheckRecord | None) -> None:
-        self._files = files
-        self._folder = files.here.path
-        self._deep = deep
-        self._recomputed = recomputed
-
-    def report(self) -> VerifyReport:
-        """Return what was found."""
-        folder = self._folder
-        try:
-            manifest = self._files.here.manifest(strict=False)
-            formats = _formats_of(manifest)
-        except CorruptDataError as error:
-            what = str(error).removeprefix(f"{self._files.root.place(MANIFEST_FILE)} ")
-            return VerifyReport(folder, 0, 0, (Problem(MANIFEST_FILE, what),))
-        found = _manifest_problems(folder, manifest)
-        rows: dict[str, list[list[str]]] = {}
-        self._files.bring({entry.file: entry.num_bytes for entry in manifest.index})
-        for entry in manifest.index:
-            if entry.kind == "index":
-                problems, rows[entry.split] = _index_problems(folder, entry, manifest.splits.get(entry.split, ()))
-                found += problems
-        for name, shard_format in formats.items():
-            found += self._shard_problems(manifest.of_format(name), shard_format, rows)
-        wrong = {problem.file for problem in found}
-        for entry in manifest.index:
-            if entry.kind == "keys":
-                found += _keys_problems(
-                    folder, entry, [] if index_file(entry.split) in wrong else rows.get(entry.split, [])
-                )
-        self._files.bring({RECORD: _MOST_BYTES})
-        names = self._files.names()
-        foreign = _foreign(names, manifest, formats.values(), known_sidecars(folder))
-        found += [Problem(name, "not in the manifest; remove it") for name in foreign]
-        damaged = {problem.file for problem in found}
-        edited: dict[str, str] = {}
-        if MANIFEST_FILE not in damaged:  # with which they are compared, and indexes of shards with shards
-            self._files.bring(dict.fromkeys(sorted(sidecar_names(manifest) | known_sidecars(folder)), _MOST_BYTES))
-            wrong_files, edited = sidecar_problems(folder, manifest, damaged)
-            found += [Problem(name, what) for name, what in wrong_files.items()]
-        notes = tuple(f"{name}: {what}" for name, what in edited.items())
-        return VerifyReport(folder, len(manifest.shards), manifest.num_records, tuple(found), len(formats), notes)
-
-    def _shard_problems(
-        self, manifest: Manifest, shard_format: ShardFormat, rows: Mapping[str, list[list[str]]]
-    ) -> list[Problem]:
-        """Return what is wrong with the shards of one format; `rows` has the keys of the rows of each, by split."""
-        check = ShardCheck(
-            self._folder,
-            manifest.shards,
-            manifest.features,
-            shard_format,
-            deep=self._deep,
-            recomputed=self._recomputed,
-        )
-        found = []
-        for split, infos in manifest.splits.items():
-            for number, (info, (problems, keys)) in enumerate(
-                zip(infos, self._files.examined(check, infos), strict=True)
-            ):
-                found += problems
-                if keys is not None and number < len(rows.get(split, ())):
-                    found += _key_problems(info, keys, rows[split][number])
-        return found
+def _shard_problems(
+    files: _Files, check: ShardCheck, manifest: Manifest, rows: Mapping[str, list[list[str]]]
+) -> list[Problem]:
+    """Return what is wrong with the shards of one format; `rows` has the keys of the rows of each, by split."""
+    found = []
+    for split, infos in manifest.splits.items():
+        for number, (info, (problems, keys)) in enumerate(zip(infos, files.examined(check, infos), strict=True)):
+            found += problems
+            if keys is not None and number < len(rows.get(split, ())):
+                found += _key_problems(info, keys, rows[split][number])
+    return found
 
 
 def _formats_of(manifest: Manifest) -> dict[str, ShardFormat]:
@@ -617,16 +594,12 @@ def _keys_problems(folder: pathlib.Path, info: IndexInfo, rows: Sequence[Sequenc
     if not info.is_whole(folder / info.file):
         return [Problem(info.file, "its content differs from the manifest's checksum")]
     hashes = np.array([key_hash(key) for keys in rows for key in keys], np.uint64)
-    if rows and _digest_of(packed_hashes(len(hashes), hashes.__getitem__)) != info.checksum:
+    digest = xxhash.xxh3_128()
+    for piece in packed_hashes(len(hashes), hashes.__getitem__):
+        digest.update(piece)
+    if rows and digest.hexdigest() != info.checksum:
         return [Problem(info.file, f"it leads to other rows than those of {index_file(info.split)}")]
     return []
-
-
-def _digest_of(pieces: Iterable[bytes]) -> str:
-    digest = xxhash.xxh3_128()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()
 
 
 def _key_problems(info: ShardInfo, keys: Sequence[str], rows: Sequence[str]) -> list[Problem]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from datamat.directory.files import is_stand_in, printable, read_json, render_json
 from datamat.directory.index_files import DIGEST, SIZE, IndexTable, MappedKeys, column_of_field, read_index
-from datamat.directory.keys import RecordKey, records_by_row, stored_keys
+from datamat.directory.keys import RecordKey, records_by_row, stored_key
 from datamat.directory.manifest import (
     CONVERTED,
     Manifest,
@@ -396,7 +396,7 @@ def _row_keys(planned: PlannedJob, manifest: Manifest, info: ShardInfo) -> set[s
     with contextlib.suppress(OSError, CorruptDataError):
         if not is_stand_in(path):
             whole = info.path_in(planned.job.output)
-            return set(map(RecordKey.row_of, stored_keys(get_format(manifest.format).read(whole))))
+            return set(map(RecordKey.row_of, map(stored_key, get_format(manifest.format).read(whole))))
     return None
 
 
@@ -644,7 +644,7 @@ def find_reusable(
             return None
         keys = planned.store.keys(planned.store.order[shard.start : shard.stop])
         same = _is_same(planned, shard, keys, index(shard.split))
-        places = records_by_row(stored_keys(job.formats[0].read(output / info.file)))
+        places = records_by_row(map(stored_key, job.formats[0].read(output / info.file)))
         found = np.array([places.get(key, (0, 0)) for key in keys], np.int64).reshape(-1, 2)
         count = np.where(same, found[:, 1], 0)
         return ReusedRows(

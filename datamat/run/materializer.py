@@ -451,10 +451,12 @@ class Materializer:
             OutputError: the run is not finished.
             CorruptDataError: the index cannot be read.
         """
-        from datamat.directory.provenance import find_provenance
+        from datamat.directory.manifest import Manifest
+        from datamat.directory.provenance import ProvenanceFinder
         from datamat.folders import open_folder
 
-        return find_provenance(self._job.store or open_folder(self._job.output), self._job.source, key)
+        output = self._job.store or open_folder(self._job.output)
+        return ProvenanceFinder(output, Manifest.read(output), self._job.source).find(key)
 
     def write_part(self, parts: Any, lost: Any = None, reused: Any = None) -> Any:
         """Write consecutive parts of a shard: the bound method that a run dispatches to its workers.

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datamat.directory.display import feature_table, statistics_table
-from datamat.directory.fetched import FilesHere
 from datamat.directory.provenance import ProvenanceFinder
 from datamat.errors import DatamatError, count_of
 from datamat.folders import open_folder
@@ -92,7 +91,7 @@ class Collection:
         pairs = [(name, said) for name, feature in self.named.items() for said in feature.class_names() or ()]
         self.classes: dict[tuple[str, str], int] = {pair: number for number, pair in enumerate(pairs)}
         self._labels = {name: data.columns(*self.named) for name, data in self.splits.items()} if self.named else {}
-        self._provenance = ProvenanceFinder(FilesHere(self.folder), self.manifest)
+        self._provenance = ProvenanceFinder(self.folder, self.manifest)
 
     def __len__(self) -> int:
         return self._size

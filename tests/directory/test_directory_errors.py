@@ -14,9 +14,7 @@ from datamat import IndexRow, Manifest, Scalar, load, materialize
 from datamat.directory import index_files
 from datamat.directory.files import check_lock, locked
 from datamat.directory.ledger import read_ledger
-from datamat.directory.provenance import find_provenance
 from datamat.errors import CorruptDataError, OptionError, OutputError
-from datamat.folders import open_folder
 from datamat.testing import InlineExecutor
 
 
@@ -97,10 +95,11 @@ def test_what_is_no_directory_of_datamat(tmp_path):
 
 def test_copy_that_a_row_does_not_have(tmp_path):
     """Copies count from 0."""
-    job(tmp_path / "out", copies=2, transform=lambda sample, rng: sample).run(progress=False)
+    made = job(tmp_path / "out", copies=2, transform=lambda sample, rng: sample)
+    made.run(progress=False)
 
     with pytest.raises(OptionError, match="r1#7"):
-        find_provenance(open_folder(tmp_path / "out"), None, "r1#7")
+        made.provenance("r1#7")
 
 
 @pytest.mark.parametrize(("text", "budget"), [("", 20), ("long " * 200, 50_000)], ids=["says", "unfolds"])

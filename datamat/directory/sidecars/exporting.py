@@ -170,8 +170,9 @@ def export(path: str | os.PathLike[str], *, sidecars: Sequence[Sidecar] = ()) ->
         files = _files(manifest)
         added = _added_files(manifest, sidecars, files)
         record = _read_record(output)
-        known = _presumed({**files, **added}) if record is None else record
-        report = _write(output, manifest, files, added, known, trusted=None)
+        if record is None:  # an edited file is kept aside
+            record = {name: _Written(_known_digest(content)) for name, content in {**files, **added}.items()}
+        report = _write(output, manifest, files, added, record, trusted=None)
         with contextlib.suppress(OSError):  # it is not empty: a run was killed, and the next one resumes from it
             (output / _AHEAD).rmdir()
     return report
@@ -333,11 +334,6 @@ def _check_file(sidecar: Sidecar, name: object, content: object, taken: Collecti
 
 def _name_of(sidecar: Sidecar) -> str:
     return str(getattr(sidecar, "__qualname__", type(sidecar).__qualname__))
-
-
-def _presumed(files: Files) -> dict[str, _Written]:
-    """Return a record for a directory that came without one: an edited file is kept aside."""
-    return {name: _Written(_digest(text) if isinstance(text, bytes) else "") for name, text in files.items()}
 
 
 def _rendered(output: pathlib.Path, content: bytes | FromShard) -> bytes:
