@@ -95,11 +95,7 @@ class LibraryStage(Stage):
 
     @abc.abstractmethod
     def call(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields as the transform gives them.
-
-        Args:
-            given: values of the fields of `kinds`, as `decode` returns them.
-        """
+        """Return the fields as the transform gives them, which gets those of `kinds` as `decode` returns them."""
 
     @classmethod
     @abc.abstractmethod
@@ -167,7 +163,8 @@ class TorchvisionStage(LibraryStage):
 
     def _array(self, name: str, value: Any) -> Any:
         """Return a field that is no box as an array: an image (height, width, channels) again."""
-        array = np.asarray(as_array(value)) if _is_picture(value) else value
+        is_picture = hasattr(value, "__array__") or hasattr(value, "getbands")
+        array = np.asarray(as_array(value)) if is_picture else value
         if not isinstance(array, np.ndarray):
             raise SchemaError(
                 f"{self.name} returned {kind_of(value)} for the field {name!r}; want one tensor or picture"
@@ -220,10 +217,6 @@ class TorchvisionStage(LibraryStage):
         if type(leaf).__name__ in {"CutMix", "MixUp"}:
             return f"{type(leaf).__name__} mixes the samples of a batch; call it on batches, in the training loop"
         return ""
-
-
-def _is_picture(value: Any) -> bool:
-    return hasattr(value, "__array__") or hasattr(value, "getbands")
 
 
 # ---------------------------------------------------------------- kornia
@@ -364,12 +357,7 @@ def of_a_library(transform: Any) -> bool:
 
 
 def library_stage(transform: Any, features: Features, untouched: Collection[str] = ()) -> LibraryStage:
-    """Return the stage of a transform of which `of_a_library` holds.
-
-    Args:
-        transform: the transform.
-        features: schema of the samples.
-        untouched: names of the fields that it leaves alone, on purpose.
+    """Return the stage of a transform of which `of_a_library` holds; it leaves `untouched` fields alone, on purpose.
 
     Raises:
         OptionError: there is no image, the transform cannot be used, or it would leave a field out of step with the
@@ -402,13 +390,7 @@ def library_stage(transform: Any, features: Features, untouched: Collection[str]
 
 
 def fields_passed(transform: Any, features: Features, untouched: Collection[str] = ()) -> dict[str, str]:
-    """Return the kind of each field that a transform of a library gets: "image", "mask", "bboxes" or "labels".
-
-    Args:
-        transform: the transform.
-        features: schema of the samples.
-        untouched: names of the fields that it does not get.
-    """
+    """Return the kind of each field that a transform of a library gets, as `LibraryStage.kinds` has it."""
     if _stage_type(transform) is AudiomentationsStage:
         return {name: "audio" for name, feature in features.items() if _has_rate(feature) and name not in untouched}
     found = {name: _kind_of(name, feature) for name, feature in features.items() if name not in untouched}

@@ -39,7 +39,7 @@ __all__ = ["Augmenter", "SampleTransform", "each_sample", "field_names", "takes_
 @final
 @frozen()
 class Augmenter:
-    """Draws the copies of a sample; equal arguments of `draw` give equal samples in any process and order.
+    """Draws the copies of a sample; equal arguments give equal samples in any process and order.
 
     Picklable by dill. Not thread-safe if the transform is not: a pipeline holds the generators of one draw.
 
@@ -59,7 +59,7 @@ class Augmenter:
         >>> def shift(sample, rng):
         ...     return {**sample, "x": sample["x"] + int(rng.integers(100))}
         >>> augmenter = Augmenter(Features({"x": Scalar("int64")}), shift)
-        >>> augmenter.draw({"key": "a", "x": 0}, key="a", copy=1, seed=7)
+        >>> list(augmenter.stream({"key": "a", "x": 0}, augmenter.seeded_streams("a", copy=1, seed=7)))
         [{'key': 'a', 'x': 10}]
     """
 
@@ -91,51 +91,28 @@ class Augmenter:
         plain, found = (matched(self.transform, self.features, names) for names in ((), self.untouched))
         return () if plain == found else tuple(sorted(found.items()))
 
-    def draw(self, sample: Mapping[str, Any], *, key: str, copy: int, seed: int, attempt: int = 0) -> list[Sample]:
-        """Return one copy of a sample: as many samples as the hook and the transform make of it, usually one.
-
-        Sets the global random states of `random` and `numpy.random`.
-
-        Args:
-            sample: a value for each field; never written to, whatever hook and transform do.
-            key: key of the input row.
-            copy: number of the copy, from 0.
-            seed: base seed, not negative; with key, copy and attempt it decides every random draw.
-            attempt: above 0 to draw the copy again.
-
-        Raises:
-            Skip: the hook or the transform left all of the copy out.
-            SchemaError: the hook or the transform returned something else than samples, or a sample lacks a field.
-            InputError: an encoded image of the sample does not decode.
-            OptionError: a label cannot pass through albumentations unchanged.
-        """
-        found = list(self.stream(sample, self.seeded_streams(key, copy, seed, attempt)))
-        samples = [one for one in found if not isinstance(one, Skip)]
-        for one in [] if samples else found:
-            assert isinstance(one, Skip)
-            raise one
-        return samples
-
     def seeded_streams(self, key: str, copy: int, seed: int, attempt: int = 0) -> RandomStreams:
-        """Return the generators of one copy, and seed the global ones, for `stream`; arguments as in `draw`."""
-        return _seeded_streams(seed, key, copy, attempt)
+        """Return the generators of one copy, as `sample_seed` names them, for `stream`, and seed the global ones."""
+        streams = RandomStreams(seed, key, copy, attempt)
+        seed_globals(streams.global_seed)
+        return streams
 
     def stream(self, sample: Mapping[str, Any], streams: RandomStreams) -> Iterator[Sample | Skip]:
         """Yield the samples of one copy as they are made, a `Skip` in the place of one that is left out; never nothing.
 
         Args:
-            sample: a value for each field.
+            sample: a value for each field; never written to, whatever hook and transform do.
             streams: what `seeded_streams` returned, just now; nothing else may draw until the last sample is made.
+
+        Raises:
+            SchemaError: the hook or the transform returned something else than samples, or a sample lacks a field.
+            InputError: an encoded image of the sample does not decode.
+            OptionError: a label cannot pass through albumentations unchanged.
         """
         return _drawn(self._stages, self.features, sample, streams)
 
     def ignores_chance(self, streams: RandomStreams, num_samples: int) -> bool:
-        """Return whether a copy that was just drawn would be the same whatever numbers were drawn for it.
-
-        Args:
-            streams: the generators of the copy.
-            num_samples: number of samples that it has.
-        """
+        """Return whether a copy of so many samples, drawn just now, would be the same with any other numbers."""
         return streams.decided_nothing(num_samples * sum(stage.num_coins for stage in self._stages))
 
     @property
@@ -157,7 +134,7 @@ class Augmenter:
         def digests(stages: Sequence[Stage]) -> list[str]:
             return [
                 "" if isinstance(drawn, Skip) else fingerprint(drawn, where="sample")
-                for drawn in _drawn(stages, self.features, sample, _seeded_streams(seed, key, 0))
+                for drawn in _drawn(stages, self.features, sample, self.seeded_streams(key, 0, seed))
             ]  # one after the other: there may be many
 
         if not differs(self._stages):
@@ -173,13 +150,6 @@ class Augmenter:
             "(seed, key, copy) alone: draw from the rng that it gets, from self.random_generator or "
             "self.py_random of the transform, or from random and numpy.random, which are seeded for each copy"
         )
-
-
-def _seeded_streams(seed: int, key: str, copy: int, attempt: int = 0) -> RandomStreams:
-    """Return the generators of one copy and seed the global ones."""
-    streams = RandomStreams(seed, key, copy, attempt)
-    seed_globals(streams.global_seed)
-    return streams
 
 
 def _drawn(

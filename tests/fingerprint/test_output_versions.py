@@ -116,7 +116,7 @@ def seeding(folder):
 def transforms(folder):
     writer = Numbers()
     augmenter = Augmenter(writer.features, add_noise, writer.augment)
-    return [augmenter.draw({"key": "a", "n": 1}, key="a", copy=copy, seed=7) for copy in range(2)]
+    return [list(augmenter.stream({"key": "a", "n": 1}, augmenter.seeded_streams("a", copy, 7))) for copy in range(2)]
 
 
 def pipeline(folder):

@@ -130,7 +130,8 @@ each_turn = pytest.mark.parametrize("make", TURNS.values(), ids=TURNS)
 
 
 def draw(transform, given=None, *, features=FEATURES, copy=0, **options):
-    return Augmenter(features, transform, **options).draw(given or sample(), key="row0", copy=copy, seed=3)[0]
+    augmenter = Augmenter(features, transform, **options)
+    return next(augmenter.stream(given or sample(), augmenter.seeded_streams("row0", copy, 3)))
 
 
 def equal(one, other):

@@ -55,8 +55,12 @@ def digest(samples):
     return fingerprint(samples, where="samples")
 
 
+def drawn_by(augmenter, sample, *, key, copy, seed):
+    return list(augmenter.stream(sample, augmenter.seeded_streams(key, copy, seed)))
+
+
 def drawn(transform, features=FEATURES, sample=None, *, copy=0, seed=0, augment=None):
-    (result,) = Augmenter(features, transform, augment).draw(sample or sample_of(), key="a", copy=copy, seed=seed)
+    (result,) = drawn_by(Augmenter(features, transform, augment), sample or sample_of(), key="a", copy=copy, seed=seed)
     return result
 
 
@@ -71,7 +75,7 @@ def test_rng_of_a_callable_is_that_of_the_record():
         lambda sample, rng: {**sample, "x": int(rng.integers(1000))},
     )
 
-    (result,) = augmenter.draw({"key": "k"}, key="k", copy=3, seed=9)
+    (result,) = drawn_by(augmenter, {"key": "k"}, key="k", copy=3, seed=9)
 
     rng = sample_rng(9, "k", 3)
     assert result == {"key": "k", "x": int(rng.integers(1000)), "y": int(rng.integers(1000))}
@@ -102,7 +106,7 @@ def test_transforms_of_a_pipeline_draw_independently():
     augmenter = Augmenter(Features({"image": Image()}), A.Compose([A.HorizontalFlip(p=0.5), A.VerticalFlip(p=0.5)]))
 
     corners = [
-        augmenter.draw({"key": "a", "image": image}, key="a", copy=copy, seed=0)[0]["image"][0, 0, 0]
+        drawn_by(augmenter, {"key": "a", "image": image}, key="a", copy=copy, seed=0)[0]["image"][0, 0, 0]
         for copy in range(200)
     ]
 
@@ -150,18 +154,18 @@ def test_draws_depend_on_seed_key_and_copy_alone(transform):
     augmenter = Augmenter(FEATURES, transform)
 
     def draw_all(order):
-        return {copy: digest(augmenter.draw(sample_of(), key="a", copy=copy, seed=5)) for copy in order}
+        return {copy: digest(drawn_by(augmenter, sample_of(), key="a", copy=copy, seed=5)) for copy in order}
 
     forward = draw_all(range(12))
     random.random(), np.random.random()
     backward = draw_all(reversed(range(12)))
-    elsewhere = dill.loads(dill.dumps(augmenter)).draw(sample_of(), key="a", copy=7, seed=5)
+    elsewhere = drawn_by(dill.loads(dill.dumps(augmenter)), sample_of(), key="a", copy=7, seed=5)
 
     assert forward == backward
     assert digest(elsewhere) == forward[7]
     assert len(set(forward.values())) > 6
-    assert digest(augmenter.draw(sample_of(), key="a", copy=7, seed=6)) != forward[7]
-    assert digest(augmenter.draw(sample_of(), key="b", copy=7, seed=5)) != forward[7]
+    assert digest(drawn_by(augmenter, sample_of(), key="a", copy=7, seed=6)) != forward[7]
+    assert digest(drawn_by(augmenter, sample_of(), key="b", copy=7, seed=5)) != forward[7]
 
 
 # ---- every transform of albumentations
@@ -230,7 +234,7 @@ def draw_everything(names):
         for copy in range(3):
             for name in names:
                 augmenter, sample = made[name]
-                digests[name, copy] = digest(augmenter.draw(sample, key="a", copy=copy, seed=2))
+                digests[name, copy] = digest(drawn_by(augmenter, sample, key="a", copy=copy, seed=2))
     for name in names:
         assert fingerprint(made[name][0].transform, where="transform") == before[name], name
     return digests
@@ -612,7 +616,7 @@ def test_array_that_follows_its_image_is_moved_with_it():
         additional_targets=targets,
     )
 
-    (result,) = Augmenter(features, pipeline, untouched=("vector",)).draw(sample, key="a", copy=0, seed=0)
+    (result,) = drawn_by(Augmenter(features, pipeline, untouched=("vector",)), sample, key="a", copy=0, seed=0)
 
     features.encode(result)
     assert np.array_equal(result["image"], image[:, ::-1][:64, 8:72])
@@ -657,7 +661,7 @@ def test_untouched_field_is_left_alone_although_the_pipeline_knows_it():
     sample = {"key": "a", "image": image, "mask": image[..., 0], "parts": image[..., 1]}
 
     augmenter = Augmenter(features, A.Compose([FLIP]), untouched=("mask",))
-    (result,) = augmenter.draw(sample, key="a", copy=0, seed=0)
+    (result,) = drawn_by(augmenter, sample, key="a", copy=0, seed=0)
 
     assert np.array_equal(result["mask"], sample["mask"])
     assert np.array_equal(result["parts"], sample["parts"][:, ::-1])
@@ -785,7 +789,7 @@ def test_depth_moves_as_albumentations_moves_a_mask(dtype):
         augmenter = Augmenter(Features({name: features[name] for name in features if name in names}), pipeline)
         sample = {name: values[name] for name in names}
         for copy in range(8):
-            (found,) = augmenter.draw({"key": "a", **sample}, key="a", copy=copy, seed=5)
+            (found,) = drawn_by(augmenter, {"key": "a", **sample}, key="a", copy=copy, seed=5)
             by_hand.set_random_state(*RandomStreams(5, "a", copy).of_pipeline)
             expected = by_hand(**sample)
             for name in names:
@@ -837,7 +841,7 @@ def test_keypoints_move_as_by_hand(removes, form):
 
     for copy in range(10):
         sample = {"key": "a", "image": picture(), "keypoints": POINTS, "labels": labels}
-        (found,) = augmenter.draw(sample, key="a", copy=copy, seed=5)
+        (found,) = drawn_by(augmenter, sample, key="a", copy=copy, seed=5)
         expected = by_hand(hand, copy, image=picture(), keypoints=given, labels=labels)
         assert np.array_equal(found["image"], expected["image"])
         points = expected["keypoints"][:, [form.index("x"), form.index("y")]].astype(np.float32)
@@ -890,7 +894,7 @@ def test_polygons_and_rotated_boxes_move_with_other_points():
     emptied, dropped = 0, 0
 
     for copy in range(20):
-        (found,) = augmenter.draw({"key": "a", **sample}, key="a", copy=copy, seed=5)
+        (found,) = drawn_by(augmenter, {"key": "a", **sample}, key="a", copy=copy, seed=5)
         expected = by_hand(hand, copy, image=picture(), keypoints=np.concatenate([POINTS, rotated[:, :2]]))
         points = expected["keypoints"].astype(np.float32)
         assert np.array_equal(found["image"], expected["image"])
