@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from datamat.directory.files import read_json
+from datamat.directory.files import commit_json, read_json
 from datamat.directory.row_values import FILES, files_of_text, looks_like_path
 from datamat.errors import SourceError, join_problems
 from datamat.folders.urls import is_url
 from datamat.sources.files import FileState, SourceFiles, follows_links, may_be_input
 from datamat.sources.rows import BATCH_ROWS, origin_of
-from datamat.sources.store import INPUT, RowField, RowStore, mixed, names_in, write_head
+from datamat.sources.store import INPUT, RowField, RowStore, mixed, names_in
 from datamat.sources.url_files import UrlFiles
 
 __all__ = [
@@ -75,9 +75,8 @@ class InputFinder:
         digests.flush()
         identities.flush()
         fields = [dataclasses.replace(field, holds_file=field.name in is_strict) for field in fields]
-        write_head(
-            store.folder, **read_json(store.folder / "rows.json") | {"fields": [*map(dataclasses.asdict, fields)]}
-        )
+        head = store.folder / "rows.json"
+        commit_json(head, read_json(head) | {"fields": [*map(dataclasses.asdict, fields)]})
 
     def _fields_with_files(self, fields: Sequence[RowField]) -> dict[str, bool]:
         """Return the fields that hold files, and whether each value that is not blank must be one."""

@@ -30,7 +30,7 @@ from typing import Any, Literal
 import numpy as np
 import xxhash
 
-from datamat.directory.files import commit_json, read_json
+from datamat.directory.files import read_json
 from datamat.directory.keys import KeyLookup, mix64
 from datamat.directory.row_values import FILES, decode_value, files_of_text
 from datamat.folders.urls import is_url
@@ -47,7 +47,6 @@ __all__ = [
     "RowStore",
     "mixed",
     "names_in",
-    "write_head",
 ]
 
 FieldKind = Literal["text", "path", "json", "int64", "float64"]
@@ -414,8 +413,3 @@ def mixed(digests: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Fold one uint64 column into the digests of its rows, so that the order of the columns matters."""
     with np.errstate(over="ignore"):
         return mix64(digests * np.uint64(0x9E3779B97F4A7C15) + values)
-
-
-def write_head(folder: pathlib.Path, **head: Any) -> None:
-    """Write what `RowStore` reads first."""
-    commit_json(folder / "rows.json", head)

@@ -204,14 +204,7 @@ class UrlFiles(Fetcher):
 
 
 def url_path(folder: str, url: str, place: str, problem: str = "") -> str:
-    """Return the path of the file behind a URL of a row, in this process.
-
-    Args:
-        folder: folder of `UrlFiles`.
-        url: the URL, in full.
-        place: what tells it from all others: row and field.
-        problem: why it is not to be fetched; "" where it is.
-    """
+    """Return `UrlFiles.path_of` for those of a folder, which need not be at work in this process yet."""
     files = fetchers().get(folder)
     if not isinstance(files, UrlFiles):
         files = UrlFiles(folder, {})

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import xxhash
 
+from datamat.directory.files import commit_json
 from datamat.directory.keys import SPLIT_NAME, bad_key, safe_keys
 from datamat.directory.row_values import FILES, decode_value, encode_value, looks_like_path
 from datamat.errors import SourceError, join_problems
@@ -37,7 +38,7 @@ from datamat.sources.rows import (
     origin_of,
     other_fields,
 )
-from datamat.sources.store import NO_TEXT, FieldKind, RowField, RowStore, mixed, write_head
+from datamat.sources.store import NO_TEXT, FieldKind, RowField, RowStore, mixed
 from datamat.sources.url_files import UrlFiles
 
 __all__ = [
@@ -186,17 +187,17 @@ class _RowWriter:
         columns = [*(self._columns or ()), *([self._listed_files] if self._listed_files else [])]
         fields = [column.finish() for column in columns]
         fields = [dataclasses.replace(field, holds_urls=field.name in self._url_fields) for field in fields]
-        write_head(
-            self._folder,
-            num_rows=self.num_rows,
-            source=self._source,
-            identity=identity,
-            url_folder=url_folder,
-            follows_links=follows_links(),
-            splits=list(self._codes),
-            fields=[dataclasses.asdict(field) for field in fields],
-            origins=self._origins,
-        )
+        head = {
+            "num_rows": self.num_rows,
+            "source": self._source,
+            "identity": identity,
+            "url_folder": url_folder,
+            "follows_links": follows_links(),
+            "splits": list(self._codes),
+            "fields": [dataclasses.asdict(field) for field in fields],
+            "origins": self._origins,
+        }
+        commit_json(self._folder / "rows.json", head)
         return fields
 
     def _append_further(self, block: RowBlock, digests: np.ndarray) -> np.ndarray:
@@ -213,7 +214,7 @@ class _RowWriter:
         self._listed_files.append(listed, block, self.num_rows)
         # By their own names alone: where they lie may differ from one clone of a project to the next.
         names = ("\0".join(map(os.path.basename, paths)) for paths in listed)
-        listing = np.fromiter((xxhash.xxh3_64_intdigest(_as_bytes(name)) for name in names), np.uint64, count)
+        listing = Texts.of(names).hashes()
         has_files = np.fromiter(map(bool, given), bool, count)
         return np.where(has_files, mixed(digests, listing), digests)
 
@@ -521,10 +522,6 @@ def _can_be_json(value: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _as_bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
 
 
 def _listed(files: Any, block: RowBlock, number: int) -> list[str]:
