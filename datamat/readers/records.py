@@ -1032,7 +1032,7 @@ class SampleReader:
     keys: KeyIndex
 
     def read_sample(self, position: int, memory: Mapping[str, np.ndarray] = NO_MEMORY) -> dict[str, Any]:
-        """Return one decoded sample; of values that were decoded into `memory`, by field, its arrays.
+        """Return one decoded sample; a value that was decoded into the array of its field in `memory` is that array.
 
         Raises:
             CorruptDataError: the record is damaged; the message names file, record, key and what is wrong.

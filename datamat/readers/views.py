@@ -485,7 +485,7 @@ _CHUNK = 1024
 def kept_by_function(
     condition: Callable[[dict[str, Any]], Any], records: Records, positions: range | NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the places of the positions for whose samples, of the first epoch, a function is true: of none skipped."""
+    """Return the places of the samples, as of the first epoch, for which a function is true, without skipped ones."""
 
     def kept(first: int) -> list[int]:
         chunk = positions[first : first + _CHUNK]
@@ -534,7 +534,7 @@ def lengths_of(records: Records, positions: NDArray[np.int64], field: str) -> ND
 def kept_by_row(
     condition: Callable[[dict[str, Any]], Any], records: Records, positions: range | NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the places of the positions for which a function is true: of the fields of an index row, and the `key`."""
+    """Return the places of the records for which a function of their row in the index, with their `key`, is true."""
     rows = _index_table(records).take(np.asarray(positions, np.int64))
     return np.flatnonzero([_is_true(condition, row) for row in rows.to_pylist()])
 
@@ -555,7 +555,7 @@ def _is_true(condition: Callable[[dict[str, Any]], Any], sample: dict[str, Any])
 def kept_by_expression(
     expression: Any, records: Records, positions: range | NDArray[np.int64], *, on_index: bool
 ) -> NDArray[np.int64]:
-    """Return the places of the positions for which a `pyarrow.compute.Expression` is true.
+    """Return the places of the records for which a `pyarrow.compute.Expression` is true.
 
     With `on_index`, names stand for fields of the index, also where samples have a field of that name.
 

@@ -92,7 +92,7 @@ class Augmenter:
         return () if plain == found else tuple(sorted(found.items()))
 
     def seeded_streams(self, key: str, copy: int, seed: int, attempt: int = 0) -> RandomStreams:
-        """Return the generators of one copy, as `sample_seed` names them, for `stream`, and seed the global ones."""
+        """Return the generators of one copy for `stream`, and seed the global ones; arguments as of `sample_seed`."""
         streams = RandomStreams(seed, key, copy, attempt)
         seed_globals(streams.global_seed)
         return streams
