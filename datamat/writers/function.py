@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import functools
 import inspect
@@ -451,6 +450,8 @@ class _Calls:
     """
 
     def __init__(self, most: int) -> None:
+        import asyncio  # here: it costs 30 ms, and few functions are async
+
         self.pid = os.getpid()
         self._most = most
         self._begun: dict[str, Future[Any]] = {}
@@ -476,7 +477,9 @@ class _Calls:
         return found
 
     def _begin(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Future[Any]:
-        return asyncio.run_coroutine_threadsafe(self._whole(call()), self._loop)
+        from asyncio import run_coroutine_threadsafe
+
+        return run_coroutine_threadsafe(self._whole(call()), self._loop)
 
     async def _whole(self, call: Coroutine[Any, Any, Any]) -> Any:
         async with self._free:
