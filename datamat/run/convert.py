@@ -141,7 +141,8 @@ class StoredView:
         if split not in self.places:
             return None
         found = self.places[split][shard][first : first + count]
-        return int(found[found >= 0].min(initial=np.iinfo(np.int64).max)) if (found >= 0).any() else None
+        found = found[found >= 0]
+        return int(found.min()) if len(found) else None
 
 
 @final
@@ -180,8 +181,12 @@ class StoredRecords:
         self._opened: tuple[str, int, RecordFiles] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the open shard behind."""
-        return {**self.__dict__, "_opened": None}
+        """Leave the open shard behind, and in which order records come: workers ask which of them are wanted."""
+        view = self._view
+        if view is not None:
+            wanted = {split: [np.minimum(one, 0).astype(np.int8) for one in of] for split, of in view.places.items()}
+            view = dataclasses.replace(view, places=wanted)
+        return {**self.__dict__, "_opened": None, "_view": view}
 
     def setup_worker(self) -> None:
         """Do nothing: shards are opened when their first record is read."""

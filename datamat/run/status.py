@@ -51,6 +51,7 @@ from datamat.plan.changes import (
     NOT_MADE,
     PlannedShard,
     ShardChange,
+    equal_shards,
     find_changes,
     find_loss,
     known_shards,
@@ -110,7 +111,7 @@ class Status:
         num_shards, num_rows: planned numbers for an unfinished run; None if no plan is known.
         events: the first and the last ledger lines of the last run.
         changes: the shards that `run` would make now, and why; None if the source was not compared.
-        obsolete: shards that are there but no longer in the plan; `run` removes them.
+        obsolete: shards that are there but no longer in the plan, under whatever name; `run` removes them.
         note: why this status is incomplete; "" if it is complete.
         tasks: of unfinished tasks that share the output: name, the process at work ("" if there is none), and number of
             finished shards. In a store, a killed process counts as at work until another task takes over its shards.
@@ -289,7 +290,8 @@ def compared_status(planned: PlannedJob) -> Status:
     """
     shards = planned.plan.shards
     # The manifest is held until the end: what the steps below read of it is then not parsed again.
-    _manifest, known = known_shards(planned.job.output, planned.job.work)
+    manifest, known = known_shards(planned.job.output, planned.job.work)
+    taken = {} if manifest is None else equal_shards(planned, known)
     changes = find_changes(planned)
     names = {shard.name for shard in planned.chosen}
     found = output_status(planned.job, [PlannedShard.of(shard) for shard in shards])
@@ -298,7 +300,9 @@ def compared_status(planned: PlannedJob) -> Status:
         found,
         note="; ".join(filter(None, [found.note, loss and f"{again} raises: {loss}", planned.plan.left_aside])),
         changes=tuple(change for change in changes if change.shard in names),
-        obsolete=tuple(sorted(known.keys() - {shard.name for shard in shards})),
+        obsolete=tuple(
+            sorted(known.keys() - {shard.name for shard in shards} - {files[0].name for files in taken.values()})
+        ),
     )
 
 

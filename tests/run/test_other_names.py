@@ -122,6 +122,7 @@ def test_status_says_what_is_taken_over_and_no_warning_that_it_is_made_again(tmp
     assert changes == [
         f"pairs-test-0000{number}: taken over from pairs-val-0000{number}-of-00002" for number in range(2)
     ]
+    assert job.status().obsolete == ()
     with pytest.raises(OutputError, match=r"2 of 4 finished shards .* would be replaced or removed"):
         job.run(progress=False, existing="refuse")
     report = job.run(progress=False)
