@@ -418,7 +418,7 @@ class Materializer:
         from datamat.run.repair import repair
 
         how = RunOptions.of(options, "repair", WorkKeywords.__annotations__)
-        return repair(self._made(dataclasses.replace(how, existing="replace")))
+        return repair(self._made(how))
 
     def replay(self, key: str, copy: int = 0) -> dict[str, Any]:
         """Return the sample that a run stores for a row and copy, decoded, by processing that row here and now.

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from typing import TYPE_CHECKING, Any
 
 from datamat.directory.files import WORK
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, ShardInfo, run_folder
 from datamat.directory.publication import finish_publication, publish_manifest, version_there
+from datamat.directory.sidecars.exporting import sidecar_names, withdraw_sidecars, write_sidecars
 from datamat.folders import LocalFolder
 from datamat.run.shards import take_over
 from datamat.values import frozen
 
 if TYPE_CHECKING:
+    import logging
     import pathlib
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from datamat.directory.manifest import Manifest, ShardFiles
+    from datamat.directory.sidecars import Sidecar
     from datamat.folders import Folder
     from datamat.plan.plan import Plan
 
 
-__all__ = ["LocalOutput", "StoredObject", "StoredShard", "UploadTask"]
+__all__ = ["STAGE", "LocalOutput", "StoredObject", "StoredShard", "UploadTask"]
+
+STAGE = f"{WORK}/append"
+"""Folder of an output in which rows that are appended wait, as a set of their own."""
 
 
 @frozen()
@@ -136,14 +143,15 @@ class LocalOutput:
     def show_plan(self, plan: Plan) -> None:
         """Have others see what is made here, before anything is made."""
 
-    def take_over(self, files: ShardFiles, renamed: ShardFiles) -> None:
-        """Have a published shard wait under another name.
+    def take_over(self, files: ShardFiles, renamed: ShardFiles, below: str = "") -> None:
+        """Have a finished shard wait under another name.
 
         Args:
             files: entries of its files.
             renamed: the same under the other name.
+            below: where they are: "" for a shard of the published set, else a folder of the output.
         """
-        take_over(self._folder, files, renamed)
+        take_over(self._folder, files, renamed, below)
 
     def task(self, shard: str, files: ShardFiles, *, waits: bool) -> UploadTask | None:
         """Return what brings a finished shard to where it goes; None if it is there."""
@@ -175,6 +183,36 @@ class LocalOutput:
             place = run_folder(self._folder / WORK).relative_to(self._folder)
             moving = {name: f"{place}/{name}" for name in waiting}
             publish_manifest(self._here, dataclasses.replace(manifest, moving=moving), self._seen_here, going)
+            self.remove_stage()
+
+    def remove_stage(self) -> None:
+        """Remove what was made to be appended, its manifest last: by that it is known to be published."""
+        stage = self._here.child(STAGE)
+        for name in stage.list(deep=True):
+            if name != MANIFEST_FILE:
+                stage.delete(name)
+        stage.delete(MANIFEST_FILE)
+        shutil.rmtree(self._folder / STAGE, ignore_errors=True)
+
+    def withdraw_sidecars(self, before: Manifest | None, logger: logging.Logger) -> None:
+        """Remove sidecars of the shards that are published, which are about to change or have changed."""
+        self.fetch_edited(shards=() if before is None else {info.name for info in before.all_files})
+        self.delete(withdraw_sidecars(self._folder, before, logger))
+
+    def write_sidecars(
+        self, manifest: Manifest, logger: logging.Logger, sidecars: Sequence[Sidecar], before: Manifest | None
+    ) -> None:
+        """Write the sidecars of a set that is finished, and bring all small files to where they go.
+
+        Args:
+            manifest: its manifest.
+            logger: hears of files that were edited.
+            sidecars: those of the user.
+            before: manifest of the set before.
+        """
+        self.fetch_edited(sidecar_names(manifest), shards={info.name for info in manifest.all_files})
+        write_sidecars(self._folder, manifest, logger, sidecars=sidecars, trusted=before)
+        self.send_small(manifest)
 
     def fetch_edited(self, names: Collection[str] = (), *, shards: Collection[str]) -> None:
         """Bring here what somebody else has written under the names of files for other readers.
@@ -192,6 +230,9 @@ class LocalOutput:
 
     def sweep(self) -> None:
         """Remove what runs have left, once the set is published."""
+        work = self._folder / WORK
+        for folder in (work / "parts", work / "shards", run_folder(work)):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def give_up(self) -> None:
         """Delete what this run has made, as far as the set of another that is published lacks it."""

@@ -41,7 +41,6 @@ from datamat.directory.manifest import (
     under_name,
     write_entry,
 )
-from datamat.directory.sidecars.exporting import sidecar_names, withdraw_sidecars, write_sidecars
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, count_of, join_problems
 from datamat.events import PartDamaged, PlanMade, RunEnded, SampleRecovered, ShardFinished
 from datamat.folders import AbsentError
@@ -150,8 +149,8 @@ def _run_locked(
         empty_folder(job.work / "rows")
         planned = job.planned_in(job.work / "rows")
         try:
-            judge_existing(planned, finished)
             if mode != "repair":  # which restores what was there
+                judge_existing(planned, finished)
                 claim_names(planned, *finished)
             place.adopt(planned.plan, session.made())
             if mode == "finalize" and (lacking := [change.shard for change in find_changes(planned)]):
@@ -247,7 +246,7 @@ class Run:
             return self.end(is_complete=False)
         if not self._is_current:
             if self._before is None:
-                self._withdraw()
+                self._place.withdraw_sidecars(self._before, self._logger)
             elif not self._is_repair:
                 run_folder(self._work).mkdir(exist_ok=True)
             self._make()
@@ -306,11 +305,6 @@ class Run:
     def _listed(self) -> dict[str, ShardFiles]:
         """The shards that the published manifest lists, by name."""
         return {} if self._before is None else by_shard(self._before.all_files)
-
-    def _withdraw(self) -> None:
-        """Remove sidecars of the old shards, which are about to change or have changed."""
-        self._place.fetch_edited(shards=self._listed)
-        self._place.delete(withdraw_sidecars(self._output, self._before, self._logger))
 
     def _refuse_left_out(self, shards: Sequence[ShardFiles], rows: Sequence[FailedRow] = ()) -> None:
         """Refuse to resume from work that lacks rows, if the policy wants all of them.
@@ -597,8 +591,6 @@ class Run:
             else:
                 self._publish_set(finished)
             self._place.sweep()
-            for folder in (self._work / "parts", self._work / "shards", run_folder(self._work)):
-                shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(self._work / "rows", ignore_errors=True)
         return is_complete
 
@@ -613,7 +605,7 @@ class Run:
         visible |= {name for files in entries for info in files for name in (info.file, info.index_file)}
         going = sorted(visible - (manifest.file_names - waiting))
         if going or waiting:
-            self._withdraw()
+            self._place.withdraw_sidecars(self._before, self._logger)
         else:
             self._write_sidecars(manifest)
         self._place.publish(manifest, waiting, going)
@@ -628,10 +620,7 @@ class Run:
                 self._logger.warning("%s", message)
 
     def _write_sidecars(self, manifest: Manifest) -> None:
-        self._place.fetch_edited(sidecar_names(manifest), shards={info.name for info in manifest.all_files})
-        trusted = self._before
-        write_sidecars(self._output, manifest, self._logger, sidecars=self._job.sidecars, trusted=trusted)
-        self._place.send_small(manifest)
+        self._place.write_sidecars(manifest, self._logger, self._job.sidecars, self._before)
 
     def _described(self, finished: Sequence[ShardFiles]) -> tuple[Manifest, set[str]]:
         """Write the index files; return the manifest, and the names of its files that wait to be published."""

@@ -72,6 +72,7 @@ __all__ = ["Done", "State", "Status", "compared_status", "output_status", "statu
 State = Literal["empty", "running", "unfinished", "complete", "damaged"]
 _LAST_EVENTS = 3
 _ENTRY = re.compile(r"(shards|run-\d+)/(?!plan\.json$)[^/]+\.json$")
+_BEGUN = re.compile(r"run-|append/|rows/plan\.json$")
 _LEDGER_OF_TASK = re.compile(rf"slices/(.*/)?(ledgers/|{re.escape(LEDGER_FILE)}$)")
 _MOST_BYTES = 1 << 28  # of a small file
 _TAIL_BYTES = 4 << 20  # of a ledger
@@ -331,7 +332,7 @@ class _Output:
     @property
     def _is_begun(self) -> bool:
         """Whether a run has begun that would change what is published, and has not published it."""
-        return any(name.startswith("run-") for name in self._names or ())
+        return any(_BEGUN.match(name) for name in self._names or ())
 
     # ------------------------------------------------------------ files
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import shutil
 import time
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ from datamat.plan.changes import (
     write_snapshot,
 )
 from datamat.plan.inputs import InputFiles
+from datamat.run.append import append
 from datamat.run.existing import judge_existing, refuse_other_dataset
 from datamat.run.limits import interrupted, signals_raised
 from datamat.run.reporting import reporting
@@ -79,8 +81,10 @@ def start(job: Job, *, mode: Mode = "make", lease_s: float = LEASE_S, wanted: Wa
     with warned_once(), signals_raised():
         try:
             if how.task_index is None or how.num_tasks is None:
-                return run_job(job, mode=mode, wanted=wanted)
-            return _run_task(job, TaskNumber(how.task_index, how.num_tasks, lease_s))
+                run = functools.partial(run_job, mode=mode, wanted=wanted)
+            else:
+                run = functools.partial(_run_task, task=TaskNumber(how.task_index, how.num_tasks, lease_s))
+            return append(job, run) if how.existing == "append" else run(job)
         except SampleError as error:
             fold(error)
             raise error.with_traceback(None)  # noqa: B904 -- it is the same error

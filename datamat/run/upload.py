@@ -82,7 +82,7 @@ from datamat.folders.base import (
 )
 from datamat.folders.local import read_regular
 from datamat.plan.changes import parse_snapshot, render_snapshot
-from datamat.run.outputs import LocalOutput, StoredObject, StoredShard, UploadTask
+from datamat.run.outputs import STAGE, LocalOutput, StoredObject, StoredShard, UploadTask
 
 if TYPE_CHECKING:
     import logging
@@ -98,6 +98,7 @@ __all__ = [
     "laid_out",
     "note_uploaded",
     "opened_output",
+    "output_of",
     "scratch_folder",
     "upload",
 ]
@@ -193,6 +194,13 @@ def _holds(store: Folder, name: str, path: pathlib.Path) -> bool:
 # ---------------------------------------------------------------- in the driver
 
 
+def output_of(job: Job, *, is_shared: bool = False) -> LocalOutput:
+    """Return the output of a job, at which nothing has begun; see `opened_output`."""
+    if job.store is None:
+        return LocalOutput(job.output)
+    return RemoteOutput(job.store, job.output, job.how.logger, is_shared=is_shared)
+
+
 @contextlib.contextmanager
 def opened_output(job: Job, *, is_shared: bool = False) -> Iterator[LocalOutput]:
     """Yield the output of a job; one in a store is brought together with its scratch folder.
@@ -201,10 +209,7 @@ def opened_output(job: Job, *, is_shared: bool = False) -> Iterator[LocalOutput]
         job: the job; its output is the folder, or the scratch folder, of which the lock is held.
         is_shared: whether other tasks write there, too.
     """
-    if job.store is None:
-        output = LocalOutput(job.output)
-    else:
-        output = RemoteOutput(job.store, job.output, job.how.logger, is_shared=is_shared)
+    output = output_of(job, is_shared=is_shared)
     output.begin()
     try:
         yield output
@@ -469,15 +474,15 @@ class RemoteOutput(LocalOutput):
 
     # ------------------------------------------------------------ shards
 
-    def take_over(self, files: ShardFiles, renamed: ShardFiles) -> None:
-        """Have a published shard wait under another name; the store copies it."""
+    def take_over(self, files: ShardFiles, renamed: ShardFiles, below: str = "") -> None:
+        """Have a finished shard wait under another name; the store copies it."""
         objects: dict[str, StoredObject] = {}
         for old, new in zip(files, renamed, strict=True):
             names = {old.index_file: new.index_file, old.file: new.file}
             if old.extension == _TAR:
                 names[f"{old.file}.idx"] = f"{new.file}.idx"
             for name, target in names.items():
-                self._store.copy(name, f"{self._mine}{target}")
+                self._store.copy(f"{below}{name}", f"{self._mine}{target}")
                 version = version_there(self._store, f"{self._mine}{target}")
                 objects[target] = StoredObject(version, new.checksum if target == new.file else "")
         stored = StoredShard(renamed, self._mine, objects)
@@ -601,6 +606,14 @@ class RemoteOutput(LocalOutput):
         mine = self._mine
         self._remove([name for name in self._of_runs() if name.startswith(mine) or name < mine] if mine else self._left)
         self._mine = ""
+        super().sweep()
+
+    def remove_stage(self) -> None:
+        """Remove what was made to be appended, also in the store."""
+        stage = self._store.child(STAGE)
+        each(stage.delete, [name for name in stage.list(deep=True) or () if name != MANIFEST_FILE])
+        stage.delete(MANIFEST_FILE)
+        super().remove_stage()
 
     def _remove(self, names: Collection[str]) -> None:
         """Delete what is in folders of runs, their plans last: others see by them that there is more."""
