@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ import small_pairs
 from loopback_s3 import s3
 
 from datamat import OptionError, OutputError, WorkerOptions, failures, load, materialize, status, verify
-from datamat.events import ShardFinished
+from datamat.events import RunEnded, ShardFinished
 from datamat.folders import open_folder
 from datamat.testing import InlineExecutor
 
@@ -265,6 +266,24 @@ def test_set_that_another_appends_to_meanwhile(output):
 
     assert next(others, None) is None
 
+    assert numbers_of(output) == list(range(40))
+
+
+def test_another_that_is_killed_once_it_has_published(tmp_path):
+    """What was made to be appended is there still, and does not take the place of the other's rows."""
+    output, kept = tmp_path / "out", tmp_path / "kept"
+    squares(range(20), output)
+    others = iter([range(30)])
+
+    def publish_more(event):
+        if isinstance(event, RunEnded) and event.report and (numbers := next(others, None)):
+            shutil.copytree(output / ".datamat" / "append", kept)
+            squares(numbers, output)
+            shutil.move(kept, output / ".datamat" / "append")
+
+    append(range(30, 40), output, hooks=[publish_more])
+
+    assert next(others, None) is None
     assert numbers_of(output) == list(range(40))
 
 

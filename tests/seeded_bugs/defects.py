@@ -534,7 +534,7 @@ DEFECTS = {
             "a set that another has published meanwhile is replaced by one without its rows",
             "datamat.run.append:_alone",
             replace("raise ChangedError(__said)", "pass"),
-            "tests/run/test_append.py::test_set_that_another_appends_to_meanwhile[disk]",
+            "tests/run/test_append.py::test_another_that_is_killed_once_it_has_published",
         ),
         Defect(
             "grown-set-planned-anew",
