@@ -1178,7 +1178,7 @@ def stretch_of_video(path: str, start_s: float, num_frames: int, fps: float) -> 
         raise InputError(f"{path} does not decode at {start_s:g} s ({error}); copy it again") from error
     if len(frames) != num_frames:
         raise InputError(
-            f"{path} has {count_of(len(frames), 'whole frame')} of the {num_frames} that should begin at {start_s:g} s; "
+            f"{path} has {count_of(len(frames), 'whole frame')} from {start_s:g} s on, where {num_frames} should be; "
             "copy it again"
         )
     reformatter = av.video.reformatter.VideoReformatter()

@@ -12,6 +12,7 @@ those of src/lerobot/datasets in lerobot 0.4.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import pathlib
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from datamat.directory.files import path_inside
-from datamat.errors import CorruptDataError, SourceError, count_of
+from datamat.errors import CorruptDataError, SchemaError, SourceError, count_of
 from datamat.features import Image, Json, ListOf, Scalar, Tensor, Text, Video
 from datamat.features.pictures import stretch_of_video
 from datamat.values import frozen
@@ -56,7 +57,19 @@ class Layout:
     episodes: Sequence[Mapping[str, Any]]
     tasks: Mapping[int, str]
 
-    def path(self, pattern: str, episode: Mapping[str, Any], place: str, video_key: str = "") -> pathlib.Path:
+    def tables(self) -> list[pathlib.Path]:
+        """Return the files of the frames, in the order of the episodes."""
+        return list(dict.fromkeys(self._path("data_path", episode, "data") for episode in self.episodes))
+
+    def videos(self, key: str) -> list[tuple[pathlib.Path, float]]:
+        """Return the file of a camera for each episode, and when the episode begins in it, in seconds."""
+        place = f"videos/{key}"
+        return [
+            (self._path("video_path", episode, place, key), float(episode.get(f"{place}/from_timestamp", 0)))
+            for episode in self.episodes
+        ]
+
+    def _path(self, pattern: str, episode: Mapping[str, Any], place: str, video_key: str = "") -> pathlib.Path:
         """Return the path of the file that holds an episode, given what the columns of its place begin with."""
         name = self.info[pattern].format(
             video_key=video_key,
@@ -67,37 +80,17 @@ class Layout:
         )
         return path_inside(self.folder, name, self.folder / INFO_FILE)
 
-    def tables(self) -> list[SourceFile]:
-        """Return the files of the frames, in the order of the episodes."""
-        paths = dict.fromkeys(self.path("data_path", episode, "data") for episode in self.episodes)
-        return [self.file(path) for path in paths]
-
-    def videos(self, key: str) -> list[tuple[str, float]]:
-        """Return the file of a camera for each episode, and when the episode begins in it, in seconds."""
-        place = f"videos/{key}"
-        return [
-            (str(self.path("video_path", episode, place, key)), float(episode.get(f"{place}/from_timestamp", 0)))
-            for episode in self.episodes
-        ]
-
-    def file(self, path: str | pathlib.Path) -> SourceFile:
-        """Return a file of the dataset, which must be there."""
-        path = pathlib.Path(path)
-        if not path.is_file():
-            raise SourceError(f"{path} does not exist; {_AGAIN}, with all of its episodes")
-        return SourceFile(path.relative_to(self.folder).as_posix(), str(path))
-
     def splits(self) -> list[str | None]:
         """Return the split of each episode, as `"splits": {"train": "0:180", "val": "180:200"}` says it."""
         numbers = range(len(self.episodes))
         found: dict[int, str] = {}
         for split, text in (self.info.get("splits") or {}).items():
-            start, _, stop = text.partition(":")
+            start, _, stop = str(text).partition(":")
             for number in numbers[int(start or 0) : int(stop) if stop else None]:
                 if found.setdefault(number, split) != split:
                     raise SourceError(
-                        f"{self.folder / INFO_FILE}: episode {number} is in the splits {found[number]!r} and {split!r}; "
-                        "correct its splits"
+                        f"{self.folder / INFO_FILE}: episode {number} is in the splits {found[number]!r} and "
+                        f"{split!r}; correct its splits"
                     )
         if found and len(found) < len(numbers):
             without = next(number for number in numbers if number not in found)
@@ -111,14 +104,14 @@ class EpisodesSource(DataSource):
 
     Args:
         layout: where they lie.
-        described: the files that say so.
+        described: paths of the files that say so.
     """
 
     keys_are_places = True
     has_schema = True
     identity = "episodes of LeRobot"  # in files whose content counts
 
-    def __init__(self, layout: Layout, described: Sequence[SourceFile]) -> None:
+    def __init__(self, layout: Layout, described: Sequence[pathlib.Path]) -> None:
         specs = layout.info["features"]
         self._fps = float(layout.info["fps"])
         self._tasks = layout.tasks
@@ -126,9 +119,10 @@ class EpisodesSource(DataSource):
         self._numbers = [int(episode["episode_index"]) for episode in layout.episodes]
         self._ends = [0, *itertools.accumulate(int(episode["length"]) for episode in layout.episodes)]
         self._videos = {name: layout.videos(name) for name, spec in specs.items() if spec["dtype"] == "video"}
-        tables = layout.tables()
-        videos = map(layout.file, dict.fromkeys(path for places in self._videos.values() for path, _ in places))
-        self.files = {file.name: file.path for file in (*described, *tables, *videos)}
+        tables = [_file(layout.folder, path) for path in layout.tables()]
+        self._folder = layout.folder
+        self._listed = [*tables, *(_file(layout.folder, path) for path in described)]
+        self.files = {file.name: file.path for file in self._listed}
         self._frames = ArrowSource(TableFiles(tables, ParquetFiles()))
         if len(self._frames) != self._ends[-1]:
             raise SourceError(
@@ -136,7 +130,7 @@ class EpisodesSource(DataSource):
                 f"{self._ends[-1]}; {_AGAIN}, or call finalize() where it is recorded"
             )
         found = {name: self._feature_of(name, spec) for name, spec in specs.items()}
-        found |= {"episode_index": Scalar("int64"), "task": ListOf(Text())}
+        found |= {"episode_index": Scalar("int64"), "task": ListOf(Text())}  # of each frame
         self.features = {name: feature for name, feature in found.items() if feature is not None}
         self.refused = {
             name: f"field {name!r} is {specs[name]['dtype']} of LeRobot, which is not read here; leave it out with "
@@ -164,7 +158,10 @@ class EpisodesSource(DataSource):
 
     def narrow(self, names: Collection[str]) -> None:
         self._names = [name for name in self._names if name in names]
-        self._frames.narrow({*self._names, "episode_index", "task_index"} if "task" in names else {*names, "episode_index"})
+        self._frames.narrow({*names, "episode_index", "task_index"})
+        paths = dict.fromkeys(path for name in self._videos if name in names for path, _ in self._videos[name])
+        videos = [_file(self._folder, path) for path in paths]
+        self.files = {file.name: file.path for file in (*self._listed, *videos)}
 
     def keys_and_splits(self) -> Iterator[tuple[str, str | None]]:
         return ((f"episode-{number:06d}", split) for number, split in zip(self._numbers, self._splits, strict=True))
@@ -176,15 +173,14 @@ class EpisodesSource(DataSource):
             return Video((sizes.get("height"), sizes.get("width")), fps=self._fps, decoded=False)
         if kind in {"image", "string"}:
             return ListOf(Image() if kind == "image" else Text())
-        of_frame = self._frames.features.get(name)
-        if isinstance(of_frame, (Scalar, Tensor)):
+        with contextlib.suppress(SchemaError):
             return Tensor((None, *(() if shape == (1,) else shape)), kind)  # LeRobot stores shape (1,) as a number
-        return of_frame if isinstance(of_frame, Json) else None
+        return Json() if isinstance(self._frames.features.get(name), Json) else None
 
     def _value(self, name: str, position: int, count: int, frames: Mapping[str, Any]) -> Any:
         if name in self._videos:
             path, start_s = self._videos[name][position]
-            return stretch_of_video(path, start_s, count, self._fps)
+            return stretch_of_video(str(path), start_s, count, self._fps)
         if name == "episode_index":
             return self._numbers[position]
         if name == "task":
@@ -196,8 +192,15 @@ class EpisodesSource(DataSource):
         return values.reshape(count, *feature.shape[1:])  # lists of lists come with any sizes
 
 
-def _table(path: pathlib.Path) -> list[dict[str, Any]]:
+def _file(folder: pathlib.Path, path: pathlib.Path) -> SourceFile:
+    if not path.is_file():
+        raise SourceError(f"{path} does not exist; {_AGAIN}, with all of its episodes")
+    return SourceFile(path.relative_to(folder).as_posix(), str(path))
+
+
+def _rows(folder: pathlib.Path, path: pathlib.Path) -> list[dict[str, Any]]:
     """Return the rows of a table about episodes or tasks, without the statistics of episodes."""
+    _file(folder, path)
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
     from pyarrow import parquet
@@ -216,19 +219,21 @@ def open_folder(folder: pathlib.Path, spool: SpoolOptions) -> DataSource:
     """
     del spool
     info = read_document(folder / INFO_FILE)
-    version = info.get("codebase_version") if isinstance(info, dict) else None
-    if str(version)[:3] not in {"v2.", "v3."}:
+    version = str(info.get("codebase_version") if isinstance(info, dict) else None)
+    if version[:3] not in {"v2.", "v3."}:
         raise SourceError(
-            f"{folder / INFO_FILE}: codebase_version is {version!r}; want v3.0, or v2.1: convert the dataset with the "
-            "scripts of lerobot (convert_dataset_...); or name the kind of other files, as in Materializer('parquet', ...)"
+            f"{folder / INFO_FILE}: codebase_version is {version}; want v3.0 or v2.1: convert the dataset with the "
+            "script of lerobot (convert_dataset_...), or name the kind of other files: Materializer('parquet', ...)"
         )
-    is_old = str(version).startswith("v2.")
-    tables = [folder / "meta/episodes.jsonl"] if is_old else sorted(folder.glob("meta/episodes/*/*.parquet"))
-    if not tables:
-        raise SourceError(f"{folder} has no meta/episodes/*/*.parquet; {_AGAIN}")
+    is_old = version.startswith("v2.")
+    of_episodes = [folder / "meta/episodes.jsonl"] if is_old else sorted(folder.glob("meta/episodes/*/*.parquet"))
     of_tasks = folder / f"meta/tasks.{'jsonl' if is_old else 'parquet'}"
-    layout = Layout(folder, info, [], {})
-    described = [layout.file(path) for path in (folder / INFO_FILE, of_tasks, *tables)]
-    episodes = sorted((row for table in tables for row in _table(table)), key=lambda row: row["episode_index"])
-    tasks = {row.pop("task_index"): next(iter(row.values())) for row in _table(of_tasks)}  # v3 has it in pandas' index
-    return EpisodesSource(Layout(folder, info, episodes, tasks), described)
+    if not of_episodes:
+        raise SourceError(
+            f"{folder} has no meta/episodes/*/*.parquet; {_AGAIN}, or call finalize() where it is recorded"
+        )
+    rows = [row for path in of_episodes for row in _rows(folder, path)]
+    # In version 3, the text of a task is the index of a table of pandas, whatever its name.
+    tasks = {row.pop("task_index"): next(iter(row.values())) for row in _rows(folder, of_tasks)}
+    layout = Layout(folder, info, sorted(rows, key=lambda row: row["episode_index"]), tasks)
+    return EpisodesSource(layout, [folder / INFO_FILE, of_tasks, *of_episodes])
