@@ -354,11 +354,8 @@ def _path_of(new: str, field: str, dicts: Collection[str]) -> tuple[str, ...]:
 def _features_of_items(features: Mapping[str, Any], each: str) -> dict[str, Any]:
     """Return the features of the items of a dict of lists, beside those of the other fields."""
     if not isinstance(features.get(each), Mapping):
-        dicts = [name for name, feature in features.items() if isinstance(feature, Mapping)]
-        raise OptionError(
-            f"each= names {each!r}; want a dict of lists, as {join_problems(dicts)} may be" if dicts
-            else f"each= names {each!r}; want a dict of lists, and the source has no dicts"
-        )  # fmt: skip
+        dicts = ", ".join(sorted(name for name, feature in features.items() if isinstance(feature, Mapping)))
+        raise OptionError(f"each= names {each!r}; want a dict of lists, and the dicts are {dicts or 'none'}")
     others = {name: feature for name, feature in features.items() if name != each}
     if twice := others.keys() & features[each].keys():
         raise OptionError(

@@ -228,11 +228,9 @@ def open_folder(folder: pathlib.Path, spool: SpoolOptions) -> DataSource:
     is_old = version.startswith("v2.")
     of_episodes = [folder / "meta/episodes.jsonl"] if is_old else sorted(folder.glob("meta/episodes/*/*.parquet"))
     of_tasks = folder / f"meta/tasks.{'jsonl' if is_old else 'parquet'}"
-    if not of_episodes:
-        raise SourceError(
-            f"{folder} has no meta/episodes/*/*.parquet; {_AGAIN}, or call finalize() where it is recorded"
-        )
     rows = [row for path in of_episodes for row in _rows(folder, path)]
+    if not rows:
+        raise SourceError(f"{folder / 'meta'} lists no episodes; {_AGAIN}, or call finalize() where it is recorded")
     # In version 3, the text of a task is the index of a table of pandas, whatever its name.
     tasks = {row.pop("task_index"): next(iter(row.values())) for row in _rows(folder, of_tasks)}
     layout = Layout(folder, info, sorted(rows, key=lambda row: row["episode_index"]), tasks)
