@@ -142,7 +142,7 @@ SOUGHT = {
     "hevc": ("mp4", "libx265", "yuv420p", {"x265-params": "keyint=4:log-level=none"}),
     "av1": ("mp4", "libsvtav1", "yuv420p", {"g": "2", "preset": "12", "svtav1-params": "lp=1"}),
     "vp9": ("webm", "libvpx-vp9", "yuv420p", {"g": "6", "auto-alt-ref": "1", "lag-in-frames": "12"}),
-    "vp8, not sought": ("webm", "libvpx", "yuv420p", {"g": "6", "auto-alt-ref": "1", "lag-in-frames": "12"}),
+    "vp8, not sought": ("webm", "libvpx", "yuv420p", {"g": "6"}),
     "mpeg4, not sought": ("mp4", "mpeg4", "yuv420p", {"g": "4", "bf": "2"}),
     "mjpeg": ("mov", "mjpeg", "yuvj420p", {}),
     "ffv1": ("matroska", "ffv1", "bgr0", {}),
@@ -155,7 +155,15 @@ def of_codec(name):
     kind, codec, pixels, options = SOUGHT[name]
     if codec not in av.codecs_available:
         pytest.skip(f"this FFmpeg does not encode {codec}")
-    return encoded([drawn(number, 64, 64) for number in range(24)], kind, codec, pixels, options=options)
+    data = encoded([drawn(number, 64, 64) for number in range(24)], kind, codec, pixels, options=options)
+    return without_frame(data, 9) if codec == "libvpx" else data
+
+
+def without_frame(data, number):
+    """A file of VP8 in which a frame is for others alone, as encoders hide some: a bit of its head says so."""
+    with av.open(io.BytesIO(data)) as container:
+        packet = [bytes(packet) for packet in container.demux(video=0)][number]
+    return data.replace(packet, bytes([packet[0] & ~0x10]) + packet[1:])
 
 
 @pytest.mark.parametrize("name", SOUGHT)
@@ -164,6 +172,7 @@ def test_frames_that_are_sought_are_those_of_a_plain_loop(name):
     data = of_codec(name)
     every, rng = plainly_decoded(data), np.random.default_rng(0)
 
+    assert len(every) == (23 if "vp8" in name else 24)
     for _ in range(12):
         numbers = rng.integers(0, len(every), rng.integers(1, 5)).tolist()
         assert np.array_equal(Video().frames(data, numbers), every[numbers])
