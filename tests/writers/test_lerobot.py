@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from foreign_files import lerobot_kind, write_lerobot
 from pyarrow import parquet
@@ -103,6 +104,7 @@ def packets_of(data):
     import av
 
     with av.open(io.BytesIO(data)) as container:
+        assert container.streams.video[0].start_time == 0
         return {bytes(packet) for packet in container.demux(video=0) if packet.size}
 
 
@@ -223,6 +225,12 @@ def changed(source, **fields):
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
+def without_an_episode(source):
+    path = source / "meta/episodes/chunk-000/file-000.parquet"
+    table = parquet.read_table(path)
+    parquet.write_table(table.filter(pc.not_equal(table["episode_index"], 3)), path)
+
+
 BROKEN = {
     "version": (lambda source: changed(source, codebase_version="v1.6"), "codebase_version is v1.6; want v3.0 or v2.1"),
     "no version": (lambda source: changed(source, codebase_version=None), "is None; .*Materializer\\('parquet'"),
@@ -233,7 +241,8 @@ BROKEN = {
         lambda source: next(source.glob("meta/episodes/*/*")).unlink(),
         r"lists no episodes; .*finalize\(\)",
     ),
-    "shapes": (lambda source: changed(source, features={"action": lerobot_kind("words")}), "is words of LeRobot"),
+    "fewer episodes": (without_an_episode, "its tables hold 19 frames, and its episodes have 16"),
+    "unknown type": (lambda source: changed(source, features={"action": lerobot_kind("words")}), "is words of LeRobot"),
 }
 
 
