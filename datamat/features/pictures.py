@@ -1041,7 +1041,11 @@ def _frames(data: bytes, choose: Callable[[int], Iterable[int]]) -> np.ndarray:
         for place, number in enumerate(wanted):
             places.setdefault(number, []).append(place)
         is_sought = bool(outline.keys and places) and 0 <= min(places) <= max(places) < count
-        numbered = _sought(data, sorted(places), outline) if is_sought else enumerate(_every_frame(data))
+        numbered = (
+            _sought(data, sorted(places), outline)
+            if is_sought
+            else enumerate(frame for frame, _ in _decoded_video(data))
+        )
         found, total, missing = None, 0, len(places)
         for number, frame in numbered:
             if found is None:
@@ -1061,10 +1065,6 @@ def _frames(data: bytes, choose: Callable[[int], Iterable[int]]) -> np.ndarray:
         raise IndexError(f"frame {wrong[0]} of a video with {total}; frames are numbered from 0")
     assert found is not None, "a video without frames is refused"
     return found
-
-
-def _every_frame(data: bytes) -> Iterator[Any]:
-    return (frame for frame, _ in _decoded_video(data))
 
 
 @frozen()
@@ -1090,17 +1090,17 @@ def _outline(av: Any, file: Any) -> _Outline:
     stream = _stream(av, file)
     if stream is None:
         return _Outline(0)
-    packets = [packet for packet in file.demux(stream) if packet.size]
-    times = sorted({packet.pts for packet in packets if packet.pts is not None})
+    packets = [(one.pts, one.is_keyframe, one.is_discard) for one in file.demux(stream) if one.size]
+    times = sorted({time for time, *_ in packets if time is not None})
     is_sought = (
         file.format.name.partition(",")[0] in {"mov", "matroska"}
         and stream.codec.canonical_name in _SOUGHT
         and len(times) == len(packets) > 0
-        and packets[0].pts == times[0]  # else the first frames may need what is not there
-        and not any(packet.is_discard for packet in packets)
+        and packets[0][0] == times[0]  # else the first frames may need what is not there
+        and not any(is_discarded for *_, is_discarded in packets)
     )
-    keys = [packet.pts for packet in packets if packet.is_keyframe] if is_sought else []
-    return _Outline(len(packets), times, sorted(bisect.bisect_left(times, time) for time in keys))
+    keys = [bisect.bisect_left(times, time) for time, is_key, _ in packets if is_key] if is_sought else []
+    return _Outline(len(packets), times, sorted(keys))
 
 
 def _sought(data: bytes, numbers: Sequence[int], outline: _Outline) -> Iterator[tuple[int, Any]]:
