@@ -20,7 +20,7 @@ from datamat.directory.files import WORK
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
 from datamat.errors import OptionError, SourceError, count_of, join_problems
 from datamat.folders.base import AT_ONCE
-from datamat.folders.local import expand_home
+from datamat.folders.local import LocalFolder, expand_home
 from datamat.formats import ShardFormat, get_format
 from datamat.options import Remedies, RunOptions
 from datamat.plan.digests import JobDigests
@@ -174,6 +174,11 @@ class Job:
     def place(self) -> pathlib.Path | str:
         """What the user calls the output: its folder, or its URL."""
         return self.output if self.store is None else str(self.store)
+
+    @property
+    def folder(self) -> Folder:
+        """Where the dataset goes, on a disk or in a store."""
+        return LocalFolder(self.output) if self.store is None else self.store
 
     @property
     def work(self) -> pathlib.Path:
