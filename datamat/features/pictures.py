@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import fractions
 import functools
 import importlib.util
 import io
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -48,6 +51,7 @@ __all__ = [
     "Polygons",
     "Video",
     "picture_extension",
+    "stretch_of_video",
     "video_extension",
 ]
 
@@ -831,6 +835,9 @@ class Video(Feature, Preview):
     def frames(self, data: bytes, numbers: Sequence[int] | Callable[[int], Iterable[int]] | None = None) -> np.ndarray:
         """Return frames of a file, uint8 (n, height, width, 3): what a transform reads where `decoded` is False.
 
+        Of H.264, HEVC, AV1, VP9, MJPEG and FFV1 in MP4, MOV, MKV and WebM, only those are decoded, and what lies
+        between each and the key frame before it. The frame at `t` seconds has the number `round(t * fps)`.
+
         Args:
             data: the file.
             numbers: which frames, from 0, in any order, or a function of their number that says so; None for those
@@ -988,7 +995,7 @@ def _decoded_video(data: bytes) -> Iterator[tuple[Any, fractions.Fraction | None
         raise InputError(f"the field: {len(data)} bytes are no video; {_WHOLE}")
     number = 0
     try:
-        with _opened(av, data, kind) as file:
+        with _opened(av, io.BytesIO(data), kind) as file:
             stream = _stream(av, file)
             if stream is None:
                 raise InputError(f"the field holds a {kind} file without a video that FFmpeg decodes; {_WHOLE}")
@@ -1005,10 +1012,10 @@ def _decoded_video(data: bytes) -> Iterator[tuple[Any, fractions.Fraction | None
         raise InputError(f"the field holds a {kind} file without a frame; {_WHOLE}")
 
 
-def _opened(av: Any, data: bytes, kind: str) -> Any:
+def _opened(av: Any, source: Any, kind: str) -> Any:
     # Until version 19, tags that are no UTF-8 raise an error unless they are replaced; from then on there is no choice.
     tags = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
-    return av.open(io.BytesIO(data), format=_DEMUXERS[kind], **tags)
+    return av.open(source, format=_DEMUXERS[kind], **tags)
 
 
 def _stream(av: Any, file: Any) -> Any:
@@ -1026,27 +1033,175 @@ def _frames(data: bytes, choose: Callable[[int], Iterable[int]]) -> np.ndarray:
         choose: returns which frames are wanted, given how many there are.
     """
     reformatter = _av().video.reformatter.VideoReformatter()
-    count = _asked(data, _num_packets) or 0  # mostly one for each frame
+    outline = _asked(data, _outline) or _Outline(0)
+    count = outline.count  # mostly one for each frame
     while True:
         wanted = [operator.index(number) for number in choose(count)]
         places: dict[int, list[int]] = {}
         for place, number in enumerate(wanted):
             places.setdefault(number, []).append(place)
-        found, total = None, 0
-        for total, (frame, _) in enumerate(_decoded_video(data), start=1):
+        is_sought = bool(outline.keys and places) and 0 <= min(places) <= max(places) < count
+        numbered = (
+            _sought(data, sorted(places), outline)
+            if is_sought
+            else enumerate(frame for frame, _ in _decoded_video(data))
+        )
+        found, total, missing = None, 0, len(places)
+        for number, frame in numbered:
             if found is None:
                 found = np.empty((len(wanted), *_size_of(frame), 3), np.uint8)
-            if total - 1 in places:
-                pixels = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
-                found[places[total - 1]] = np.rot90(pixels, _turns(frame))
-        if total == count:
+            if number in places:
+                found[places[number]] = _pixels(reformatter, frame)
+                missing -= 1
+            total = number + 1
+        if is_sought and missing:
+            outline = _Outline(count)
+        elif is_sought or total == count:
             break
-        count = total  # a packet may hold no frame, or two
-    wrong = [number for number in places if not 0 <= number < total]
+        else:
+            count, outline = total, _Outline(total)  # a packet may hold no frame, or two
+    wrong = [] if is_sought else [number for number in places if not 0 <= number < total]
     if wrong:
         raise IndexError(f"frame {wrong[0]} of a video with {total}; frames are numbered from 0")
     assert found is not None, "a video without frames is refused"
     return found
+
+
+@frozen()
+class _Outline:
+    """What the packets of a file say of its frames.
+
+    Attributes:
+        count: number of packets that hold frames.
+        times: when each frame is shown, ascending, in the unit of the stream.
+        keys: numbers of frames at which decoding may begin; empty where that may give other frames, or unknown ones.
+    """
+
+    count: int
+    times: Sequence[int] = ()
+    keys: Sequence[int] = ()
+
+
+_SOUGHT = {"h264", "hevc", "av1", "vp9", "mjpeg", "ffv1"}
+"""Codecs of which each packet is one frame that is shown; some of VP8 and of MPEG-4 are none."""
+
+
+def _outline(av: Any, file: Any) -> _Outline:
+    stream = _stream(av, file)
+    if stream is None:
+        return _Outline(0)
+    packets = [(one.pts, one.is_keyframe, one.is_discard) for one in file.demux(stream) if one.size]
+    times = sorted({time for time, *_ in packets if time is not None})
+    is_sought = (
+        file.format.name.partition(",")[0] in {"mov", "matroska"}
+        and stream.codec.canonical_name in _SOUGHT
+        and len(times) == len(packets) > 0
+        and packets[0][0] == times[0]  # else the first frames may need what is not there
+        and not any(is_discarded for *_, is_discarded in packets)
+    )
+    keys = [bisect.bisect_left(times, time) for time, is_key, _ in packets if is_key] if is_sought else []
+    return _Outline(len(packets), times, sorted(keys))
+
+
+def _sought(data: bytes, numbers: Sequence[int], outline: _Outline) -> Iterator[tuple[int, Any]]:
+    """Yield frames with their numbers, decoded from the key frame before each; none where one does not come.
+
+    Args:
+        data: the file.
+        numbers: which frames, ascending.
+        outline: what its packets say, with keys.
+    """
+    av, place = _av(), 0
+
+    def key_of(number: int) -> int:
+        return outline.keys[bisect.bisect_right(outline.keys, number) - 1]
+
+    with contextlib.suppress(av.FFmpegError, EOFError), _opened(av, io.BytesIO(data), video_extension(data)) as file:
+        stream = _stream(av, file)
+        stream.codec_context.thread_count = 1
+        while place < len(numbers):
+            file.seek(outline.times[key_of(numbers[place])], stream=stream)
+            for frame in file.decode(stream):
+                number = bisect.bisect_left(outline.times, frame.pts)
+                if number > numbers[place] or frame.is_corrupt:
+                    return
+                if number == numbers[place] and frame.pts == outline.times[number]:
+                    yield number, frame
+                    place += 1
+                    if place == len(numbers) or key_of(numbers[place]) > number + 1:
+                        break
+            else:
+                return
+
+
+def _pixels(reformatter: Any, frame: Any) -> np.ndarray:
+    """Return a frame as it is shown, uint8 (height, width, 3)."""
+    pixels = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+    return np.rot90(pixels, _turns(frame))
+
+
+def stretch_of_video(path: str, start_s: float, num_frames: int, fps: float) -> bytes:
+    """Return some frames of a longer video as a file of their own.
+
+    Its packets are copied to an MP4. Where these do not begin with a key frame, or need others behind them, the frames
+    are decoded, and stored without loss.
+
+    Args:
+        path: path of an MP4 file.
+        start_s: when the first frame is shown, in seconds.
+        num_frames: how many frames.
+        fps: frames per second.
+
+    Raises:
+        InputError: the file is damaged, or has not that many frames there.
+        MissingDependencyError: av is not installed.
+    """
+    av = _av()
+    try:
+        with _opened(av, path, "mp4") as file:
+            stream = _stream(av, file)
+            if stream is None:
+                raise InputError(f"{path} holds no video that FFmpeg decodes; copy it again")
+            first, last = ((start_s + (number - 0.5) / fps) / stream.time_base for number in (0, num_frames))
+            key = round(start_s / stream.time_base)
+            file.seek(key, stream=stream)
+            packets = [*_packets_until(file, stream, last)]
+            within = [place for place, packet in enumerate(packets) if first <= packet.pts < last]
+            if len(within) == num_frames:
+                packets = packets[within[0] : within[-1] + 1]
+                if len(packets) == num_frames and packets[0].is_keyframe:
+                    return _remuxed(av, stream, packets)
+            file.seek(key, stream=stream)
+            shown = itertools.takewhile(lambda frame: frame.pts < last, file.decode(stream))
+            frames = [frame for frame in shown if frame.pts >= first and not frame.is_corrupt]
+    except (av.FFmpegError, EOFError) as error:
+        raise InputError(f"{path} does not decode at {start_s:g} s ({error}); copy it again") from error
+    if len(frames) != num_frames:
+        raise InputError(
+            f"{path} has {count_of(len(frames), 'whole frame')} from {start_s:g} s on, where {num_frames} should be; "
+            "copy it again"
+        )
+    reformatter = av.video.reformatter.VideoReformatter()
+    return _ffv1(np.stack([_pixels(reformatter, frame) for frame in frames]), fps)
+
+
+def _packets_until(file: Any, stream: Any, last: float) -> Iterator[Any]:
+    """Yield the packets of a stream up to those of which none is shown before a time."""
+    for packet in file.demux(stream):
+        if packet.dts is None or packet.dts >= last:
+            return
+        yield packet
+
+
+def _remuxed(av: Any, stream: Any, packets: Sequence[Any]) -> bytes:
+    """Return packets of a stream as an MP4 file that begins with the first: the same bytes each time."""
+    file, start = io.BytesIO(), packets[0].pts
+    with av.open(file, "w", format="mp4", options={"fflags": "bitexact"}) as container:
+        copy = container.add_stream_from_template(stream, opaque=True)  # there may be no encoder for it
+        for packet in packets:
+            packet.pts, packet.dts, packet.stream = packet.pts - start, packet.dts - start, copy
+            container.mux(packet)
+    return file.getvalue()
 
 
 def _turns(frame: Any) -> int:
@@ -1066,16 +1221,10 @@ def _asked(data: bytes, ask: Callable[[Any, Any], Any]) -> Any:
     if not kind:
         return None
     try:
-        with _opened(av, data, kind) as file:
+        with _opened(av, io.BytesIO(data), kind) as file:
             return ask(av, file)
     except (av.FFmpegError, EOFError):
         return None
-
-
-def _num_packets(av: Any, file: Any) -> int:
-    """Return how many packets hold frames."""
-    stream = _stream(av, file)
-    return 0 if stream is None else sum(packet.size > 0 for packet in file.demux(stream))
 
 
 def _ffv1(frames: np.ndarray, fps: float) -> bytes:
