@@ -24,7 +24,7 @@ import numpy as np
 from datamat.directory.files import path_inside
 from datamat.errors import CorruptDataError, SchemaError, SourceError, count_of
 from datamat.features import Image, Json, ListOf, Scalar, Tensor, Text, Video
-from datamat.features.pictures import stretch_of_video
+from datamat.features.video import stretch_of_video
 from datamat.values import frozen
 from datamat.writers.arrow import ArrowSource, TableFiles
 from datamat.writers.base import DataSource

@@ -1770,7 +1770,7 @@ DEFECTS = {
         Defect(
             "sound-taken-for-a-video",
             "sound in MP4 and HEIC pictures are inferred to be videos, and refused",
-            "datamat.features.pictures:video_extension",
+            "datamat.features.video:video_extension",
             replace("data[8:12].startswith(brand)", "data[8:12] == brand == b'qt  '"),
             "tests/features/test_features_pictures.py::test_videos_are_known_by_their_first_bytes",
         ),
@@ -2141,14 +2141,14 @@ DEFECTS = {
         Defect(
             "videos-cut-between-key-frames",
             "the video of an episode that does not begin with a key frame shows grey frames, or those before it",
-            "datamat.features.pictures:stretch_of_video",
+            "datamat.features.video:stretch_of_video",
             replace("__packets[0].is_keyframe", "True"),
             "tests/writers/test_lerobot.py::test_video_that_begins_between_key_frames_is_decoded",
         ),
         Defect(
             "hidden-frames-counted",
             "frames of VP8 are those of other times: packets that hold none count",
-            "datamat.features.pictures:_outline",
+            "datamat.features.video:_outline",
             replace("stream.codec.canonical_name in _SOUGHT", "True"),
             "tests/features/test_video.py::test_frames_that_are_sought_are_those_of_a_plain_loop[vp8, not sought]",
         ),
