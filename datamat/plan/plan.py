@@ -154,6 +154,7 @@ class Plan:
         left_aside: number, suffixes and first names of the files that the index has not taken; "" if it took all.
         groups: how many groups drew the splits, and which; "" if keys did, or the index named them.
         generations: of a set to which rows were appended, the number of shards, by split, of each generation.
+        removed: keys of rows that were dropped from the set, and are in no shard; and of records.
     """
 
     name: str
@@ -162,6 +163,7 @@ class Plan:
     left_aside: str = ""
     groups: str = ""
     generations: tuple[Mapping[str, int], ...] = ()
+    removed: tuple[str, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -392,7 +394,8 @@ def make_plan(  # noqa: PLR0913 -- what decides a plan, by name
             shards.append(ShardSpec(shard_name, split, number, shard_fingerprint, parts))
         first += len(rows)
     store.set_order(np.concatenate(order) if len(order) > 1 else order[0])
-    return Plan(name, tuple(shards), options.ranks, generations=_by_generation(made))
+    removed = () if generations is None else generations.manifest.removed
+    return Plan(name, tuple(shards), options.ranks, generations=_by_generation(made), removed=removed)
 
 
 def _fingerprint(terms: str, identities: np.ndarray) -> str:
@@ -423,7 +426,9 @@ def _bounds_by_turn(
 
 
 def _by_generation(made: Mapping[str, Mapping[int, int]]) -> tuple[dict[str, int], ...]:
-    last = max((turn for counts in made.values() for turn in counts), default=-1)
+    last = max((turn for counts in made.values() for turn in counts), default=0)
+    if not last:
+        return ()
     return tuple({split: counts[turn] for split, counts in made.items() if turn in counts} for turn in range(last + 1))
 
 

@@ -147,7 +147,7 @@ def _compared(job: Job, known: Generations) -> tuple[int, int, Mapping[str, int]
             touched, edited = compared(known.indexes[split], places, store, rows, store.inputs(rows))
             num_there += len(rows)
             num_differing += len({*touched, *edited})
-        return num_there, num_differing, job.copies_by_split(store), num_there == len(store)
+        return num_there, num_differing, job.copies_by_split(store), bool((known.turns(store) < 0).all())
 
 
 def _check_fit(job: Job, before: Manifest, copies: Mapping[str, int]) -> None:
