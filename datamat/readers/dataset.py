@@ -783,7 +783,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         if options.unit is not None:
             field, tokens, packs = options.unit
             lengths = self._lengths(field)
-            units = Planner(order, lengths, tokens, cut.batch_size, options.seed, packs=packs, shuffles=shuffles)
+            most, seed, chunk = cut.batch_size, options.seed, options.chunk
+            units = Planner(order, lengths, tokens, most, seed, packs=packs, shuffles=shuffles, chunk=chunk)
         shapes = options.shapes
         if options.bucket is not None and changes is not None:
             shapes = (Budget(*one_budget(options.bucket)), *shapes)
