@@ -156,7 +156,8 @@ class Planner:
 
     def _sizes(self, pieces: NDArray[np.int64]) -> NDArray[np.int64]:
         positions, starts, stops = pieces
-        return np.minimum(stops, self._lengths[positions]) - starts
+        found: NDArray[np.int64] = np.minimum(stops, self._lengths[positions]) - starts
+        return found
 
     def _positions(self, epoch: int, first: int) -> NDArray[np.int64]:
         """Return the positions of the records in the window that begins at a place of an epoch, int64 (n,)."""

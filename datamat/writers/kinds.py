@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from datamat.formats.megatron import MAGIC
 from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
 
-__all__ = ["KINDS", "MEGATRON_MAGIC", "PACKINGS", "SOURCE_KINDS", "SourceKind", "layout_of"]
+__all__ = ["KINDS", "PACKINGS", "SOURCE_KINDS", "SourceKind", "layout_of"]
 
 PACKINGS = (".gz", ".bz2", ".xz", ".zst", ".zlib")
 """Extensions of compressed files, behind those of what they hold."""
@@ -55,7 +56,6 @@ def _packed(*endings: str) -> tuple[str, ...]:
 
 
 _INDEX = ("index.json", "*/index.json")
-MEGATRON_MAGIC = b"MMIDIDX\0\0"
 
 KINDS = {
     "datamat": SourceKind("finished", marks=("manifest.json",)),
@@ -64,7 +64,7 @@ KINDS = {
     "files": SourceKind("files", ()),
     "mds": SourceKind("mds", marks=_INDEX, is_of_objects=True),
     "litdata": SourceKind("litdata", marks=_INDEX, is_of_objects=True),
-    "megatron": SourceKind("megatron", (".bin", ".idx"), ("*.idx",), MEGATRON_MAGIC),
+    "megatron": SourceKind("megatron", (".bin", ".idx"), ("*.idx",), MAGIC),
     "webdataset": SourceKind("tar", (*_packed(".tar"), ".tgz"), is_unpacked=True),
     "tfrecord": SourceKind("tfrecord", _packed(".tfrecord", ".tfrecords", ".tfrec"), is_unpacked=True),
     "parquet": SourceKind("parquet", (".parquet", ".pq")),

@@ -1,14 +1,4 @@
-r"""Token sets of Megatron-LM: `PREFIX.bin`, the tokens of all documents, and `PREFIX.idx`, which divides them.
-
-    PREFIX.bin   the tokens, one after another
-    PREFIX.idx   "MMIDIDX\0\0" | uint64 version, 1 | uint8 dtype | uint64 n | uint64 m
-                 int32 (n,)      tokens of each sequence
-                 int64 (n,)      byte at which it begins in PREFIX.bin
-                 int64 (m,)      number of the first sequence of each document, and n
-
-All of it is little-endian: https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/datasets/indexed_dataset.py. A
-document has several sequences where `preprocess_data.py` was called with `--split-sentences`.
-"""
+"""Token sets of Megatron-LM: documents of `PREFIX.bin` and `PREFIX.idx`, which `datamat.formats.megatron` describes."""
 
 # Own code reads them: megatron-core imports torch, and trusts what the index says.
 
@@ -16,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import os
-import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
@@ -24,8 +13,8 @@ import numpy as np
 
 from datamat.errors import SourceError, count_of
 from datamat.features import Tensor, Tokens
+from datamat.formats.megatron import DTYPES, HEAD, MAGIC
 from datamat.writers.base import DataSource
-from datamat.writers.kinds import MEGATRON_MAGIC
 from datamat.writers.paths import SourceFile
 from datamat.writers.records import RecordForm, RecordsSource
 from datamat.writers.unpacking import SpoolOptions
@@ -34,8 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_HEAD = struct.Struct("<9sQBQQ")
-_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
 _AT_ONCE = 1 << 20  # sequences whose places are checked together
 
 
@@ -53,20 +40,20 @@ class _Pair:
     def __init__(self, stem: str) -> None:
         self.data, self.index = f"{stem}.bin", f"{stem}.idx"
         with open(self.index, "rb") as file:
-            head = file.read(_HEAD.size)
-        if len(head) < _HEAD.size or not head.startswith(MEGATRON_MAGIC):
+            head = file.read(HEAD.size)
+        if len(head) < HEAD.size or not head.startswith(MAGIC):
             raise SourceError(
-                f"{self.index} begins with {head[:9]!r}; want {MEGATRON_MAGIC!r} and {_HEAD.size} bytes or more, as "
+                f"{self.index} begins with {head[:9]!r}; want {MAGIC!r} and {HEAD.size} bytes or more, as "
                 "Megatron-LM writes; copy it again, or name the kind of the source if it is another one"
             )
-        _, version, code, self._num_sequences, self._num_bounds = _HEAD.unpack(head)
-        if version != 1 or code not in _DTYPES:
+        _, version, code, self._num_sequences, self._num_bounds = HEAD.unpack(head)
+        if version != 1 or code not in DTYPES:
             raise SourceError(
                 f"{self.index} has version {version} and dtype code {code}; want version 1 and a code of "
-                f"{min(_DTYPES)} to {max(_DTYPES)}; copy the file again"
+                f"{min(DTYPES)} to {max(DTYPES)}; copy the file again"
             )
-        self.dtype = np.dtype(_DTYPES[code])
-        size, wanted = os.path.getsize(self.index), _HEAD.size + 12 * self._num_sequences + 8 * self._num_bounds
+        self.dtype = np.dtype(DTYPES[code])
+        size, wanted = os.path.getsize(self.index), HEAD.size + 12 * self._num_sequences + 8 * self._num_bounds
         if size != wanted:
             is_multimodal = size == wanted + self._num_sequences
             raise SourceError(
@@ -97,15 +84,15 @@ class _Pair:
 
     @functools.cached_property
     def _lengths(self) -> NDArray[np.int32]:
-        return _mapped(self.index, "<i4", _HEAD.size, self._num_sequences)
+        return _mapped(self.index, "<i4", HEAD.size, self._num_sequences)
 
     @functools.cached_property
     def _starts(self) -> NDArray[np.int64]:
-        return _mapped(self.index, "<i8", _HEAD.size + 4 * self._num_sequences, self._num_sequences)
+        return _mapped(self.index, "<i8", HEAD.size + 4 * self._num_sequences, self._num_sequences)
 
     @functools.cached_property
     def _bounds(self) -> NDArray[np.int64]:
-        return _mapped(self.index, "<i8", _HEAD.size + 12 * self._num_sequences, self._num_bounds)
+        return _mapped(self.index, "<i8", HEAD.size + 12 * self._num_sequences, self._num_bounds)
 
     @functools.cached_property
     def _tokens(self) -> NDArray[Any]:
