@@ -27,7 +27,6 @@ from datamat.folders.urls import is_url, lasting
 from datamat.sources.rows import Origin, RowBlock, Rows, Texts
 from datamat.transforms.seeding import row_rng, with_rng
 from datamat.writers.base import DatasetWriter, DataSource, Sample, identity_of
-from datamat.writers.sources import open_source
 from datamat.writers.tables import TableRows, listed_column, table_of
 
 if TYPE_CHECKING:
@@ -276,6 +275,8 @@ def _items_of(inputs: Any) -> Sequence[Any]:
 
 def _opened(path: str | os.PathLike[str]) -> Any:
     """Return the samples of the dataset at a path, as `Materializer(source=...)` reads it."""
+    from datamat.writers.sources import open_source  # which most jobs do not need
+
     try:
         return open_source(path)
     except SourceError as error:
