@@ -14,9 +14,10 @@ DOCUMENTS = [[[*range(number, number + number % 4)]] for number in range(20)]
 SENTENCES = [[[1, 2], [3]], [], [[4]], [[], [5, 6]]]
 
 
-def stored(output, *args, **options):
+def stored(output, *args, source=None):
     """Run a job, and return the samples in the order of their keys."""
-    Materializer(*args, output=output, **options).run(executor=InlineExecutor(), progress=False)
+    job = Materializer(*args, output=output) if source is None else Materializer(*args, source=source, output=output)
+    job.run(executor=InlineExecutor(), progress=False)
     return sorted(load(output), key=lambda sample: sample["key"])
 
 
@@ -59,6 +60,14 @@ def test_documents_of_several_sequences_keep_their_lengths(tmp_path):
     assert tokens_of(found[:4]) == [[1, 2, 3], [], [4], [5, 6]]
     assert [sample["lengths"].tolist() for sample in found[:5]] == [[2, 1], [], [1], [0, 2], [0]]
     assert (len(load(tmp_path / "out", "train")), len(load(tmp_path / "out", "val"))) == (4, 20)
+
+
+def test_index_alone_decides_where_documents_begin(tmp_path):
+    """The same tokens, divided elsewhere, are another set."""
+    for documents in ([[1, 2], [3]], [[1], [2, 3]]):
+        write_megatron(tmp_path / "a", [[document] for document in documents])
+
+        assert tokens_of(stored(tmp_path / "out", "megatron", tmp_path / "a")) == documents
 
 
 def test_sequences_are_documents_where_none_was_ended(tmp_path):
