@@ -9,8 +9,8 @@ r"""The two files of Megatron-LM's token sets: the tokens of all documents, and 
 All of it is little-endian: https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/datasets/indexed_dataset.py. A
 document has several sequences where `preprocess_data.py` was called with `--split-sentences`.
 
-This is no `ShardFormat`: nothing in PREFIX.bin says where a document begins, and neither file has room for keys, since
-`merge_datasets.py` puts the files of several sets behind each other as they are.
+It is not a `ShardFormat`. PREFIX.bin has no room for anything but tokens, as `merge_datasets.py` joins such files byte
+for byte: reading it finds neither the records nor their keys.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def write_megatron(
                 lengths.append(np.fromfile(f"{worker.part(start)}.len", "<i4"))
             index.writelines(index_of(np.concatenate(lengths), dtype))
     if num_skipped := len(data) - sum(map(len, lengths)):
-        _logger.warning("%s: %s skipped, which are damaged", paths[0], count_of(num_skipped, "record"))
+        _logger.warning("%s: left out %s, for damage", paths[0], count_of(num_skipped, "record"))
     return paths
 
 

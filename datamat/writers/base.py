@@ -415,7 +415,8 @@ def _is_place(name: str) -> bool:
     """Return whether a text names files or a folder, and no writer: the name of a writer goes before a folder's."""
     if name in SOURCE_KINDS or name == "dataset" or name in writer_names():
         return False
-    return os.path.lexists(expand_home(name)) or glob.has_magic(name)
+    path = expand_home(name)
+    return os.path.lexists(path) or glob.has_magic(name) or os.path.isfile(f"{path}.idx")  # a pair of Megatron-LM's
 
 
 def resolve_writer(writer: DatasetWriter | type[DatasetWriter] | str) -> DatasetWriter:

@@ -12,7 +12,19 @@ import textwrap
 import numpy as np
 import pytest
 
-from datamat import Features, Materializer, OptionError, OutputError, SampleError, Text, Tokens, concat, load, mix
+from datamat import (
+    CorruptDataError,
+    Features,
+    Materializer,
+    OptionError,
+    OutputError,
+    SampleError,
+    Text,
+    Tokens,
+    concat,
+    load,
+    mix,
+)
 from datamat.testing import InlineExecutor
 from datamat.writers import ImportWriter
 
@@ -126,6 +138,23 @@ def test_record_of_another_dtype_is_named(rows, tmp_path):
         mapped.to_megatron(tmp_path / "set")
     assert caught.value.key == other
     assert not [name for name in os.listdir(tmp_path) if name.startswith("set")]
+
+
+def test_damaged_record_is_named_or_left_out_and_counted(tmp_path, caplog):
+    """As the dataset was loaded."""
+    samples = [{"tokens": [number] * 20} for number in range(30)]
+    Materializer(source=samples, output=tmp_path / "out").run(executor=InlineExecutor(), progress=False)
+    (shard,) = (tmp_path / "out").glob("*.tfrecord")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+
+    with pytest.raises(CorruptDataError, match=shard.name):
+        load(tmp_path / "out").to_megatron(tmp_path / "set", num_workers=1)
+    load(tmp_path / "out", errors="skip").to_megatron(tmp_path / "set", num_workers=1)
+
+    assert len(documents_of(tmp_path / "set")) == 29
+    assert "set.bin: left out 1 record, for damage" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["set.bin", "set.idx"])

@@ -37,6 +37,13 @@ def test_prefix_either_file_or_the_folder_names_the_set(tmp_path, name, is_named
     assert load(tmp_path / "out").features["tokens"] == Tokens("uint16")
 
 
+def test_prefix_alone_is_a_source(tmp_path):
+    """As the path of a folder is, in the place of a writer."""
+    write_megatron(tmp_path / "gpt", DOCUMENTS)
+
+    assert len(stored(tmp_path / "out", str(tmp_path / "gpt"))) == 20
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"])
 def test_every_dtype_is_stored_as_it_is(tmp_path, dtype):
     """Floats are no tokens, but an array of any length."""
