@@ -280,6 +280,7 @@ class DataSource(abc.ABC):
         dicts: names of the fields that are dicts in a sample, whose fields are called `DICT/FIELD` here.
         keys_are_places: whether keys say where samples lie, so that a field `key` is one as any other.
         has_schema: whether all samples have the fields that `field_names` returns.
+        is_of_cells: whether samples are rows of tables, in which any cell may be empty that `declare` says may be.
 
     The methods below `keys_and_splits` are optional hooks of sources that know more than their samples show.
 
@@ -304,6 +305,7 @@ class DataSource(abc.ABC):
     dicts: Collection[str] = frozenset()
     keys_are_places: bool = False
     has_schema: bool = False
+    is_of_cells: bool = False
 
     @abc.abstractmethod
     def __len__(self) -> int:

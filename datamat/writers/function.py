@@ -11,7 +11,7 @@ import re
 import reprlib
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ import xxhash
 from datamat.directory.keys import original_key
 from datamat.directory.row_values import typed_paths
 from datamat.errors import OptionError, SourceError
-from datamat.features import Features
+from datamat.features import Features, Nullable
 from datamat.fingerprint import fingerprint
 from datamat.folders.local import expand_home
 from datamat.folders.urls import is_url, lasting
@@ -30,7 +30,7 @@ from datamat.writers.base import DatasetWriter, DataSource, Sample, identity_of
 from datamat.writers.tables import TableRows, listed_column, table_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
     from concurrent.futures import Future
     from typing import TypeGuard
 
@@ -106,7 +106,7 @@ def function_writer(  # noqa: PLR0913 -- what `materialize` is told of a functio
         raise OptionError("materialize: inputs is empty; give at least one item")
     splits = None if split is None else [_given_split(item, split, n) for n, item in _asked_items(items, split)]
     writer = kind(fn, items, name, features, keys_of(items, key), splits or _own_splits(items))
-    own = items.files if isinstance(items, DataSource) else {}
+    own = items.source.files if isinstance(items, DatasetRows) else {}
     if files or own:
         paths = [os.path.abspath(expand_home(path)) for path in files]
         writer.__dict__["files"] = {**own, **{path: path for path in paths}} if own else paths
@@ -162,8 +162,8 @@ def keys_of(items: Sequence[Any], key: Callable[[Any], str] | str | None) -> lis
     """
     if key is not None:
         return _given_keys(items, key)
-    if isinstance(items, DataSource):
-        return [own for own, _ in items.keys_and_splits()]
+    if isinstance(items, DatasetRows):
+        return list(items.cells("key"))
     if (
         not _is_listed(items)
         or isinstance(items, TableRows)
@@ -201,14 +201,14 @@ def _given_keys(items: Sequence[Any], key: Callable[[Any], str] | str) -> list[s
 
 def _asked_items(items: Sequence[Any], asked: Callable[[Any], Any] | str) -> Iterator[tuple[int, Any]]:
     """Yield number and item of all items; of the samples of a dataset, only the field that is asked for."""
-    if isinstance(items, DataSource) and isinstance(asked, str):
+    if isinstance(items, DatasetRows) and isinstance(asked, str):
         return ((number, {asked: cell}) for number, cell in enumerate(items.cells(asked)))
     return ((number, items[number]) for number in range(len(items)))
 
 
 def _own_splits(items: Sequence[Any]) -> list[str | None] | None:
     """Return the splits that a dataset gives its samples; None where it gives none."""
-    found = [split for _, split in items.keys_and_splits()] if isinstance(items, DataSource) else []
+    found = list(items.cells("split")) if isinstance(items, DatasetRows) else []
     return found if any(found) else None
 
 
@@ -273,14 +273,44 @@ def _items_of(inputs: Any) -> Sequence[Any]:
     return inputs if _is_map_style(inputs) and not is_text else list(inputs)
 
 
-def _opened(path: str | os.PathLike[str]) -> Any:
+def _opened(path: str | os.PathLike[str]) -> DatasetRows:
     """Return the samples of the dataset at a path, as `Materializer(source=...)` reads it."""
     from datamat.writers.sources import open_source  # which most jobs do not need
 
     try:
-        return open_source(path)
+        return DatasetRows(open_source(path))
     except SourceError as error:
         raise _no_items(path, f", nor a dataset: {error}") from error
+
+
+class DatasetRows(Sequence[dict[str, Any]]):
+    """The samples of a dataset by position, as dicts that hold dicts; an empty cell of a table is None.
+
+    Args:
+        source: the dataset.
+    """
+
+    def __init__(self, source: DataSource) -> None:
+        self.source = source
+        for part in getattr(source, "parts", [source]):
+            if part.is_of_cells:
+                part.declare({name: one if one.takes_none else Nullable(one) for name, one in part.features.items()})
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, place: int) -> dict[str, Any]:  # type: ignore[override]  # nobody asks for a slice
+        found = self.source[place]
+        for path in sorted(self.source.dicts, key=len, reverse=True):  # the innermost first
+            names = [name for name in found if name.startswith(f"{path}/")]
+            found[path] = {name.removeprefix(f"{path}/"): found.pop(name) for name in names}
+        return found
+
+    def cells(self, name: str) -> Iterator[Any]:
+        """Yield a field of each sample without the others; those of keys and splits have no other name."""
+        if name in {"key", "split"} and name not in (self.source.field_names() or ()):
+            return (pair[name == "split"] for pair in self.source.keys_and_splits())
+        return self.source.cells(name)
 
 
 def _no_items(inputs: Any, why: str = "") -> OptionError:
@@ -333,7 +363,7 @@ class FunctionWriter(DatasetWriter):
         self.name = name
         self.fn = fn
         # The rows of listed items hold their items, so that one more affects the shard that it goes to, and no other.
-        whole = identity_of(inputs) if isinstance(inputs, DataSource) else inputs
+        whole = identity_of(inputs.source) if isinstance(inputs, DatasetRows) else inputs
         self._whole = None if _is_listed(inputs) else whole
         self.__dict__["_inputs"] = inputs
         self.__dict__["_numbers"] = None if keys is None else {key: number for number, key in enumerate(keys)}

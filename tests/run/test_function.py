@@ -651,6 +651,33 @@ def test_splits_of_a_dataset_stay(crawl, tmp_path):
     assert [len(load(tmp_path / "other", split)) for split in ("train", "test")] == [39, 1]
 
 
+def test_rows_of_files_are_those_of_the_table_in_memory(tmp_path):
+    """Empty cells are None, structs dicts; the columns of keys and splits are both."""
+    table = pa.table(
+        {
+            "key": [f"k{n}" for n in range(20)],
+            "split": ["train", "val"] * 10,
+            "n": [None, *range(19)],
+            "tags": [None, ["a"], [], ["b", "c"]] * 5,
+            "meta": [{"lang": "en", "in": {"score": 0.5}}] * 20,
+        }
+    )
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=6)
+
+    def shown(row):
+        return {"row": repr({name: row[name] for name in ("n", "tags", "meta")})}
+
+    _made(shown, tmp_path / "a.parquet", tmp_path / "files")
+    _made(shown, tmp_path / "a.parquet", tmp_path / "by-name", key="key", split="split")
+    _made(shown, table, tmp_path / "memory", key="key", split="split")
+
+    found, by_name, wanted = (
+        [(sample["key"], sample["row"]) for split in ("train", "val") for sample in load(tmp_path / name, split)]
+        for name in ("files", "by-name", "memory")
+    )
+    assert found == by_name == wanted
+
+
 def test_field_that_no_sample_has_is_named(crawl, tmp_path):
     with pytest.raises(SourceError, match=r"no field 'uuid'.* text, id, score"):
         _made(tokenize, crawl, tmp_path / "out", key="uuid")
