@@ -32,6 +32,8 @@ HEAD = struct.Struct("<9sQBQQ")
 DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
 """The dtypes of tokens, by their code."""
 
+_AT_ONCE = 1 << 20  # documents whose places are computed together
+
 
 def index_of(lengths: NDArray[np.int32], dtype: np.dtype[Any]) -> Iterator[bytes]:
     """Yield the content of PREFIX.idx, where each document is one sequence.
@@ -43,5 +45,10 @@ def index_of(lengths: NDArray[np.int32], dtype: np.dtype[Any]) -> Iterator[bytes
     code = next(code for code, name in DTYPES.items() if name == dtype.name)
     yield HEAD.pack(MAGIC, 1, code, len(lengths), len(lengths) + 1)
     yield lengths.astype("<i4").tobytes()
-    yield ((np.cumsum(lengths, dtype="<i8") - lengths) * dtype.itemsize).tobytes()
-    yield np.arange(len(lengths) + 1, dtype="<i8").tobytes()
+    start, windows = 0, range(0, len(lengths), _AT_ONCE)
+    for some in (lengths[first : first + _AT_ONCE] for first in windows):
+        ends = start + np.cumsum(some, dtype="<i8") * dtype.itemsize
+        yield (ends - some * np.int64(dtype.itemsize)).tobytes()
+        start = int(ends[-1])
+    yield from (np.arange(first, min(first + _AT_ONCE, len(lengths)), dtype="<i8").tobytes() for first in windows)
+    yield len(lengths).to_bytes(8, "little")
