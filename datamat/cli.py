@@ -275,9 +275,10 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "task_index": {"type": int, "metavar": "I", "help": "number of this task, from 0 (default: Slurm's)"},
     "num_tasks": {"type": int, "metavar": "N", "help": "number of tasks (default: Slurm's)"},
     "existing": {
-        "choices": ("update", "replace", "refuse"),
-        "help": "update: rebuild what changed, stop if the source lacks finished rows; replace: the source alone "
-        "decides; refuse: stop before any finished shard is replaced",
+        "choices": ("update", "append", "replace", "refuse"),
+        "help": "update: rebuild what changed, stop if the source lacks finished rows; append: make new shards of the "
+        "rows that are not there, and no others; replace: the source alone decides; refuse: stop before any finished "
+        "shard is replaced",
     },
     "retry_failed": {**_FLAG, "help": "also try again the rows that failed in earlier runs"},
     "deadline": {

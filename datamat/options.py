@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, get_args
 
 from datamat.errors import OptionError, count_of
 from datamat.values import frozen
@@ -424,7 +424,7 @@ class Remedies:
         return option(name, value) if FOR_COMMANDS.get() else self.call.format(option(name, value))
 
 
-Existing: TypeAlias = Literal["update", "replace", "refuse"]
+Existing: TypeAlias = Literal["update", "append", "replace", "refuse"]
 Hook: TypeAlias = Callable[[Any], object]
 """What hears the events of a run; their classes are in `datamat.events`."""
 
@@ -492,8 +492,10 @@ class RunOptions:
             or in a bucket, each with its own call. Each takes shards that no other has. See the guide on Slurm.
         num_tasks: how many they are. It decides nothing but where each begins: tasks may come and go.
         existing: what becomes of what is finished. "update" rebuilds shards whose inputs changed and adds new rows; it
-            raises, before anything is touched, if finished rows are no longer in the source. With "replace", the source
-            alone decides, and their records go. "refuse" raises wherever a finished shard would be replaced or removed.
+            raises, before anything is touched, if finished rows are no longer in the source. "append" makes new shards
+            of the rows whose keys are not there, and leaves all others alone, whatever has become of their source. With
+            "replace", the source alone decides, and their records go. "refuse" raises wherever a finished shard would
+            be replaced or removed.
         retry_failed: also try the rows again that failed in earlier runs, which the ledger lists, and complete their
             shards. Other rows of these shards are not read again if nothing that decides them has changed: their
             records are taken from the shard as it is.
@@ -527,8 +529,13 @@ class RunOptions:
     scratch: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.existing not in ("update", "replace", "refuse"):
-            raise OptionError(f"existing is {self.existing!r}; want 'update', 'replace' or 'refuse'")
+        if self.existing not in get_args(Existing):
+            raise OptionError(f"existing is {self.existing!r}; want one of {', '.join(map(repr, get_args(Existing)))}")
+        if self.existing == "append" and (self.retry_failed or self.include is not None or self.exclude is not None):
+            raise OptionError(
+                f"{option('existing', 'append')} makes every row that is new, and no other; leave out retry_failed, "
+                "include and exclude"
+            )
         if (self.task_index is None) != (self.num_tasks is None):
             raise OptionError(
                 f"task_index is {self.task_index!r} and num_tasks {self.num_tasks!r}; give both, as in "

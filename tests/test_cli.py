@@ -580,7 +580,7 @@ def test_page_is_as_the_code_makes_it():
     [
         (["ver"], {"verify"}),
         (["verify", "--d"], {"--deep"}),
-        (["run", "jobs:x", "--existing", ""], {"update", "replace", "refuse"}),
+        (["run", "jobs:x", "--existing", ""], {"update", "append", "replace", "refuse"}),
         (["run", "jobs:x", "--ex"], {"--existing", "--exclude", "--executor"}),
         (["verify", "ou"], {"out"}),
     ],

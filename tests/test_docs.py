@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [
     *("docs/quickstart.md", "docs/quickstart.ko.md", "docs/tutorial.md"),
     *("docs/segmentation.md", "docs/detection.md", "docs/audio.md", "docs/tables.md", "docs/tokens.md"),
+    "docs/robots.md",
     *("docs/training-class.md", "docs/colab.md", "docs/resume.md", "docs/coming-from.md"),
     *("docs/writers.md", "docs/reading.md", "docs/tf-data.md", "docs/convert.md", "docs/faults.md"),
     *("docs/how-a-run-works.md", "docs/how-reading-works.md"),
@@ -27,7 +28,7 @@ SLOW = {"docs/quickstart.md", "docs/quickstart.ko.md", "docs/tutorial.md", "docs
 """Pages that take the longest: they train, or make many pictures."""
 MODULES = ("directory.sidecars", "events", "parallel", "readers.tf", "testing", "view", "writers")
 """Modules of which all names are public."""
-NEEDED = {"docs/audio.md": "soundfile"}
+NEEDED = {"docs/audio.md": "soundfile", "docs/robots.md": "av"}
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,8 @@ def test_code_of_page_runs(page, street, tmp_path):
     """As in the README; a page may need a package."""
     if page in NEEDED:
         pytest.importorskip(NEEDED[page])
+    if page == "docs/robots.md":
+        runpy.run_path(str(ROOT / "examples/robots.py"))["record"](tmp_path / "pusht")
     _run_code_of(page, street, tmp_path)
 
 

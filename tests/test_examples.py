@@ -97,6 +97,7 @@ SCRIPTS = [
     ("tokens.py", "", r"\d+ texts, \d+ tokens\n(.*\n)*.*a batch uint16 \(8, ", ""),
     ("audio.py", "soundfile", r"\d+ recordings, \d+ samples\n(.*\n)*.*a batch float32 4 x ", "sounds"),
     ("video.py", "av", r"\d+ videos, \d+ frames\n(.*\n)*.*a batch uint8 \(4, 8, 48, 64, 3\)", "videos"),
+    ("robots.py", "av", r"10 episodes, \d+ frames\na batch uint8 \(4, 64, 64, 3\), actions \(4, 4, 2\)", "episodes"),
     ("train_lightning.py", "lightning", r"320 records before, the epoch's other \d+ after: \d+ in all", "out"),
 ]
 

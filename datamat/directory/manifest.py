@@ -649,6 +649,8 @@ class Manifest:
         index: the files of the index: of each split its rows, and the hashes of their keys.
         ingredients: digests of what determined the output besides the rows; see `datamat.plan.digests`.
         also: files with the same records in further formats, by name of the format, in the same order.
+        generations: of a set to which rows were appended, the number of shards, by split, of what was made first and
+            of what was appended each time.
         moving: where files wait that are listed and have not got their names yet, by the name: the place of each is
             below the directory, too. The files are at one of both; see `datamat.directory.publication`.
         going: files of the set before that are to be deleted: by its name the version that each had then.
@@ -665,6 +667,7 @@ class Manifest:
     index: tuple[IndexInfo, ...] = ()
     ingredients: Mapping[str, str] = dataclasses.field(default_factory=dict)
     also: Mapping[str, tuple[ShardInfo, ...]] = dataclasses.field(default_factory=dict)
+    generations: tuple[Mapping[str, int], ...] = ()
     moving: Mapping[str, str] = dataclasses.field(default_factory=dict)
     going: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -829,6 +832,7 @@ class Manifest:
             "made_by": dict(self.made_by),
             "index": [{name: getattr(info, name) for name in _OF_INDEX} for info in self.index],
             "ingredients": dict(self.ingredients),
+            **({"generations": [dict(counts) for counts in self.generations]} if self.generations else {}),
             **({"moving": dict(self.moving)} if self.moving else {}),
             **({"going": dict(self.going)} if self.going else {}),
             "shards": [shard.to_json() for shard in self.shards],
@@ -913,6 +917,10 @@ class Manifest:
                     str(other["format"]): tuple(ShardInfo.from_json(shard) for shard in other["shards"])
                     for other in value["also"]
                 },
+                generations=tuple(
+                    {str(split): int(count) for split, count in counts.items()}
+                    for counts in value.get("generations", ())
+                ),
                 moving={str(name): str(place) for name, place in value.get("moving", {}).items()},
                 going={str(name): str(version) for name, version in value.get("going", {}).items()},
             )

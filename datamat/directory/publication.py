@@ -63,7 +63,7 @@ def publish_manifest(folder: Folder, manifest: Manifest, seen: str, going: Itera
 def finish_publication(folder: Folder) -> None:
     """Finish what a killed process has begun to publish; whoever writes to a set calls this first."""
     if (here := folder.local_path()) is not None:
-        for path in here.glob(f"{ASIDE}*"):  # what it has left of the manifest
+        for path in (*here.glob(f"{ASIDE}*"), *(here / WORK).glob(f"{ASIDE}*")):  # what it has left of the manifest
             path.unlink(missing_ok=True)
     try:
         version = version_there(folder)

@@ -25,16 +25,16 @@ was found.
 
 from __future__ import annotations
 
+from datamat.features.audio import Audio
 from datamat.features.base import ArrowType, Feature, RaggedColumn
 from datamat.features.list_of import ListOf
 from datamat.features.nullable import Nullable
-from datamat.features.pictures import Depth, Image, Keypoints, Mask, Polygons, Video
+from datamat.features.pictures import Depth, Image, Keypoints, Mask, Polygons
 from datamat.features.protocols import Geometry, Preview
 from datamat.features.registry import register_feature
 from datamat.features.schema import Features
 from datamat.features.statistics import Counts, Numbers, Statistics
 from datamat.features.values import (
-    Audio,
     BBoxes,
     Bytes,
     ClassLabel,
@@ -45,6 +45,7 @@ from datamat.features.values import (
     Timestamp,
     Tokens,
 )
+from datamat.features.video import Video
 
 __all__ = [
     "ArrowType",

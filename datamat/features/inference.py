@@ -10,10 +10,12 @@ import numpy as np
 
 from datamat import codecs
 from datamat.errors import InputError, SchemaError, kind_of
+from datamat.features.audio import Audio, sound_extension
 from datamat.features.base import Feature, as_array
 from datamat.features.list_of import ListOf
-from datamat.features.pictures import Image, Video, video_extension
-from datamat.features.values import Audio, Bytes, Json, Scalar, Tensor, Text, Timestamp, sound_extension
+from datamat.features.pictures import Image
+from datamat.features.values import Bytes, Json, Scalar, Tensor, Text, Timestamp
+from datamat.features.video import Video, video_extension
 
 __all__ = ["inferred"]
 

@@ -1,19 +1,16 @@
-"""Images, masks, depth maps and videos, stored as encoded files, untouched where they fit; and points in them."""
+"""Images, masks and depth maps, stored as encoded files, untouched where they fit; and points in them."""
 
 from __future__ import annotations
 
-import fractions
 import functools
-import importlib.util
-import io
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from datamat import codecs
-from datamat.errors import InputError, MissingDependencyError, OptionError, SchemaError, count_of
+from datamat.errors import OptionError, SchemaError, count_of
 from datamat.features.base import (
     ArrowType,
     Column,
@@ -30,13 +27,12 @@ from datamat.features.base import (
     join_names,
     mismatch,
     one_bytes,
-    set_positive,
     shape_text,
 )
 from datamat.features.protocols import Geometry, Preview, Target
 from datamat.features.registry import built_in
 from datamat.features.statistics import Counts, FieldStatistics, Numbers
-from datamat.features.values import Tensor, side_by_side
+from datamat.features.values import Tensor
 from datamat.values import frozen
 
 __all__ = [
@@ -46,9 +42,7 @@ __all__ = [
     "Mask",
     "PictureFile",
     "Polygons",
-    "Video",
     "picture_extension",
-    "video_extension",
 ]
 
 _JPEG = b"\xff\xd8"
@@ -726,372 +720,4 @@ def _grid(pixels: np.ndarray) -> np.ndarray:
     return pixels[::step, ::step]
 
 
-# ---------------------------------------------------------------- video
-
-
-_DEMUXERS = {
-    **dict.fromkeys(["mp4", "mov", "3gp"], "mov"),
-    **dict.fromkeys(["mkv", "webm"], "matroska"),
-    "avi": "avi",
-    "ts": "mpegts",
-    "mpg": "mpeg",
-    "flv": "flv",
-    "wmv": "asf",
-}
-"""FFmpeg's demuxer of each extension. Each is named to FFmpeg, which would otherwise follow a playlist anywhere."""
-_BRANDS = {b"qt  ": "mov", b"3gp": "3gp", **dict.fromkeys([b"hei", b"hev", b"avi", b"mif", b"msf", b"M4A", b"M4B"], "")}
-"""Extensions by how the brand of an ISO file begins, if not "mp4"; "" for pictures and sound."""
-_BOXES = {b"moov", b"mdat", b"free", b"skip", b"wide"}
-_MAGIC = {b"FLV\x01": "flv", b"\x00\x00\x01\xba": "mpg", b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "wmv"}
-_TS_PACKET = 188
-_WHOLE = "want a whole MP4, MOV, WebM, MKV, AVI, MPEG, FLV or WMV file"
-_RATE_TOLERANCE = 1e-3
-"""Relative: containers round durations, and 29.97 is short for 30000/1001."""
-_SHEET = 4  # frames that a preview shows
-
-
-@frozen()
-class Video(Feature, Preview):
-    """A video: uint8 (num_frames, height, width, 3) in RGB, stored as an encoded file.
-
-    A sample holds the `bytes` of an MP4, MOV, WebM, MKV, AVI, MPEG, FLV or WMV file, which are stored untouched, or an
-    array of uint8 (num_frames, height, width, 3), stored as FFV1 in MKV, without loss. A file is decoded when it is
-    written: one with a damaged frame, without frames, or cut short is refused. Frames are turned as the file says, and
-    converted by the colour space and range that it names. Sound in the file is kept, and not read. Needs the package
-    av, which the extra `video` installs.
-
-    `num_frames` and `stride` choose frames when a sample is read; the whole file is stored. For a transform that
-    chooses different frames in each epoch, declare `decoded=False` and call `frames` in it.
-
-    Args:
-        shape: (height, width) of a frame; None for a size that varies.
-        fps: frames per second; a file with another rate is refused. None takes files of any rate, and no arrays.
-        num_frames: how many frames to read from each video: spread evenly from the first to the last, or `stride` apart
-            in its middle. The frames of a shorter video repeat. None for all.
-        stride: distance between the frames to read; None for 1, or as far apart as `num_frames` permits.
-        decoded: whether a sample holds frames; False gives transforms and readers the bytes of the file.
-
-    Example:
-        >>> Video((240, 320), num_frames=16).declared()
-        'video uint8 (16, 240, 320, 3)'
-        >>> Video(fps=25, decoded=False).declared()
-        'video file (?, ?, ?, 3) at 25 fps'
-    """
-
-    shape: Shape = (None, None)
-    fps: float | None = None
-    num_frames: int | None = None
-    stride: int | None = None
-    decoded: bool = True
-
-    preview = "image"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", checked_shape(self.shape, "Video"))
-        if len(self.shape) != 2 or 0 in self.shape:
-            raise SchemaError(f"Video: shape is {self.shape}; want (height, width) of a frame, None where one varies")
-        if self.fps is not None and not (isinstance(self.fps, (int, float)) and 0 < self.fps < float("inf")):
-            raise SchemaError(f"Video: fps is {self.fps!r}; want a positive number, or None")
-        set_positive(self, ("num_frames", "stride"))
-        if not isinstance(self.decoded, bool):
-            raise SchemaError(f"Video: decoded is {self.decoded!r}; want True or False")
-        if not self.decoded and (self.num_frames or self.stride):
-            raise SchemaError("Video: num_frames and stride choose frames, and decoded=False gives files; drop one")
-
-    @property
-    def type(self) -> ArrowType:
-        return ArrowType("binary")
-
-    def value_type(self) -> tuple[str, Shape]:
-        return ("uint8", (self.num_frames, *self.shape, 3)) if self.decoded else ("bytes", ())
-
-    def encode(self, value: Any) -> Column:
-        if isinstance(value, (bytes, bytearray, memoryview)):
-            data = bytes(value)
-            self._check(data)
-            return data
-        frames = array_of(self, value)
-        if self.fps is None:
-            found = f"an array, {frames.dtype.name} {shape_text(frames.shape)}"
-            remedy = "give the bytes of a file, declare fps= to store arrays"
-            raise mismatch(self, found, f"{remedy}, or decoded=False where a transform need not see frames")
-        check_array(self, frames.dtype, frames.shape, (None, *self.shape, 3), np.dtype(np.uint8))
-        if not frames.size:
-            raise mismatch(self, "no pixels", "leave the sample out: raise Skip(...)")
-        return _ffv1(frames, self.fps)
-
-    def decode(self, column: Column) -> Any:
-        data = one_bytes(column)
-        return _frames(data, self._numbers) if self.decoded else data
-
-    def prepare(self, value: Any) -> Any:
-        # All frames: what a transform makes of them is stored, and `decode` chooses among what is stored.
-        return _frames(value, range) if self.decoded and isinstance(value, bytes) else value
-
-    def frames(self, data: bytes, numbers: Sequence[int] | Callable[[int], Iterable[int]] | None = None) -> np.ndarray:
-        """Return frames of a file, uint8 (n, height, width, 3): what a transform reads where `decoded` is False.
-
-        Args:
-            data: the file.
-            numbers: which frames, from 0, in any order, or a function of their number that says so; None for those
-                that `num_frames` and `stride` choose.
-
-        Raises:
-            IndexError: there is no frame of such a number.
-            InputError: the file does not decode.
-            MissingDependencyError: av is not installed.
-
-        Example:
-            >>> def clip(sample, rng):   # 16 frames in a row, others in each epoch
-            ...     def numbers(num_frames):
-            ...         start = rng.integers(max(num_frames - 16, 0) + 1)
-            ...         return range(start, min(start + 16, num_frames))
-            ...
-            ...     return {**sample, "video": Video().frames(sample["video"], numbers)}
-        """
-        if numbers is None:
-            return _frames(data, self._numbers)
-        return _frames(data, numbers if callable(numbers) else lambda _: numbers)
-
-    def encoded_value(self, column: Column) -> bytes:
-        return one_bytes(column)
-
-    def packages(self, *, drawn: bool) -> frozenset[str]:
-        del drawn  # files are kept, whatever decodes them
-        return frozenset() if self.fps is None else frozenset({"av"})
-
-    def observe(self, column: Any) -> FieldStatistics:
-        if importlib.util.find_spec("av") is None:
-            return {}
-        microseconds = [_asked(data, lambda _, file: file.duration) for data in column]
-        known = np.array([one for one in microseconds if one is not None], np.float64)
-        return {"seconds": Numbers.of(known / 1_000_000)}
-
-    def declared(self) -> str:
-        rate = "" if self.fps is None else f" at {self.fps:g} fps"
-        return f"video {'uint8' if self.decoded else 'file'} {shape_text((self.num_frames, *self.shape, 3))}{rate}"
-
-    def display(self, value: Any) -> np.ndarray:
-        """Return a strip of four frames, from the first to the last, with gaps: uint8 (height, width of all, 3)."""
-
-        def numbers(num_frames: int) -> list[int]:
-            return _spread_over(num_frames, _SHEET)
-
-        frames = value[numbers(len(value))] if self.decoded else self.frames(value, numbers)
-        return side_by_side([*frames])
-
-    def _numbers(self, num_frames: int) -> Sequence[int]:
-        """Return which frames are read of a video with so many."""
-        if self.num_frames is None:
-            return range(0, num_frames, self.stride or 1)
-        if self.stride is None:
-            return _spread_over(num_frames, self.num_frames)
-        start = max(num_frames - 1 - (self.num_frames - 1) * self.stride, 0) // 2
-        return [min(start + place * self.stride, num_frames - 1) for place in range(self.num_frames)]
-
-    def _check(self, data: bytes) -> None:
-        """Refuse a file that is not as declared, or does not decode to its end."""
-        num_frames, size, rate = 0, (0, 0), None
-        for frame, average_rate in _decoded_video(data):
-            shown = _size_of(frame)
-            if num_frames and shown != size:
-                found = f"a video of {size} in which frame {num_frames} is {shown}"
-                raise mismatch(self, found, "scale it in read")
-            num_frames, size, rate = num_frames + 1, shown, average_rate
-        if missing := _missing_bytes(data):
-            raise InputError(
-                f"the field holds a {video_extension(data)} file that is cut short: {missing} bytes are missing; "
-                f"{_WHOLE}"
-            )
-        fits = all(want in (None, found) for want, found in zip(self.shape, size, strict=True))
-        if self.fps is not None:
-            fits &= rate is not None and abs(float(rate) - self.fps) <= _RATE_TOLERANCE * self.fps
-        if not fits:
-            at = "" if rate is None else f" at {float(rate):g} fps"
-            remedy = "scale or convert it in read, or change the declaration"
-            raise mismatch(self, f"a video of {shape_text((num_frames, *size, 3))}{at}", remedy)
-
-
-def video_extension(data: bytes) -> str:
-    """Return the extension of the format of a video file by its first bytes; "" if they are no video's."""
-    if data[4:8] == b"ftyp":
-        return next((kind for brand, kind in _BRANDS.items() if data[8:12].startswith(brand)), "mp4")
-    if data[:4] == b"\x1a\x45\xdf\xa3":  # EBML, whose header names the kind of document
-        return "webm" if b"webm" in data[:64] else "mkv" if b"matroska" in data[:64] else ""
-    if data[:4] == b"RIFF" and data[8:12] == b"AVI ":
-        return "avi"
-    if data[:1] == b"G" and data[_TS_PACKET : _TS_PACKET + 1] == b"G" == data[2 * _TS_PACKET : 2 * _TS_PACKET + 1]:
-        return "ts"
-    if data[4:8] in _BOXES:  # QuickTime before it had brands
-        return "mov"
-    return next((kind for magic, kind in _MAGIC.items() if data.startswith(magic)), "")
-
-
-def _missing_bytes(data: bytes) -> int:
-    """Return how many bytes a video file lacks at its end, where its container says how long it is."""
-    kind = video_extension(data)
-    if kind == "avi":
-        return max(8 + int.from_bytes(data[4:8], "little") - len(data), 0)
-    if _DEMUXERS.get(kind) == "matroska":
-        return max(_end_of_segment(data) - len(data), 0)
-    place = 0
-    while _DEMUXERS.get(kind) == "mov" and place + 8 <= len(data):
-        size = int.from_bytes(data[place : place + 4], "big")
-        if size == 1:
-            size = int.from_bytes(data[place + 8 : place + 16], "big")
-        if size < 8:  # 0: to the end of the file
-            return 0
-        place += size
-    return max(place - len(data), 0)
-
-
-def _end_of_segment(data: bytes) -> int:
-    """Return where the first segment of a Matroska file ends; 0 if it does not say."""
-    place = 4  # behind the ID of the header
-    for id_size in (4, 0):
-        if place >= len(data) or not data[place]:
-            return 0
-        width = 9 - data[place].bit_length()
-        size = int.from_bytes(data[place : place + width], "big") & ((1 << 7 * width) - 1)
-        is_open = size == (1 << 7 * width) - 1  # of a program that streams
-        place += width + size + id_size
-        if is_open:
-            return 0
-    return place
-
-
-def _spread_over(num_frames: int, count: int) -> list[int]:
-    """Return the numbers of so many frames, as far apart as possible; the first for one."""
-    return [place * (num_frames - 1) // max(count - 1, 1) for place in range(count)]
-
-
-def _av() -> Any:
-    try:
-        import av
-    except (ImportError, OSError) as error:
-        raise MissingDependencyError(
-            "Video needs the package av; install it with: pip install 'datamat[video]'"
-        ) from error
-    return av
-
-
-def _decoded_video(data: bytes) -> Iterator[tuple[Any, fractions.Fraction | None]]:
-    """Yield each frame of a file as an `av.VideoFrame`, in the order in which they are shown, with the rate.
-
-    Raises:
-        InputError: it is none of the formats, holds no frames, or one that is damaged.
-        MissingDependencyError: av is not installed.
-    """
-    av = _av()
-    kind = video_extension(data)
-    if not kind:
-        raise InputError(f"the field: {len(data)} bytes are no video; {_WHOLE}")
-    number = 0
-    try:
-        with _opened(av, data, kind) as file:
-            stream = _stream(av, file)
-            if stream is None:
-                raise InputError(f"the field holds a {kind} file without a video that FFmpeg decodes; {_WHOLE}")
-            stream.codec_context.thread_count = 1  # the others are taken by other samples
-            for frame in file.decode(stream):
-                if frame.is_corrupt:
-                    raise InputError(f"the field holds a {kind} file whose frame {number} is damaged; {_WHOLE}")
-                yield frame, stream.average_rate
-                number += 1
-    except (av.FFmpegError, EOFError) as error:
-        where = f"fails at frame {number}" if number else "does not decode"
-        raise InputError(f"the field holds a {kind} file that {where} ({error}); {_WHOLE}") from error
-    if not number:
-        raise InputError(f"the field holds a {kind} file without a frame; {_WHOLE}")
-
-
-def _opened(av: Any, data: bytes, kind: str) -> Any:
-    # Until version 19, tags that are no UTF-8 raise an error unless they are replaced; from then on there is no choice.
-    tags = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
-    return av.open(io.BytesIO(data), format=_DEMUXERS[kind], **tags)
-
-
-def _stream(av: Any, file: Any) -> Any:
-    """Return the first video of a file that is no picture of its cover, and whose codec is known; None for none."""
-    cover = av.stream.Disposition.attached_pic
-    found = [one for one in file.streams.video if one.codec_context is not None and not one.disposition & cover]
-    return found[0] if found else None
-
-
-def _frames(data: bytes, choose: Callable[[int], Iterable[int]]) -> np.ndarray:
-    """Return frames of a file, uint8 (n, height, width, 3).
-
-    Args:
-        data: the file.
-        choose: returns which frames are wanted, given how many there are.
-    """
-    reformatter = _av().video.reformatter.VideoReformatter()
-    count = _asked(data, _num_packets) or 0  # mostly one for each frame
-    while True:
-        wanted = [operator.index(number) for number in choose(count)]
-        places: dict[int, list[int]] = {}
-        for place, number in enumerate(wanted):
-            places.setdefault(number, []).append(place)
-        found, total = None, 0
-        for total, (frame, _) in enumerate(_decoded_video(data), start=1):
-            if found is None:
-                found = np.empty((len(wanted), *_size_of(frame), 3), np.uint8)
-            if total - 1 in places:
-                pixels = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
-                found[places[total - 1]] = np.rot90(pixels, _turns(frame))
-        if total == count:
-            break
-        count = total  # a packet may hold no frame, or two
-    wrong = [number for number in places if not 0 <= number < total]
-    if wrong:
-        raise IndexError(f"frame {wrong[0]} of a video with {total}; frames are numbered from 0")
-    assert found is not None, "a video without frames is refused"
-    return found
-
-
-def _turns(frame: Any) -> int:
-    """Return how many quarter turns, counterclockwise, a frame is to be shown with."""
-    degrees: int = frame.rotation
-    return round(degrees / 90)
-
-
-def _size_of(frame: Any) -> tuple[int, int]:
-    """Return height and width of a frame as it is shown."""
-    return (frame.width, frame.height) if _turns(frame) % 2 else (frame.height, frame.width)
-
-
-def _asked(data: bytes, ask: Callable[[Any, Any], Any]) -> Any:
-    """Return what a function says of an opened file; None where it does not open, which decoding it explains."""
-    av, kind = _av(), video_extension(data)
-    if not kind:
-        return None
-    try:
-        with _opened(av, data, kind) as file:
-            return ask(av, file)
-    except (av.FFmpegError, EOFError):
-        return None
-
-
-def _num_packets(av: Any, file: Any) -> int:
-    """Return how many packets hold frames."""
-    stream = _stream(av, file)
-    return 0 if stream is None else sum(packet.size > 0 for packet in file.demux(stream))
-
-
-def _ffv1(frames: np.ndarray, fps: float) -> bytes:
-    """Return frames as FFV1 in MKV: the same bytes each time, without the time of day or random numbers."""
-    av = _av()
-    file = io.BytesIO()
-    with av.open(file, "w", format="matroska", options={"fflags": "bitexact"}) as container:
-        stream = container.add_stream("ffv1", rate=fractions.Fraction(fps).limit_denominator(1001))
-        stream.height, stream.width = frames.shape[1:3]
-        stream.pix_fmt = "bgr0"
-        stream.codec_context.thread_count = 1  # the number of threads would show in the bytes
-        stream.codec_context.flags |= av.codec.context.Flags.bitexact
-        for frame in frames:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
-        container.mux(stream.encode())
-    return file.getvalue()
-
-
-built_in(Depth, Image, Keypoints, Mask, Polygons, Video)
+built_in(Depth, Image, Keypoints, Mask, Polygons)

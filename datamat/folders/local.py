@@ -334,6 +334,8 @@ class LocalFolder(Folder):
         if done == "written":
             kind = DeniedError if error.errno == errno.EACCES else OutputError
             return kind(f"{said}; make room, or repair the disk or what is in the way there, and run again")
+        if error.errno == errno.EISDIR:
+            return OutputError(f"{self.place(name)} is a folder, and a file belongs there; move it away")
         kinds = {errno.ENOENT: AbsentError, errno.ENOTDIR: AbsentError, errno.EACCES: DeniedError}
         return kinds.get(error.errno or 0, OutputError)(f"{said}; let this process read it")
 

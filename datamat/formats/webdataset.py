@@ -47,6 +47,7 @@ from datamat.features import (
     Tokens,
     Video,
 )
+from datamat.features.audio import sound_extension
 from datamat.features.base import (
     as_bfloat16,
     by_column,
@@ -57,8 +58,8 @@ from datamat.features.base import (
     values_of,
     whole,
 )
-from datamat.features.pictures import PictureFile, picture_extension, video_extension
-from datamat.features.values import sound_extension
+from datamat.features.pictures import PictureFile, picture_extension
+from datamat.features.video import video_extension
 from datamat.formats import Block, Buffer, Offsets, Record, ShardFormat, ShardReader, ShardWriter
 from datamat.formats.example import check_block, checked_record
 from datamat.formats.io import BufferedFile, RangeReader, bound, located, read_up_to, refuse_finished

@@ -53,6 +53,7 @@ __all__ = [
     "PlannedShard",
     "ReusedRows",
     "ShardChange",
+    "compared",
     "equal_shards",
     "find_changes",
     "find_loss",
@@ -513,7 +514,7 @@ class Comparison:
         places = rows.find_all(self._store.keys(positions))
         both = np.flatnonzero(rows.are_in_shard(places, shard.number))
         inputs = self._inputs.records(shard.start, shard.stop)[both]
-        touched, edited = _compared(rows, places[both], self._store, positions[both], inputs)
+        touched, edited = compared(rows, places[both], self._store, positions[both], inputs)
         return len(places) - len(both) + len({*touched, *edited})
 
     def _changed_rows(self, shard: ShardSpec, *, is_why: bool) -> list[str]:
@@ -532,7 +533,7 @@ class Comparison:
         new = [keys[number] for number in np.flatnonzero(places < 0)]
         moved = self._came(new, shard.split)
         inputs = self._inputs.records(shard.start, shard.stop) if is_why else self._store.inputs(positions)
-        touched, edited = _compared(rows, places[both], self._store, positions[both], inputs[both])
+        touched, edited = compared(rows, places[both], self._store, positions[both], inputs[both])
         groups = {
             "changed on disk": [keys[both[number]] for number in touched],
             "changed in the index": [keys[both[number]] for number in edited],
@@ -563,7 +564,7 @@ class Comparison:
         return found
 
 
-def _compared(
+def compared(
     rows: IndexTable, places: np.ndarray, store: RowStore, positions: np.ndarray, inputs: np.ndarray
 ) -> tuple[list[int], list[int]]:
     """Return the numbers of the rows whose files changed, and of those whose fields did."""

@@ -18,12 +18,13 @@ import numpy as np
 
 from datamat.directory.files import WORK
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
-from datamat.errors import OptionError, SourceError, count_of, join_problems
+from datamat.errors import CorruptDataError, OptionError, OutputError, SourceError, count_of, join_problems
 from datamat.folders.base import AT_ONCE
-from datamat.folders.local import expand_home
+from datamat.folders.local import LocalFolder, expand_home
 from datamat.formats import ShardFormat, get_format
 from datamat.options import Remedies, RunOptions
 from datamat.plan.digests import JobDigests
+from datamat.plan.generations import Generations
 from datamat.plan.inputs import InputFiles, Neighbourhood, placeholders_refused
 from datamat.plan.memos import KnownMemos, write_places
 from datamat.plan.pipeline import Pipeline, RecordSource
@@ -118,6 +119,7 @@ class Job:
         urls: what brings the files behind URLs that rows name.
         row_s: seconds that the first row took, where it was read to see what it holds; how the work is shared out may
             depend on it, and never what it gives.
+        appends_to: the finished set whose rows are left alone, where new ones are made for it; else None.
         dispatched: returns the method that travels to workers for the part worker of a run; None for that of the worker
             itself.
 
@@ -143,6 +145,7 @@ class Job:
     mirror: SourceMirror | None = None
     urls: UrlFiles | None = None
     row_s: float | None = None
+    appends_to: Generations | None = None
     dispatched: Callable[[Any], Callable[..., Any]] | None = None
 
     def __post_init__(self) -> None:
@@ -160,7 +163,8 @@ class Job:
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to the process that asked."""
         how = RunOptions(workers=self.how.workers, errors=self.how.errors, logger=self.how.logger)
-        return {**self.__dict__, "how": how, "sidecars": (), "groups": None, "store": None, "dispatched": None}
+        left = {"sidecars": (), "groups": None, "store": None, "dispatched": None, "appends_to": None}
+        return {**self.__dict__, "how": how, **left}
 
     def for_workers(self) -> Job:
         """Return what workers need; they have the rows, so a table or dataset in memory stays behind."""
@@ -174,6 +178,11 @@ class Job:
     def place(self) -> pathlib.Path | str:
         """What the user calls the output: its folder, or its URL."""
         return self.output if self.store is None else str(self.store)
+
+    @property
+    def folder(self) -> Folder:
+        """Where the dataset goes, on a disk or in a store."""
+        return LocalFolder(self.output) if self.store is None else self.store
 
     @property
     def work(self) -> pathlib.Path:
@@ -255,7 +264,7 @@ class Job:
 
     def plan(self, store: RowStore, digests: JobDigests) -> Plan:
         """Return which row goes to which shard; raises `OptionError` where rows and options do not fit together."""
-        copies = self._copies_by_split(store)
+        copies = self.copies_by_split(store)
         pipeline, drawn = self.records.pipeline, self._drawn_splits(store)
         draws = pipeline is not None and not pipeline.augmenter.is_empty
         augmented = {split: draws and split in drawn for split in store.splits}
@@ -272,10 +281,21 @@ class Job:
             group_records=math.lcm(*(made.group_records for made in self.formats)),
             num_columns=len(self.records.features.columns),
             rows_at_once=max(AT_ONCE if store.holds_urls else 1, self.records.rows_at_once),
+            generations=self.appends_to or self._generations(),
         )
         plan = self.records.arrange(plan, store, of_splits)
         _refuse_endless_manifest(plan, len(self.formats))
         return dataclasses.replace(plan, left_aside=store.left_aside, groups=store.groups)
+
+    def _generations(self) -> Generations | None:
+        """Return what was made when, where rows were appended to the output, and stay in their shards."""
+        if self.how.existing == "replace":
+            return None
+        with contextlib.suppress(OutputError, CorruptDataError):  # there is none; or whoever repairs it says so
+            manifest = Manifest.read(self.output)
+            if manifest.generations:
+                return Generations.of(self.output, manifest)
+        return None
 
     def manifest(
         self, plan: Plan, digests: JobDigests, finished: Sequence[ShardFiles], index: tuple[IndexInfo, ...]
@@ -304,6 +324,7 @@ class Job:
             index=index,
             ingredients=digests.to_json(),
             also=dict(others),
+            generations=() if self.appends_to else plan.generations,
         )
         return self.records.describe(manifest)
 
@@ -377,7 +398,8 @@ class Job:
         splits = [split for code, split in enumerate(store.splits) if (store.split_codes == code).any()]
         return [_TRAIN] if _TRAIN in splits else splits
 
-    def _copies_by_split(self, store: RowStore) -> dict[str, int]:
+    def copies_by_split(self, store: RowStore) -> dict[str, int]:
+        """Return how many records each row of a split gives."""
         drawn = self._drawn_splits(store)
         if isinstance(self.copies, int):
             return {split: self.copies if split in drawn else 1 for split in store.splits}

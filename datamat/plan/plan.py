@@ -28,6 +28,7 @@ from datamat.values import frozen
 
 if TYPE_CHECKING:
     from datamat.options import ShardOptions
+    from datamat.plan.generations import Generations
     from datamat.sources.store import RowStore
 
 
@@ -152,6 +153,7 @@ class Plan:
         ranks: number of training processes that will share the shards; None if not given.
         left_aside: number, suffixes and first names of the files that the index has not taken; "" if it took all.
         groups: how many groups drew the splits, and which; "" if keys did, or the index named them.
+        generations: of a set to which rows were appended, the number of shards, by split, of each generation.
     """
 
     name: str
@@ -159,6 +161,7 @@ class Plan:
     ranks: int | None = None
     left_aside: str = ""
     groups: str = ""
+    generations: tuple[Mapping[str, int], ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -321,6 +324,7 @@ def make_plan(  # noqa: PLR0913 -- what decides a plan, by name
     group_records: int = 1,
     num_columns: int = 1,
     rows_at_once: int = 1,
+    generations: Generations | None = None,
 ) -> Plan:
     """Order the rows, cut them into shards and parts, and write the order to the store.
 
@@ -335,6 +339,7 @@ def make_plan(  # noqa: PLR0913 -- what decides a plan, by name
             are much smaller.
         num_columns: number of columns of a record.
         rows_at_once: number of rows that are waited for together, and so must be in one part.
+        generations: what was made when, in a set to which rows were appended: each generation has shards of its own.
 
     Raises:
         OptionError: the name cannot be part of a file name, or there are fewer rows than shards.
@@ -342,10 +347,14 @@ def make_plan(  # noqa: PLR0913 -- what decides a plan, by name
     if not DATASET_NAME.match(name):
         raise OptionError(f"dataset name {name!r}: want letters, digits, _ and -, as it begins the names of the shards")
     codes = store.split_codes
+    turns = None if generations is None else generations.turns(store)
+    if turns is not None:
+        codes = np.where(turns < 0, len(store.splits), codes)  # which is no split
     totals = _totals(costs, codes, len(store.splits))
     total = sum(cost * splits[split].copies for cost, split in zip(totals, store.splits, strict=True))
     target = min(max(total // _PARTS_PER_PLAN, 1), _LARGEST_PART)
     order, shards, first = [], [], 0
+    made: dict[str, dict[int, int]] = {}  # number of shards of each generation, by split
     for code in np.flatnonzero(totals).tolist():
         split = store.splits[code]
         copies, augmented, fingerprint = splits[split]
@@ -353,14 +362,16 @@ def make_plan(  # noqa: PLR0913 -- what decides a plan, by name
         rows = _rows_of(codes, code)
         if places is not None:
             rows = places.ordered(rows)
-        bounds = _bounds(rows, places, totals[code], copies, options, split)
+        if generations is None or turns is None:
+            bounds = _bounds(rows, places, totals[code], copies, options, split)
+        else:
+            rows = rows[np.argsort(turns[rows], kind="stable")]
+            bounds, made[split] = _bounds_by_turn(rows, turns, generations, places, costs, copies, options, split)
         order.append(rows)
         for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
             shard_name = str(ShardName(name, split, number, len(bounds) - 1))
             here = rows[start:stop]
-            digest = xxhash.xxh3_128(fingerprint.encode())
-            digest.update(np.ascontiguousarray(store.identities[here]).data)
-            shard_fingerprint = digest.hexdigest()  # one text, which all its parts share
+            shard_fingerprint = _fingerprint(fingerprint, store.identities[here])  # one text, which all parts share
             work = np.cumsum((costs[here] + _ROW_COST) * copies)
             least = max(rows_at_once, num_columns // _COLUMNS_PER_ROW)
             cuts = _cut(work, target, group_records // math.gcd(group_records, copies), least)
@@ -381,7 +392,39 @@ def make_plan(  # noqa: PLR0913 -- what decides a plan, by name
             shards.append(ShardSpec(shard_name, split, number, shard_fingerprint, parts))
         first += len(rows)
     store.set_order(np.concatenate(order) if len(order) > 1 else order[0])
-    return Plan(name, tuple(shards), options.ranks)
+    return Plan(name, tuple(shards), options.ranks, generations=_by_generation(made))
+
+
+def _fingerprint(terms: str, identities: np.ndarray) -> str:
+    digest = xxhash.xxh3_128(terms.encode())
+    digest.update(np.ascontiguousarray(identities).data)
+    return digest.hexdigest()
+
+
+def _bounds_by_turn(
+    rows: np.ndarray,
+    turns: np.ndarray,
+    generations: Generations,
+    places: _Places | None,
+    costs: np.ndarray,
+    copies: int,
+    options: ShardOptions,
+    split: str,
+) -> tuple[list[int], dict[int, int]]:
+    """Return the bounds of shards as `_bounds` does, given rows by their generations, and how many each has."""
+    bounds, counts = [0], {}
+    for turn, count in zip(*np.unique(turns[rows], return_counts=True), strict=True):
+        here = rows[bounds[-1] : bounds[-1] + count]
+        cost = int(costs[here].sum()) + _ROW_COST * len(here)
+        found = _bounds(here, places, cost, copies, generations.options(options, split, turn, len(here)), split)
+        bounds += [bounds[-1] + bound for bound in found[1:]]
+        counts[int(turn)] = len(found) - 1
+    return bounds, counts
+
+
+def _by_generation(made: Mapping[str, Mapping[int, int]]) -> tuple[dict[str, int], ...]:
+    last = max((turn for counts in made.values() for turn in counts), default=-1)
+    return tuple({split: counts[turn] for split, counts in made.items() if turn in counts} for turn in range(last + 1))
 
 
 # What follows goes through the rows by pieces. A hundred million of them then need a few bytes each: their numbers, in
@@ -393,7 +436,7 @@ def _totals(costs: np.ndarray, codes: np.ndarray, num_splits: int) -> list[int]:
     totals = [0] * num_splits
     for piece in pieces(len(codes)):
         here = codes[piece]
-        for code, count in enumerate(np.bincount(here, minlength=num_splits).tolist()):
+        for code, count in enumerate(np.bincount(here, minlength=num_splits)[:num_splits].tolist()):
             if count:
                 totals[code] += int(costs[piece][here == code].sum()) + _ROW_COST * count
     return totals

@@ -38,10 +38,11 @@ from datamat.parallel.tasks import CallLost
 from datamat.plan.memos import KnownMemos
 from datamat.plan.plan import PartSpec, ShardSpec
 from datamat.run.limits import raise_swallowed
+from datamat.run.outputs import StoredShard, UploadTask
 from datamat.run.receipts import DamagedPartError, Receipt, Sealed, part_folder, read_receipt
 from datamat.run.row_watch import RowMark
 from datamat.run.shards import remove_folder
-from datamat.run.upload import StoredShard, UploadTask, upload
+from datamat.run.upload import upload
 from datamat.run.worker import LEAST_CALL_S, PartWorker, set_up_process
 
 if TYPE_CHECKING:

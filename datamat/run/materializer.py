@@ -390,11 +390,10 @@ class Materializer:
             SourceError: the source cannot be indexed.
         """
         from datamat.directory.verify import examine
-        from datamat.folders import open_folder
         from datamat.run.replay import verify_sample
 
         if sample is None:
-            return examine(self._job.store or open_folder(self._job.output), deep=deep, recomputed=None)
+            return examine(self._job.folder, deep=deep, recomputed=None)
         with self._job.planned() as planned:
             return verify_sample(planned, sample, deep=deep)
 
@@ -403,7 +402,7 @@ class Materializer:
         """Rebuild what is damaged, to the bytes that it had: shards, offsets, index files, manifest.
 
         Files that belong to no shard are moved to `.datamat/quarantine/foreign`. In a store, what is damaged waits in
-        `.datamat/quarantine/damaged` until it is replaced.
+        `.datamat/damaged` until it is replaced.
 
         Args:
             options: as for `run`.
@@ -419,7 +418,7 @@ class Materializer:
         from datamat.run.repair import repair
 
         how = RunOptions.of(options, "repair", WorkKeywords.__annotations__)
-        return repair(self._made(dataclasses.replace(how, existing="replace")))
+        return repair(self._made(how))
 
     def replay(self, key: str, copy: int = 0) -> dict[str, Any]:
         """Return the sample that a run stores for a row and copy, decoded, by processing that row here and now.
@@ -453,9 +452,8 @@ class Materializer:
         """
         from datamat.directory.manifest import Manifest
         from datamat.directory.provenance import ProvenanceFinder
-        from datamat.folders import open_folder
 
-        output = self._job.store or open_folder(self._job.output)
+        output = self._job.folder
         return ProvenanceFinder(output, Manifest.read(output), self._job.source).find(key)
 
     def write_part(self, parts: Any, lost: Any = None, reused: Any = None) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 from datamat.directory.files import WORK, commit, disk_errors_explained, fsync_folder, locked, refuse_links
 from datamat.directory.index_files import read_index
 from datamat.directory.keys import DATASET_NAME, ShardName, key_hash, packed_hashes
-from datamat.directory.ledger import LEDGER_FILE, Ledger, read_ledger
+from datamat.directory.ledger import LEDGER_FILE, Ledger, ledger_in
 from datamat.directory.manifest import (
     INDEX_FOLDER,
     MOST_MANIFEST_BYTES,
@@ -32,16 +32,31 @@ from datamat.directory.manifest import (
 from datamat.directory.sidecars.exporting import write_sidecars
 from datamat.directory.verify import verify
 from datamat.errors import CorruptDataError, OptionError, OutputError, join_problems
+from datamat.folders import AbsentError, LocalFolder
 from datamat.folders.local import regular_path
 from datamat.folders.places import local_folder
 from datamat.parallel import get_logger
 from datamat.values import frozen
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from datamat.directory.manifest import ShardInfo
+    from datamat.features import Features
+    from datamat.folders import Folder
 
 
-__all__ = ["merge"]
+__all__ = [
+    "FinishedSet",
+    "Renamed",
+    "check_size",
+    "differences",
+    "joined_manifest",
+    "merge",
+    "renamed_in",
+    "take_samples",
+    "write_joined_index",
+]
 
 Renamed: TypeAlias = "dict[str, list[list[tuple[ShardInfo, ShardInfo]]]]"
 
@@ -86,10 +101,10 @@ def merge(
     if isinstance(paths, (str, os.PathLike)):
         raise OptionError(f"merge: paths is {os.fspath(paths)!r}; want a list of directories")
     *folders, target = [local_folder(place, "merge", "copy the directories to a disk") for place in (*paths, output)]
-    sets = [_Set(folder, Manifest.read(folder)) for folder in folders]
+    sets = [FinishedSet(folder, Manifest.read(folder)) for folder in folders]
     name = _common_name(sets, name)
     _check_fit(sets, target)
-    _check_size(sets, name)
+    check_size(sets, name)
     began = time.perf_counter()
     with disk_errors_explained(target):
         _begin(target)
@@ -100,14 +115,21 @@ def merge(
 
 
 @frozen(eq=False)
-class _Set:
-    """A directory to merge."""
+class FinishedSet:
+    """A directory that becomes a part of another.
+
+    Attributes:
+        folder: where its shards are, and its index.
+        manifest: its manifest.
+        place: where its ledger is, too; None for the folder.
+    """
 
     folder: pathlib.Path
     manifest: Manifest
+    place: Folder | None = None
 
 
-def _common_name(sets: Sequence[_Set], name: str | None) -> str:
+def _common_name(sets: Sequence[FinishedSet], name: str | None) -> str:
     if len(sets) < 2:  # one is nothing to merge
         raise OptionError(f"merge: {len(sets)} directories are given; want two at least")
     names = sorted({one.manifest.name for one in sets})
@@ -119,7 +141,7 @@ def _common_name(sets: Sequence[_Set], name: str | None) -> str:
     return chosen
 
 
-def _check_fit(sets: Sequence[_Set], target: pathlib.Path) -> None:
+def _check_fit(sets: Sequence[FinishedSet], target: pathlib.Path) -> None:
     """Raise `OptionError` if directories do not fit together, or one of them would be changed."""
     first = sets[0]
     for one in sets:
@@ -135,27 +157,40 @@ def _check_fit(sets: Sequence[_Set], target: pathlib.Path) -> None:
     _check_keys(sets)
 
 
-def _check_alike(first: _Set, other: _Set) -> None:
+def _check_alike(first: FinishedSet, other: FinishedSet) -> None:
     mine, its = first.manifest, other.manifest
-    problems = []
-    if mine.features != its.features:
-        names = [*mine.features, *(field for field in its.features if field not in mine.features)]
-        pairs = {field: (mine.features.get(field, "none"), its.features.get(field, "none")) for field in names}
-        wrong = [f"{field}: {here}, {there}" for field, (here, there) in pairs.items() if here != there]
-        problems.append(f"features differ ({'; '.join(wrong) or 'in their order'})")
-    if list(mine.by_format) != list(its.by_format):
-        problems.append(f"formats differ ({', '.join(mine.by_format)}; {', '.join(its.by_format)})")
-    for split in mine.splits.keys() & its.splits.keys():
-        if mine.copies.get(split) != its.copies.get(split):
-            problems.append(f"copies of {split} differ ({mine.copies.get(split)}; {its.copies.get(split)})")
-    if problems:
+    copies = {split: number for split, number in its.copies.items() if split in its.splits}
+    if problems := differences(mine, its.features, list(its.by_format), copies):
         raise OptionError(
             f"merge: {first.folder} and {other.folder} do not fit together: {', and '.join(problems)}; make them alike "
             "(convert changes formats, and Materializer with a directory as its source changes fields)"
         )
 
 
-def _check_keys(sets: Sequence[_Set]) -> None:
+def differences(manifest: Manifest, features: Features, formats: Sequence[str], copies: Mapping[str, int]) -> list[str]:
+    """Return why shards would not fit a finished set, in words; none where they do.
+
+    Args:
+        manifest: of the set.
+        features: schema of the shards.
+        formats: names of their formats.
+        copies: records per row, by split.
+    """
+    problems = []
+    if manifest.features != features:
+        names = [*manifest.features, *(field for field in features if field not in manifest.features)]
+        pairs = {field: (manifest.features.get(field, "none"), features.get(field, "none")) for field in names}
+        wrong = [f"{field}: {here}, {there}" for field, (here, there) in pairs.items() if here != there]
+        problems.append(f"features differ ({'; '.join(wrong) or 'in their order'})")
+    if list(manifest.by_format) != list(formats):
+        problems.append(f"formats differ ({', '.join(manifest.by_format)}; {', '.join(formats)})")
+    for split in manifest.splits.keys() & copies.keys():
+        if manifest.copies.get(split) != copies[split]:
+            problems.append(f"copies of {split} differ ({manifest.copies.get(split)}; {copies[split]})")
+    return problems
+
+
+def _check_keys(sets: Sequence[FinishedSet]) -> None:
     """Raise `OptionError` if a row's key is in two directories, in whichever splits."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -176,10 +211,10 @@ def _check_keys(sets: Sequence[_Set]) -> None:
         )
 
 
-def _check_size(sets: Sequence[_Set], name: str) -> None:
+def check_size(sets: Sequence[FinishedSet], name: str) -> None:
     """Raise `OptionError` if no reader would take the manifest."""
     index = {info.file: info for one in sets for info in one.manifest.index}  # as long as that which is not made yet
-    num_bytes = len(_manifest(sets, name, _renamed(sets, name), tuple(index.values())).render())
+    num_bytes = len(joined_manifest(sets, name, renamed_in(sets, name), tuple(index.values())).render())
     if num_bytes > MOST_MANIFEST_BYTES:
         raise OptionError(
             f"merge: the manifest would have {num_bytes:,} bytes, of which readers take {MOST_MANIFEST_BYTES:,}; merge "
@@ -198,24 +233,27 @@ def _begin(target: pathlib.Path) -> None:
     (work / _MARK).touch()
 
 
-def _merged(sets: Sequence[_Set], target: pathlib.Path, name: str, logger: logging.Logger, began: float) -> Manifest:
+def _merged(
+    sets: Sequence[FinishedSet], target: pathlib.Path, name: str, logger: logging.Logger, began: float
+) -> Manifest:
     ledger_path = target / WORK / LEDGER_FILE
     ledger_path.unlink(missing_ok=True)  # of a merge that was killed
     ledger = Ledger(ledger_path)
     with contextlib.closing(ledger):
         merges = [str(one.folder) for one in sets]
         ledger.write("run_started", name=name, merges=merges, host=socket.gethostname(), pid=os.getpid())
-        renamed = _renamed(sets, name)
+        renamed = renamed_in(sets, name)
         for each in renamed.values():
             for one, pairs in zip(sets, each, strict=True):
                 for old, new in pairs:
                     _bring(one.folder, old, target, new)
         fsync_folder(target)
         (target / INDEX_FOLDER).mkdir(exist_ok=True)
-        index = tuple(info for split in renamed for info in _write_index(sets, target, split))
+        through = target / WORK
+        index = tuple(info for split in renamed for info in write_joined_index(sets, split, target, through))
         fsync_folder(target / INDEX_FOLDER)
-        _take_samples(sets, ledger, renamed)
-        manifest = _manifest(sets, name, renamed, index)
+        take_samples(sets, ledger, renamed)
+        manifest = joined_manifest(sets, name, renamed, index)
         write_sidecars(target, manifest, logger)
         manifest.write(target, through=target / WORK)
         shutil.rmtree(target / WORK / "shards", ignore_errors=True)
@@ -229,13 +267,13 @@ def _merged(sets: Sequence[_Set], target: pathlib.Path, name: str, logger: loggi
     return manifest
 
 
-def _renamed(sets: Sequence[_Set], name: str) -> Renamed:
+def renamed_in(sets: Sequence[FinishedSet], name: str) -> Renamed:
     """Return the files of each split and directory as they are, and as they will be."""
     splits = dict.fromkeys(split for one in sets for split in one.manifest.splits)
-    return {split: _renamed_in(sets, name, split) for split in splits}
+    return {split: _renamed_split(sets, name, split) for split in splits}
 
 
-def _renamed_in(sets: Sequence[_Set], name: str, split: str) -> list[list[tuple[ShardInfo, ShardInfo]]]:
+def _renamed_split(sets: Sequence[FinishedSet], name: str, split: str) -> list[list[tuple[ShardInfo, ShardInfo]]]:
     """Return, for each directory, the files of a split as they are, and as they will be."""
     extensions = [shards[0].extension for shards in sets[0].manifest.by_format.values()]
     counts = [len(one.manifest.splits.get(split, ())) for one in sets]
@@ -269,8 +307,17 @@ def _bring(folder: pathlib.Path, old: ShardInfo, target: pathlib.Path, new: Shar
                 shutil.copyfileobj(file, copy, 1 << 20)
 
 
-def _write_index(sets: Sequence[_Set], target: pathlib.Path, split: str) -> list[IndexInfo]:
-    """Write the index of a split: the rows of all directories, with the new numbers of their shards."""
+def write_joined_index(
+    sets: Sequence[FinishedSet], split: str, target: pathlib.Path, through: pathlib.Path
+) -> list[IndexInfo]:
+    """Write the index of a split: the rows of all directories, with the new numbers of their shards.
+
+    Args:
+        sets: the directories.
+        split: the split.
+        target: folder in which the files go to `_index`.
+        through: folder for temporary files.
+    """
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -288,38 +335,45 @@ def _write_index(sets: Sequence[_Set], target: pathlib.Path, split: str) -> list
         other = kinds.setdefault(field.name, field)
         if not field.equals(other, check_metadata=True):
             raise OptionError(
-                f"merge: the rows of {split} have a field {field.name!r} that is {other.type} {other.metadata or ''} "
+                f"the rows of {split} have a field {field.name!r} that is {other.type} {other.metadata or ''} "
                 f"in one directory, and {field.type} {field.metadata or ''} in another; make one of them again"
             )
     whole = pa.concat_tables(tables, promote_options="default")
     path, keys = target / index_file(split), target / keys_file(split)
-    with commit(path, through=target / WORK) as file:
+    with commit(path, through=through) as file:
         parquet.write_table(whole, file, compression="zstd", row_group_size=_GROUP_ROWS)
-    with commit(keys, through=target / WORK) as file:
+    with commit(keys, through=through) as file:
         hashes = np.fromiter(map(key_hash, whole["key"].to_pylist()), np.uint64, len(whole))
         file.writelines(packed_hashes(len(hashes), hashes.__getitem__))
     return [IndexInfo.of_file(path), IndexInfo.of_file(keys)]
 
 
-def _take_samples(sets: Sequence[_Set], ledger: Ledger, renamed: Renamed) -> None:
+def take_samples(sets: Sequence[FinishedSet], ledger: Ledger, renamed: Renamed) -> None:
     """Take over what the ledgers say of single samples, with the new names of their shards."""
     for number, one in enumerate(sets):
-        path = one.folder / WORK / LEDGER_FILE
-        if not path.is_file():
-            continue
+        place = one.place or LocalFolder(one.folder)
         names = {old.name: new.name for each in renamed.values() for old, new in each[number]}
-        for entry in read_ledger(path, without="part_committed"):
-            shard = names.get(str(entry.values.get("shard")))
-            if entry.event in _OF_SAMPLES and shard:
-                ledger.write(entry.event, **{**entry.values, "shard": shard})
+        with contextlib.suppress(AbsentError):
+            for entry in [*ledger_in(place.child(WORK), LEDGER_FILE, without="part_committed")]:
+                shard = names.get(str(entry.values.get("shard")))
+                if entry.event in _OF_SAMPLES and shard:
+                    ledger.write(entry.event, **{**entry.values, "shard": shard})
 
 
-def _manifest(
-    sets: Sequence[_Set],
+def joined_manifest(
+    sets: Sequence[FinishedSet],
     name: str,
     renamed: Renamed,
     index: tuple[IndexInfo, ...],
 ) -> Manifest:
+    """Return the manifest of all sets as one.
+
+    Args:
+        sets: the directories.
+        name: name of the dataset.
+        renamed: their files, as `renamed_in` returns them.
+        index: the files of the new index.
+    """
     first = sets[0].manifest
     new = [info for each in renamed.values() for _, info in itertools.chain(*each)]
     formats = list(first.by_format)

@@ -13,7 +13,7 @@ interrupted run leaves them: the run then makes the damaged ones alone, and join
 Offsets need no source: they are found again in their shard. Files that belong to nothing are moved to
 `.datamat/quarantine/foreign`, not deleted; links leave a note there of where they led.
 
-In a store, whatever is damaged is copied to `.datamat/quarantine/damaged` and deleted: the run misses it, and makes the
+In a store, whatever is damaged is copied to `.datamat/damaged` and deleted: the run misses it, and makes the
 shard again. The copies go once the set is whole; if a shard does not come, its copy gets the name back.
 """
 
@@ -45,7 +45,6 @@ from datamat.directory.manifest import (
 from datamat.directory.publication import finish_publication
 from datamat.directory.sidecars.exporting import export, known_sidecars, sidecar_names
 from datamat.errors import CorruptDataError, OutputError, join_problems
-from datamat.folders import LocalFolder
 from datamat.folders.local import regular_path
 from datamat.formats import Offsets, get_format
 from datamat.plan.changes import find_changes
@@ -72,7 +71,7 @@ if TYPE_CHECKING:
 
 __all__ = ["repair", "repair_without_source"]
 
-_DAMAGED, _FOREIGN = f"{WORK}/quarantine/damaged", f"{WORK}/quarantine/foreign"
+_DAMAGED, _FOREIGN = f"{WORK}/damaged", f"{WORK}/quarantine/foreign"
 _COPY_BYTES = 1 << 20
 _MOST_ROUNDS = 4  # what one round repairs may have hidden more damage from `verify`
 _FILES_OF_WORK = ("lock", "inputs", "ledger.jsonl", "names.json", "sidecars.json")
@@ -85,15 +84,13 @@ def repair(job: Job) -> RunReport:
     from datamat.run.run import work_folder
     from datamat.run.tasks import start
 
-    store, work, logger = job.store, job.work, job.how.logger
-    place: Folder = LocalFolder(job.output) if store is None else store
-    if store is None:
-        _clear_the_way(job)
+    place, work, logger = job.folder, job.work, job.how.logger
+    prepared = _prepared if place.local_path() else _prepared_in_store  # what is damaged is at hand, or is not
+    _clear_the_way(job)
     work_folder(job.output)
-    if store is not None:
-        session_of(job).refuse_if_alive(logger)
-        with locked(work / "lock"):
-            _restore_damaged(store)  # of a repair that was killed
+    session_of(job).refuse_if_alive(logger)
+    with locked(work / "lock"):
+        _restore_damaged(place)  # of a repair that was killed
     report = None
     for _ in range(_MOST_ROUNDS):
         with locked(work / "lock"):
@@ -102,20 +99,18 @@ def repair(job: Job) -> RunReport:
             if report is not None and found.ok:
                 return report
             for problem in found.problems:
-                logger.warning("%s", problem if store is None else f"{store}: {problem}")
-            wanted = _prepared(job, found) if store is None else _prepared_in_store(job, store, found)
+                logger.warning("%s: %s", job.place, problem)
+            wanted = prepared(job, found)
         try:
             report = start(job, mode="repair", wanted=wanted)
         except BaseException:
-            if store is not None:
-                with contextlib.suppress(OutputError), locked(work / "lock"):
-                    _restore_damaged(store)
+            with contextlib.suppress(OutputError), locked(work / "lock"):
+                _restore_damaged(place)
             raise
         if found.ok:
             return report
     found = examine(place, deep=False, recomputed=None)
-    suspects = "memory and disk" if store is None else "memory, network and store"
-    raise OutputError(f"{found}\nstill so after {_MOST_ROUNDS} repairs; test {suspects}")
+    raise OutputError(f"{found}\nstill so after {_MOST_ROUNDS} repairs; test memory, disk and network")
 
 
 def _clear_the_way(job: Job) -> None:
@@ -172,12 +167,11 @@ def _restore_damaged(store: Folder) -> None:
         store.delete(f"{_DAMAGED}/{name}")
 
 
-def _prepared_in_store(job: Job, store: Folder, report: VerifyReport) -> Wanted:
+def _prepared_in_store(job: Job, report: VerifyReport) -> Wanted:
     """Prepare a damaged output in a store for a run that rebuilds what is damaged; while the job is locked.
 
     Args:
         job: the job, whose output is the scratch folder.
-        store: the store.
         report: damage that `verify` found.
 
     Returns:
@@ -186,7 +180,7 @@ def _prepared_in_store(job: Job, store: Folder, report: VerifyReport) -> Wanted:
     Raises:
         OutputError: source or options have changed, so what was damaged cannot come back as it was.
     """
-    damaged = set(report.files)
+    store, damaged = job.folder, set(report.files)
     if MANIFEST_FILE in damaged:
         # What they say is compared with the store by the run, and byte for byte when this is verified again.
         content = store.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES) or b""
@@ -194,7 +188,7 @@ def _prepared_in_store(job: Job, store: Folder, report: VerifyReport) -> Wanted:
         (job.output / MANIFEST_FILE).unlink(missing_ok=True)
         _set_objects_aside(store, {MANIFEST_FILE})
         return NOTHING_WANTED
-    RemoteOutput(store, job.output, job.how.logger).begin()
+    RemoteOutput(store, job.output, job.how.logger).lay_out()
     manifest = Manifest.read(job.output)
     shards = by_shard(manifest.all_files)
     with job.planned() as planned:

@@ -13,7 +13,6 @@ from datamat.directory.keys import RecordKey
 from datamat.directory.manifest import MANIFEST_FILE
 from datamat.directory.verify import Problem, examine
 from datamat.errors import DatamatError, OptionError, SchemaError, Skip
-from datamat.folders import open_folder
 from datamat.readers.preview import draw_drawn
 from datamat.transforms.seeding import global_state_kept
 
@@ -115,9 +114,7 @@ def verify_sample(planned: PlannedJob, share: float, *, deep: bool) -> VerifyRep
         OptionError: the share is not between 0 and 1.
     """
     recomputation = Recomputation(planned, share)
-    store = planned.job.store
-    folder = open_folder(planned.job.output) if store is None else store
-    report = examine(folder, deep=deep, recomputed=recomputation.difference)
+    report = examine(planned.job.folder, deep=deep, recomputed=recomputation.difference)
     missing = [] if MANIFEST_FILE in report.files else recomputation.missing()
     problems = [
         Problem(MANIFEST_FILE, f"row {key!r} of the source is in no record; the next run adds it") for key in missing

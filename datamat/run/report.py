@@ -180,6 +180,8 @@ class RunReport:
         left_aside: number, suffixes and first names of the files of the source that the index has not taken.
         remedies: calls that `str` recommends next.
         timeline: which worker made which part when, and how long each stage took.
+        num_rows_there: rows of the source that were there before rows were appended, and were left alone.
+        num_rows_differing: how many of these are others in the source now.
         failures: the samples that this run skipped or quarantined, in the order in which parts were done; those of
             shards that it left as they were are among `datamat.failures(output)`.
     """
@@ -209,6 +211,8 @@ class RunReport:
     remedies: Remedies = dataclasses.field(default_factory=Remedies)
     timeline: Timeline = dataclasses.field(default_factory=Timeline, compare=False)
     left_aside: str = ""
+    num_rows_there: int = 0
+    num_rows_differing: int = 0
     failures: tuple[Failure, ...] = ()
 
     @property
@@ -285,6 +289,13 @@ class RunReport:
             )
             if number
         ]
+        if self.num_rows_there:
+            differ = (
+                f", of which {self.num_rows_differing:,} are others in the source now"
+                if self.num_rows_differing
+                else ""
+            )
+            remarks.append(f"{count_of(self.num_rows_there, 'row')} were there and stay as they are{differ}")
         return [*remarks, *([", ".join(reused)] if reused else []), *([self.left_aside] if self.left_aside else [])]
 
     @property

@@ -41,11 +41,9 @@ from datamat.directory.manifest import (
     under_name,
     write_entry,
 )
-from datamat.directory.publication import finish_publication, publish_manifest, version_there
-from datamat.directory.sidecars.exporting import sidecar_names, withdraw_sidecars, write_sidecars
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, count_of, join_problems
 from datamat.events import PartDamaged, PlanMade, RunEnded, SampleRecovered, ShardFinished
-from datamat.folders import AbsentError, LocalFolder
+from datamat.folders import AbsentError
 from datamat.options import option
 from datamat.plan.changes import (
     equal_shards,
@@ -59,14 +57,15 @@ from datamat.plan.changes import (
 from datamat.run.dispatch import PartQueue
 from datamat.run.existing import judge_existing, refuse_other_dataset
 from datamat.run.limits import DiskLimit, ErrorLimit
+from datamat.run.outputs import StoredShard
 from datamat.run.publish import write_index_files
 from datamat.run.quarantine import kept_names, release, safe_name
 from datamat.run.receipts import DamagedPartError, Sealed
 from datamat.run.reporting import reporting
-from datamat.run.shards import ShardBuilder, begin_run, remove_waiting, take_over
+from datamat.run.shards import ShardBuilder, begin_run, remove_waiting
 from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, remove_scratch_of_tasks, session_of
 from datamat.run.targets import claim_names, refuse_own_source
-from datamat.run.upload import StoredShard, UploadTask, opened_output
+from datamat.run.upload import opened_output
 from datamat.run.wanted import NOTHING_WANTED, OtherBytesError
 
 if TYPE_CHECKING:
@@ -81,10 +80,10 @@ if TYPE_CHECKING:
     from datamat.plan.changes import ReusedRows
     from datamat.plan.job import Job, PlannedJob
     from datamat.plan.plan import PartSpec, ShardSpec
+    from datamat.run.outputs import LocalOutput, UploadTask
     from datamat.run.receipts import Receipt
     from datamat.run.report import RunReport
     from datamat.run.reporting import RunEvents
-    from datamat.run.upload import RemoteOutput
     from datamat.run.wanted import Wanted
     from datamat.sources.store import RowStore
 
@@ -122,41 +121,38 @@ def run_job(
         session = session_of(job)
         if task is None:
             session.refuse_if_alive(job.how.logger)
-        with opened_output(job) as remote:
-            report = _run_locked(job, mode, remote, session, began, wanted)
-            if remote is not None and session.is_there and report.is_complete:
+        with opened_output(job) as place:
+            report = _run_locked(job, mode, place, session, began, wanted)
+            if report.is_complete:
                 session.take_ledgers(job.work)
         # Once the ledger is uploaded. What tasks have made on a disk is moved by now, whatever this run still lacks.
         if report.is_complete or (session.is_local and task is None):
             session.remove()
-    if job.store is not None and task is None and report.is_complete:
-        remove_scratch_of_tasks(job.output)
+    if report.is_complete:
+        remove_scratch_of_tasks(job)
     return report
 
 
 def _run_locked(
     job: Job,
     mode: Mode,
-    remote: RemoteOutput | None,
+    place: LocalOutput,
     session: TaskSession,
     began: float,
     wanted: Wanted,
 ) -> RunReport:
     how = job.how
-    finish_publication(LocalFolder(job.output))
     session.adopt()
-    seen = version_there(LocalFolder(job.output))
     finished = known_shards(job.output, job.work)
     refuse_other_dataset(job, finished)
     with reporting(job, began=began) as events:
         empty_folder(job.work / "rows")
         planned = job.planned_in(job.work / "rows")
         try:
-            judge_existing(planned, finished)
             if mode != "repair":  # which restores what was there
-                claim_names(planned, *finished, job.store)
-            if remote is not None:
-                remote.adopt(planned.plan, session.made())
+                judge_existing(planned, finished)
+                claim_names(planned, *finished)
+            place.adopt(planned.plan, session.made())
             if mode == "finalize" and (lacking := [change.shard for change in find_changes(planned)]):
                 raise IncompleteRunError(
                     f"{job.place} lacks {count_of(len(lacking), 'shard')} ({join_problems(lacking)}): run the tasks "
@@ -177,7 +173,7 @@ def _run_locked(
                 planned.plan.groups,
             )
         events.emit(PlanMade.of(planned.plan, planned.chosen))
-        return Run(planned, events, remote, mode=mode, seen=seen, wanted=wanted).execute()
+        return Run(planned, events, place, mode=mode, wanted=wanted).execute()
 
 
 class Run:
@@ -186,10 +182,9 @@ class Run:
     Args:
         planned: the job, its rows and its plan.
         events: passes what happens on to ledger, report and hooks.
-        remote: the output in its store, of which `.output` is the scratch folder; None for a local output.
+        place: the output, in its folder or in a store.
         claims: what this task takes, where several share an output, of which `.output` is the task's folder.
         mode: what the run is for.
-        seen: version of the manifest from which the run was planned; "" where there was none.
         wanted: what must come out, of a repair.
     """
 
@@ -197,14 +192,13 @@ class Run:
         self,
         planned: PlannedJob,
         events: RunEvents,
-        remote: RemoteOutput | None = None,
+        place: LocalOutput,
         claims: TaskClaims | None = None,
         *,
         mode: Mode = "make",
-        seen: str = "",
         wanted: Wanted = NOTHING_WANTED,
     ) -> None:
-        self._remote = remote
+        self._place = place
         self._claims = claims
         self._uploads: dict[str, tuple[UploadTask, ShardSpec, ShardFiles, bool]] = {}  # by shard
         self._planned = planned
@@ -228,11 +222,10 @@ class Run:
         self._builders: dict[str, ShardBuilder] = {}  # of the chosen shards, where anything is to be done
         self._in_quarantine = {split: kept_names(job.work, split) for split in planned.plan.splits}
         self._before: Manifest | None = None  # what is published
-        self._seen = seen
         self._is_current = False
         self._finished: dict[str, ShardFiles] = {}
         self._waiting: set[str] = set()  # finished shards whose files have no names yet
-        self._replaces = claims is not None and remote is not None  # where a late task can do no harm
+        self._replaces = place.is_shared  # where a late task can do no harm
         self._damaged: collections.Counter[tuple[str, int]] = collections.Counter()
         self._wanted = wanted
         self._is_repair = mode == "repair"
@@ -246,14 +239,14 @@ class Run:
                 and the policy is "raise".
         """
         self._is_current = self._claims is None and self._is_up_to_date()
-        if self._remote is not None and not self._is_current:
-            self._remote.show_plan(self._plan)
+        if not self._is_current:
+            self._place.show_plan(self._plan)
         if self._claims is not None:
             self._make_claimed(self._claims)
             return self.end(is_complete=False)
         if not self._is_current:
             if self._before is None:
-                self._withdraw()
+                self._place.withdraw_sidecars(self._before, self._logger)
             elif not self._is_repair:
                 run_folder(self._work).mkdir(exist_ok=True)
             self._make()
@@ -313,14 +306,6 @@ class Run:
         """The shards that the published manifest lists, by name."""
         return {} if self._before is None else by_shard(self._before.all_files)
 
-    def _withdraw(self) -> None:
-        """Remove sidecars of the old shards, which are about to change or have changed."""
-        if self._remote is not None:
-            self._remote.fetch_edited(shards=self._listed)
-        withdrawn = withdraw_sidecars(self._output, self._before, self._logger)
-        if self._remote is not None:
-            self._remote.delete(withdrawn)
-
     def _refuse_left_out(self, shards: Sequence[ShardFiles], rows: Sequence[FailedRow] = ()) -> None:
         """Refuse to resume from work that lacks rows, if the policy wants all of them.
 
@@ -354,18 +339,17 @@ class Run:
         self._finished[shard.name] = files
         if self._claims is not None:
             self._events.ledger.sync()  # before the shard counts
-            self._claims.finish(shard.name, StoredShard(files) if self._remote is None else self._remote.stored(files))
+            self._claims.finish(shard.name, self._place.stored(files))
         self._events.emit(ShardFinished.of(shard, files, is_reused=is_reused, is_held=shard.name in self._waiting))
 
     def _set_complete(self, shard: ShardSpec, files: ShardFiles, *, is_reused: bool) -> None:
         """Record a finished shard; for a store, once a worker has uploaded it."""
-        if self._remote is not None:
-            task = self._remote.task(shard.name, files, waits=shard.name in self._waiting)
-            if task is not None:
-                self._uploads[shard.name] = (task, shard, files, is_reused)
-                self._queue.add(task)
-                return
-        self._set_finished(shard, files, is_reused=is_reused)
+        task = self._place.task(shard.name, files, waits=shard.name in self._waiting)
+        if task is None:
+            self._set_finished(shard, files, is_reused=is_reused)
+        else:
+            self._uploads[shard.name] = (task, shard, files, is_reused)
+            self._queue.add(task)
 
     def _stands(self, files: ShardFiles) -> bool:
         """Return True unless rows of this finished shard are tried again."""
@@ -379,8 +363,7 @@ class Run:
                 remove_waiting(waiting, files)
         if not self._is_repair:
             self._take_over()
-        has_others = self._has_others() or (self._remote is not None and self._remote.has_others)
-        self._replaces = self._before is None and has_others
+        self._replaces = self._before is None and (self._has_others() or self._place.has_others)
         self._take_results(self._missing(list(self._builders.values())))
 
     def _take_over(self) -> None:
@@ -391,10 +374,7 @@ class Run:
             renamed = under_name(files, name, planned[name].split)
             if waiting.get(name) == renamed:  # by an earlier run, which was killed
                 continue
-            if self._remote is None:
-                take_over(self._output, files, renamed)
-            else:
-                self._remote.take_over(files, renamed)
+            self._place.take_over(files, renamed)
 
     def _missing(self, builders: Sequence[ShardBuilder]) -> list[PartSpec]:
         """Resume from what earlier runs left of shards; return the parts to make."""
@@ -415,8 +395,7 @@ class Run:
                 match result:
                     case StoredShard():
                         task, shard, files, is_reused = self._uploads.pop(result.name)
-                        assert self._remote is not None
-                        self._remote.settle(task, result)
+                        self._place.settle(task, result)
                         self._set_finished(shard, files, is_reused=is_reused)
                     case Sealed(damaged=DamagedPartError() as error):
                         self._queue.add(self._forgotten(self._builders[result.shard], error))
@@ -473,7 +452,7 @@ class Run:
     @functools.cached_property
     def _manifest_before(self) -> Manifest | None:
         """The manifest of the last finished run, where records of its shards may be reused."""
-        if self._retries and self._remote is None:  # records of shards in a store are not on this machine
+        if self._retries and self._place.holds_shards:
             with contextlib.suppress(AbsentError, CorruptDataError):
                 return Manifest.read(self._output)
         return None
@@ -592,12 +571,10 @@ class Run:
                 "run again"
             )
         for shard in self._plan.shards:  # shards left out by include and exclude may exist from other runs
-            if (
-                shard.name not in self._finished
-                and (files := self._found(self._builder(shard)))
-                and (self._remote is None or self._remote.has(files))
-            ):
-                self._set_finished(shard, files, is_reused=True)
+            if shard.name not in self._finished:
+                files = self._found(self._builder(shard))
+                if files and self._place.has(files):
+                    self._set_finished(shard, files, is_reused=True)
         self._limit.check_end()
         finished = [self._finished[shard.name] for shard in self._plan.shards if shard.name in self._finished]
         check_lock(self._work)
@@ -613,10 +590,7 @@ class Run:
                 self._write_sidecars(self._before)
             else:
                 self._publish_set(finished)
-            if self._remote is not None:
-                self._remote.sweep()
-            for folder in (self._work / "parts", self._work / "shards", run_folder(self._work)):
-                shutil.rmtree(folder, ignore_errors=True)
+            self._place.sweep()
         shutil.rmtree(self._work / "rows", ignore_errors=True)
         return is_complete
 
@@ -631,15 +605,10 @@ class Run:
         visible |= {name for files in entries for info in files for name in (info.file, info.index_file)}
         going = sorted(visible - (manifest.file_names - waiting))
         if going or waiting:
-            self._withdraw()
+            self._place.withdraw_sidecars(self._before, self._logger)
         else:
             self._write_sidecars(manifest)
-        if self._remote is not None:
-            self._remote.publish(manifest, waiting, going)
-        if self._before is None or manifest.render() != self._before.render():
-            place = run_folder(self._work).relative_to(self._output)
-            changed = dataclasses.replace(manifest, moving={name: f"{place}/{name}" for name in waiting})
-            publish_manifest(LocalFolder(self._output), changed, self._seen, going)
+        self._place.publish(manifest, waiting, going)
         if going or waiting:
             self._write_sidecars(manifest)
         if equal := equal_inputs(self._output, self._plan.splits):
@@ -651,12 +620,7 @@ class Run:
                 self._logger.warning("%s", message)
 
     def _write_sidecars(self, manifest: Manifest) -> None:
-        if self._remote is not None:
-            self._remote.fetch_edited(sidecar_names(manifest), shards={info.name for info in manifest.all_files})
-        trusted = self._before
-        write_sidecars(self._output, manifest, self._logger, sidecars=self._job.sidecars, trusted=trusted)
-        if self._remote is not None:
-            self._remote.send_small(manifest)
+        self._place.write_sidecars(manifest, self._logger, self._job.sidecars, self._before)
 
     def _described(self, finished: Sequence[ShardFiles]) -> tuple[Manifest, set[str]]:
         """Write the index files; return the manifest, and the names of its files that wait to be published."""
@@ -688,7 +652,7 @@ class Run:
         """Return the files of a shard that an earlier run finished, published or waiting."""
         if self._replaces:
             builder.unname()
-        if (files := builder.waiting()) and self._remote is None and self._may_have_names(files):
+        if (files := builder.waiting()) and self._place.holds_shards and self._may_have_names(files):
             builder.give_names(files)
         elif files:
             self._waiting.add(builder.spec.name)

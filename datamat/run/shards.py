@@ -415,19 +415,20 @@ class ShardBuilder:
                 (self._output / name).unlink(missing_ok=True)
 
 
-def take_over(output: pathlib.Path, files: ShardFiles, renamed: ShardFiles) -> None:
-    """Have a published shard wait under another name, by hard links where the disk has them.
+def take_over(output: pathlib.Path, files: ShardFiles, renamed: ShardFiles, below: str = "") -> None:
+    """Have a finished shard wait under another name, by hard links where the disk has them.
 
     Args:
-        output: where it is published.
+        output: folder of the set for which it waits.
         files: entries of its files.
         renamed: the same under the other name.
+        below: with what the paths of the files begin in that folder: "", or "FOLDER/".
     """
     folder, waiting = LocalFolder(output), run_folder(output / WORK)
     place = waiting.relative_to(output).as_posix()
     for old, new in zip(files, renamed, strict=True):
-        folder.copy(old.index_file, f"{place}/{new.index_file}")
-        folder.copy(old.file, f"{place}/{new.file}")
+        folder.copy(f"{below}{old.index_file}", f"{place}/{new.index_file}")
+        folder.copy(f"{below}{old.file}", f"{place}/{new.file}")
     fsync_folder(waiting)
     write_entry(waiting, renamed)
 

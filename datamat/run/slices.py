@@ -49,8 +49,8 @@ from datamat.folders.base import each
 from datamat.folders.local import look_anew
 from datamat.plan.digests import changed_digests
 from datamat.run.growing import inputs_of_shard
+from datamat.run.outputs import StoredShard
 from datamat.run.quarantine import QUARANTINE_FOLDER
-from datamat.run.upload import StoredShard
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -124,13 +124,11 @@ class TaskNumber:
         return f"task-{self.index:05d}"
 
 
-def remove_scratch_of_tasks(output: pathlib.Path) -> None:
-    """Remove what tasks of an output in a store, which is complete, have left on this machine, but for live ones.
-
-    Args:
-        output: the scratch folder of a run of its own.
-    """
-    for folder in output.parent.glob(f"{glob.escape(output.name)}-task-*"):
+def remove_scratch_of_tasks(job: Job) -> None:
+    """Remove what tasks of an output in a store, which is complete, have left on this machine, but for live ones."""
+    if job.store is None:
+        return
+    for folder in job.output.parent.glob(f"{glob.escape(job.output.name)}-task-*"):
         with contextlib.suppress(OSError), locked(folder / WORK / "lock"):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -167,7 +165,7 @@ class TaskClaims:
         session: TaskSession,
         work: pathlib.Path,
     ) -> None:
-        self._session = session
+        self.session = session
         self._task = task
         self._work = work
         self._number = 0
@@ -188,12 +186,12 @@ class TaskClaims:
     @property
     def pause_s(self) -> float:
         """Seconds after which to look again, and to call `beat`."""
-        return min(self._session.most_pause_s, self._task.lease_s / _POLLS_PER_LEASE)
+        return min(self.session.most_pause_s, self._task.lease_s / _POLLS_PER_LEASE)
 
     @property
     def is_over(self) -> bool:
         """Whether another task has written the manifest, and removed what the tasks shared."""
-        return self._session.is_over
+        return self.session.is_over
 
     def beat(self) -> None:
         """Show that this task is alive; costs something only when it is time to."""
@@ -202,12 +200,12 @@ class TaskClaims:
             return
         self._beaten_at = now
         self._number += 1
-        self._session.show(self._holder, f"{self._number:020d} process {os.getpid()} on {platform.node()}\n")
+        self.session.show(self._holder, f"{self._number:020d} process {os.getpid()} on {platform.node()}\n")
 
     def close(self) -> None:
         """Let others have at once what this task has taken and not completed."""
-        self._session.leave(self._holder)
-        self._session.remove_late()
+        self.session.leave(self._holder)
+        self.session.remove_late()
         self._beaten_at = -self._task.lease_s  # the next beat takes it back
 
     def take(self) -> ShardSpec | None:
@@ -223,7 +221,7 @@ class TaskClaims:
                     return shard
                 break
             self._num_leased += 1
-        self._leases, heartbeats = self._latest(), self._session.heartbeats()
+        self._leases, heartbeats = self._latest(), self.session.heartbeats()
         done = self._done()  # after the heartbeats: who has left has noted before what is done
         for shard in self._shards:
             self.beat()
@@ -238,7 +236,7 @@ class TaskClaims:
             shard: name of the shard.
             stored: its files, in the folder of this task or in the bucket.
         """
-        self._session.finish(shard, self._task.name, stored, self._work)
+        self.session.finish(shard, self._task.name, stored, self._work)
 
     @property
     def are_all_done(self) -> bool:
@@ -255,11 +253,11 @@ class TaskClaims:
         self._leases = self._latest()
         if _END in self._mine:
             # By its name: one that is not listed yet counts, too. Its holder goes on from where this one was.
-            if not self._session.text(f"leases/{_END}.{self._end + 1:05d}"):
+            if not self.session.text(f"leases/{_END}.{self._end + 1:05d}"):
                 return True
             self._mine.discard(_END)
             self._leases[_END] = max(self._leases.get(_END, 0), self._end + 1)
-        if not self._takes(_END, self._session.heartbeats()):
+        if not self._takes(_END, self.session.heartbeats()):
             return False
         self._end = self._leases[_END]
         return True
@@ -282,12 +280,12 @@ class TaskClaims:
             thread.join()
 
     def _done(self) -> set[str]:
-        return {name.removesuffix(".json") for name in self._session.names("done")}
+        return {name.removesuffix(".json") for name in self.session.names("done")}
 
     def _latest(self) -> dict[str, int]:
         """Return the last generation of each lease."""
         found: dict[str, int] = {}
-        for name in self._session.names("leases"):
+        for name in self.session.names("leases"):
             shard, _, number = name.rpartition(".")
             found[shard] = max(found.get(shard, 0), int(number))
         return found
@@ -300,11 +298,11 @@ class TaskClaims:
         if not self._is_free(lease, heartbeats) or not self._creates(name, self._leases[name] + 1):
             return False
         if (holder := self._holders.get(lease, "").strip()) not in {"", self._holder}:
-            self._session.leave(holder)  # its other leases are free, too, and nobody takes it for alive
+            self.session.leave(holder)  # its other leases are free, too, and nobody takes it for alive
         return True
 
     def _creates(self, name: str, generation: int) -> bool:
-        if not self._session.create(f"leases/{name}.{generation:05d}", f"{self._holder}\n"):
+        if not self.session.create(f"leases/{name}.{generation:05d}", f"{self._holder}\n"):
             return False
         self._leases[name] = generation
         self._mine.add(name)
@@ -312,7 +310,7 @@ class TaskClaims:
 
     def _is_free(self, lease: str, heartbeats: Mapping[str, str]) -> bool:
         """Return True if the holder of a lease has left, or has shown no heartbeat for long enough."""
-        holder = self._holders.get(lease) or self._session.text(f"leases/{lease}")
+        holder = self._holders.get(lease) or self.session.text(f"leases/{lease}")
         if holder.endswith("\n"):
             self._holders[lease] = holder
         if holder.strip() == self._holder:  # the process before this one: the lock of our folder was free
@@ -337,7 +335,7 @@ def _is_begun(work: pathlib.Path, shard: str) -> bool:
 
 def session_of(job: Job) -> TaskSession:
     """Return what the tasks of a job share."""
-    return TaskSession(LocalFolder(job.output) if job.store is None else job.store)
+    return TaskSession(job.folder)
 
 
 class TaskSession:
@@ -373,11 +371,13 @@ class TaskSession:
             ) from error
 
     def check(self) -> None:
-        """Refuse a place that grants a name to more than one: some stores take a condition, and ignore it.
+        """Refuse a store that grants a name to more than one: some take a condition, and ignore it.
 
         Raises:
             OptionError: it does, or is not known not to.
         """
+        if self.is_local:
+            return
         if "create" in self._output.keeps and not self._output.is_private:
             with contextlib.suppress(UnsupportedError):
                 for _ in range(_PROBES):  # if another deletes it in between, it seems to be granted twice
@@ -469,8 +469,7 @@ class TaskSession:
 
     def finish(self, shard: str, task: str, stored: StoredShard, work: pathlib.Path) -> None:
         """Note that a shard is complete, unless another task was first."""
-        if not self.is_local:
-            self.send_ledger(work)  # before the shard counts
+        self.send_ledger(work)  # before the shard counts
         with contextlib.suppress(ExistsError):
             self._output.write(
                 self._of(f"done/{shard}.json"), render_json({"task": task, **stored.to_json()}), "create"
@@ -580,6 +579,8 @@ class TaskSession:
 
     def send_ledger(self, work: pathlib.Path) -> None:
         """Upload what the ledger of a task has got since the last time: its scratch folder may be lost."""
+        if self.is_local:
+            return
         scratch = LocalFolder(work)
         begin = int(scratch.read_if_there(_LEDGER_SENT, _MOST_TEXT_BYTES) or b"0")
         with contextlib.suppress(FileNotFoundError), open(work / LEDGER_FILE, "rb") as file:
@@ -591,7 +592,9 @@ class TaskSession:
                 scratch.write(_LEDGER_SENT, str(begin + len(piece)).encode())
 
     def take_ledgers(self, work: pathlib.Path) -> None:
-        """Put the ledger that the output had, and what other tasks have uploaded of theirs, before that of this run."""
+        """Put the ledger that a store had, and what other tasks have uploaded of theirs, before that of this run."""
+        if self.is_local or not self.is_there:
+            return
         mine = (work / LEDGER_FILE).read_bytes()
         before = self._output.read_if_there(f"{WORK}/{LEDGER_FILE}", _MOST_BYTES) or b""
         sent = self._contents("ledgers")
@@ -604,12 +607,17 @@ class TaskSession:
             LocalFolder(work).write(LEDGER_FILE, b"".join([*pieces, mine]))
 
     def remove_late(self) -> None:
-        """Remove what a task has written on a disk after another had removed what all shared."""
-        if self._path is not None and self.is_over:
-            folder = slices_folder(self._path / WORK)
+        """Remove what a task has written after another had removed what all shared."""
+        if not self.is_over:
+            return
+        if self._path is None:
+            self.remove()
+            return
+        folder = slices_folder(self._path / WORK)
+        if self._plan:
             shutil.rmtree(folder / self._plan["session"], ignore_errors=True)
-            with contextlib.suppress(OSError):  # it is gone, or tasks have begun again
-                folder.rmdir()
+        with contextlib.suppress(OSError):  # it is gone, or tasks have begun again
+            folder.rmdir()
 
     def remove(self) -> None:
         """Remove what tasks shared, the plan first, by which they see that all is done; and what earlier ones left."""

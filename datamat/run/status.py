@@ -24,25 +24,24 @@ import itertools
 import os
 import pathlib
 import platform
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from datamat.directory.counts import Counts
 from datamat.directory.display import Table, render_html
 from datamat.directory.failures import Failure, failures_in
-from datamat.directory.files import WORK, lock_holder, parse_json, printable, read_json
+from datamat.directory.files import WORK, lock_holder, parse_json, printable
 from datamat.directory.keys import ShardName
-from datamat.directory.ledger import LEDGER_FILE, LedgerEntry, ledger_in, parse_ledger, read_ledger
+from datamat.directory.ledger import LEDGER_FILE, LedgerEntry, ledger_in, parse_ledger
 from datamat.directory.manifest import (
     MANIFEST_FILE,
-    MOST_MANIFEST_BYTES,
     Manifest,
     ShardFiles,
     ShardInfo,
     by_shard,
     counts_of,
     refuse_file,
-    run_folder,
 )
 from datamat.errors import CorruptDataError, count_of, join_problems
 from datamat.folders import AbsentError, LocalFolder, open_folder
@@ -56,12 +55,10 @@ from datamat.plan.changes import (
     find_loss,
     known_shards,
     parse_snapshot,
-    read_snapshot,
-    waiting_shards,
 )
-from datamat.run.receipts import Receipt, part_folder
+from datamat.run.receipts import Receipt
 from datamat.run.report import describe_dropped
-from datamat.run.slices import TaskSession, slices_folder
+from datamat.run.slices import TaskSession
 from datamat.run.upload import scratch_folder
 from datamat.values import frozen
 
@@ -74,7 +71,10 @@ __all__ = ["Done", "State", "Status", "compared_status", "output_status", "statu
 
 State = Literal["empty", "running", "unfinished", "complete", "damaged"]
 _LAST_EVENTS = 3
-_MOST_BYTES = 1 << 28  # of a small object
+_ENTRY = re.compile(r"(shards|run-\d+)/(?!plan\.json$)[^/]+\.json$")
+_BEGUN = re.compile(r"run-|append/|rows/plan\.json$")
+_LEDGER_OF_TASK = re.compile(rf"slices/(.*/)?(ledgers/|{re.escape(LEDGER_FILE)}$)")
+_MOST_BYTES = 1 << 28  # of a small file
 _TAIL_BYTES = 4 << 20  # of a ledger
 _ENDS = {"run_finished", "run_failed", "interrupted", "deadline_reached", "disk_reached"}
 
@@ -224,62 +224,19 @@ def status(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] |
     """
     folder = open_folder(path, storage_options)
     refuse_file(folder)
-    here = folder.local_path()
-    return _StoredOutput(folder).status() if here is None else folder_status(here)
-
-
-def folder_status(
-    path: str | os.PathLike[str], planned: Sequence[PlannedShard] | None = None, *, store: Folder | None = None
-) -> Status:
-    """Return how far an output in a folder is, as `status` does.
-
-    Args:
-        path: the folder.
-        planned: the planned shards, for an unfinished run that left no plan.
-        store: where the shards go, if the folder is a scratch folder: tasks that share the output meet there.
-    """
-    output = pathlib.Path(path)
-    work = output / WORK
-    events, note = _last_run(read_ledger(work / LEDGER_FILE, without="part_committed"))
-    tasks, shared = TaskSession(LocalFolder(output) if store is None else store).tasks()
-    holder = lock_holder(work / "lock") or next((holder for _, holder, _ in tasks if holder), "")
-    state: State = "unfinished"
-    if holder or not tasks:
-        state, note = _state(output, work, holder, note)
-    place = output if store is None else str(store)
-    _, known = known_shards(output, work)
-    planned = read_snapshot(work / "rows") or planned
-    if planned is None or state not in {"running", "unfinished"}:
-        planned = None
-        there: list[ShardFiles | Receipt] = [*{**known, **shared}.values()]
-    else:
-        ready = {**waiting_shards(work, planned), **shared}
-        there = [
-            made
-            for shard in planned
-            for made in ([ready[shard.name]] if shard.name in ready else _made(output, work, shard, known))
-        ]
-    of_tasks = sorted(slices_folder(work).glob(f"task-*/{WORK}/{LEDGER_FILE}"))
-    folders = [work, *(path.parent for path in of_tasks)]
-    return Status(
-        place,
-        state,
-        holder,
-        done=Done.of(there),
-        num_shards=None if planned is None else len(planned),
-        num_rows=None if planned is None else sum(shard.num_rows for shard in planned),
-        events=events,
-        note=note,
-        tasks=tasks,
-        failures=_failures_of(there, [(LocalFolder(folder), LEDGER_FILE) for folder in folders]),
-    )
+    return _Output(folder).status()
 
 
 def output_status(job: Job, planned: Sequence[PlannedShard] | None = None) -> Status:
-    """Return how far the output of a job is, as `status` does; `planned` is as for `folder_status`."""
-    if job.store is None or lock_holder(job.work / "lock"):  # whoever is at work here knows more than the store
-        return folder_status(job.output, planned, store=job.store)
-    return _StoredOutput(job.store).status(planned)
+    """Return how far the output of a job is, as `status` does.
+
+    Args:
+        job: the job.
+        planned: the planned shards, for an unfinished run that left no plan.
+    """
+    if lock_holder(job.work / "lock"):  # whoever is at work here knows more than the store
+        return _Output(LocalFolder(job.output), job.folder).status(planned)
+    return _Output(job.folder).status(planned)
 
 
 def compared_status(planned: PlannedJob) -> Status:
@@ -306,68 +263,50 @@ def compared_status(planned: PlannedJob) -> Status:
     )
 
 
-def _state(output: pathlib.Path, work: pathlib.Path, holder: str, note: str) -> tuple[State, str]:
-    if holder:
-        return "running", note
-    try:
-        Manifest.read(output)
-    except AbsentError:
-        return ("unfinished" if work.is_dir() else "empty"), note
-    except CorruptDataError as error:
-        return "damaged", str(error)
-    return ("unfinished" if run_folder(work).exists() else "complete"), note
-
-
-# ---------------------------------------------------------------- outputs in a store
-
-
-class _StoredOutput:
-    """What a store has of an output.
+class _Output:
+    """What the files of an output say.
 
     Args:
         root: the folder.
+        shared: where its tasks meet: the store, if the folder is the scratch folder of one.
     """
 
-    def __init__(self, root: Folder) -> None:
+    def __init__(self, root: Folder, shared: Folder | None = None) -> None:
         self._root = root
+        self._shared = shared or root
         self._work = root.child(WORK)
         self._names = root.list(WORK, deep=True)  # None of a web server, which has nothing but finished datasets
-        # Who began a run last, and its plan.
-        marks = [name for name in self._names or () if name.startswith("run-") and name.endswith("/plan.json")]
-        (mark,) = self._contents(marks[-1:]) or [None]
-        self._mark: dict[str, Any] = mark if isinstance(mark, dict) else {}
+        # The plan of the run that is not finished; in a store, who began one last, and its plan.
+        begun = [name for name in self._names or () if name.startswith("run-") and name.endswith("/plan.json")]
+        marks = begun[-1:] or [name for name in self._names or () if name == "rows/plan.json"]
+        (mark,) = self._contents(marks) or [None]
+        self._mark: dict[str, Any] = mark if isinstance(mark, dict) else {"shards": mark}
 
     def status(self, planned: Sequence[PlannedShard] | None = None) -> Status:
-        """Return how far it is; `planned` as for `folder_status`."""
-        content, damage = self._root.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES), ""
-        visible: Manifest | None = None
-        try:
-            visible = None if content is None else Manifest.parse(content, self._root.place(MANIFEST_FILE))
-        except CorruptDataError as error:
-            damage = str(error)
+        """Return how far it is; `planned` as for `output_status`."""
+        visible, damage = self._visible()
         before = {} if visible is None else by_shard(visible.all_files)
-        tasks, shared = ((), {}) if self._names is None else TaskSession(self._root).tasks()
-        made = {**self._entries(), **shared}
-        made = {name: files for name, files in made.items() if files != before.get(name)}
+        tasks, shared = ((), {}) if self._names is None else TaskSession(self._shared).tasks()
+        made = {name: files for name, files in {**self._entries(), **shared}.items() if files != before.get(name)}
         holder = self._holder() or next((holder for _, holder, _ in tasks if holder), "")
         events, problem = self._last_run()
         state: State = "running" if holder else "unfinished"
-        if not holder and (damage or not (made or tasks)):
-            begun: State = "unfinished" if self._names or self._mark else "empty"
+        if not holder and (damage or not (made or tasks or self._is_begun)):
+            begun: State = "unfinished" if self._names else "empty"
             state = "damaged" if damage else "complete" if visible is not None else begun
-        notes, there = [damage or problem], list(before.values())
+        notes = [damage or problem]
+        there: list[ShardFiles | Receipt] = [*before.values()]
         if state in {"running", "unfinished"}:
             notes.append("" if holder else self._who_began(events))
             planned = parse_snapshot(self._mark.get("shards")) or planned
-            there = list({**before, **made}.values())
+            there = [*{**before, **made}.values()]
         else:
             planned = None
         if planned is not None:
-            of_plan = [(shard, made.get(shard.name, before.get(shard.name, ()))) for shard in planned]
-            there = [files for shard, files in of_plan if files and files[0].fingerprint == shard.fingerprint]
-        of_tasks = [name for name in self._names or () if name.startswith("slices/") and "/ledgers/" in name]
+            there = self._made_of(planned, made, before)
+        of_tasks = [name for name in self._names or () if _LEDGER_OF_TASK.match(name)]
         return Status(
-            str(self._root),
+            self._shared.local_path() or str(self._shared),
             state,
             holder,
             done=Done.of(there),
@@ -379,37 +318,84 @@ class _StoredOutput:
             failures=_failures_of(there, [(self._work, name) for name in (LEDGER_FILE, *sorted(of_tasks))]),
         )
 
-    # ------------------------------------------------------------ objects
+    def _visible(self) -> tuple[Manifest | None, str]:
+        """Return the manifest as far as it can be read, and what is wrong with it."""
+        try:
+            return Manifest.read(self._root), ""
+        except AbsentError:
+            return None, ""
+        except CorruptDataError as error:
+            with contextlib.suppress(CorruptDataError):
+                return Manifest.read(self._root, strict=False), str(error)
+            return None, str(error)
+
+    @property
+    def _is_begun(self) -> bool:
+        """Whether a run has begun that would change what is published, and has not published it."""
+        return any(_BEGUN.match(name) for name in self._names or ())
+
+    # ------------------------------------------------------------ files
 
     def _contents(self, names: Sequence[str]) -> list[Any]:
-        """Return the values of JSON objects in `.datamat`; of those that are gone, or damaged, None."""
+        """Return the values of JSON files in `.datamat`; of those that are gone, or damaged, None."""
 
         def content(name: str) -> Any:
-            found = self._work.read_if_there(name, _MOST_BYTES)
             with contextlib.suppress(ValueError):
+                found = self._work.read_if_there(name, _MOST_BYTES)
                 return None if found is None else parse_json(found, self._work.place(name))
             return None
 
         return each(content, names)
 
     def _entries(self) -> dict[str, ShardFiles]:
-        """Return the shards that are in the store, and that no manifest lists yet, by name."""
+        """Return the finished shards of a run that has not published them, by name."""
         found: dict[str, ShardFiles] = {}
-        names = [name for name in self._names or () if name.startswith("run-") and name.endswith(".json")]
-        for value in self._contents([name for name in names if not name.endswith("/plan.json")]):
+        for value in self._contents([name for name in self._names or () if _ENTRY.match(name)]):
             with contextlib.suppress(ValueError, TypeError, LookupError):
                 files = tuple(ShardInfo.from_json(info) for info in value["files"])
                 found[files[0].name] = files
         return found
 
+    def _made_of(
+        self,
+        planned: Sequence[PlannedShard],
+        made: Mapping[str, ShardFiles],
+        before: Mapping[str, ShardFiles],
+    ) -> list[ShardFiles | Receipt]:
+        """Return what is finished of planned shards: all of one, or some of its parts."""
+        there: list[ShardFiles | Receipt] = []
+        visible = self._root.list() or ()
+        receipts = [name for name in self._names or () if name.startswith("parts/") and name.endswith(".json")]
+        parts: dict[str, list[Receipt]] = {}
+        for value in self._contents(receipts):
+            with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):  # incomplete
+                receipt = Receipt.from_json(value)
+                parts.setdefault(receipt.shard, []).append(receipt)
+        for shard in planned:
+            files = made.get(shard.name) or before.get(shard.name, ())
+            is_there = files is not before.get(shard.name) or all(info.file in visible for info in files)
+            if files and is_there and all(info.fingerprint == shard.fingerprint for info in files):
+                there.append(files)
+            else:
+                there += [one for one in parts.get(shard.name, ()) if one.fingerprint == shard.fingerprint]
+        return there
+
     def _last_run(self) -> tuple[tuple[LedgerEntry, ...], str]:
-        there = self._work.stat(LEDGER_FILE)
-        if there is None:
-            return (), ""
-        start = max(there.num_bytes - _TAIL_BYTES, 0)
-        content = self._work.read_range(LEDGER_FILE, start, there.num_bytes).content
-        content = content.partition(b"\n")[2] if start else content  # from the beginning of a line on
-        return _last_run(parse_ledger(io.BytesIO(content), self._work.place(LEDGER_FILE), without="part_committed"))
+        """Return the first and the last lines that the last run wrote to the ledger, and what is wrong with it."""
+        try:
+            there = self._work.stat(LEDGER_FILE)
+            num_bytes = 0 if there is None else there.num_bytes
+            for start in (max(num_bytes - _TAIL_BYTES, 0), 0):
+                content = self._work.read_range(LEDGER_FILE, start, num_bytes).content if num_bytes else b""
+                content = content.partition(b"\n")[2] if start else content  # from the beginning of a line on
+                events, problem = _last_run(
+                    parse_ledger(io.BytesIO(content), self._work.place(LEDGER_FILE), without="part_committed")
+                )
+                if events or problem:
+                    return events, problem
+        except OSError as error:
+            return (), str(error)
+        return (), ""
 
     def _others(self) -> str:
         """Return what else is there, if there is no dataset."""
@@ -418,43 +404,26 @@ class _StoredOutput:
             return f"{self._root} has no {MANIFEST_FILE}, and web servers list nothing else"
         names = [*files] or [*dict.fromkeys(f"{name.partition('/')[0]}/" for name in self._root.list(deep=True) or ())]
         return (
-            f"it holds {join_problems(names)}"
-            if names
-            else "the store has nothing there: correct the URL, or run the job"
+            f"it holds {join_problems(names)}" if names else "there is nothing: correct the path or URL, or run the job"
         )
 
     # ------------------------------------------------------------ who writes
 
     def _holder(self) -> str:
-        """Return the process of this host that is at work; "" where there is none, or it is not known."""
-        if self._names is None or self._mark.get("host") != platform.node():
-            return ""
-        return lock_holder(scratch_folder(self._root, None) / WORK / "lock")
+        """Return the process that is at work; of an output in a store, if that is on this host, else ""."""
+        here = self._root.local_path()
+        if here is None and self._mark.get("host") == platform.node():
+            here = scratch_folder(self._root, None)
+        return "" if here is None else lock_holder(here / WORK / "lock")
 
     def _who_began(self, events: Sequence[LedgerEntry]) -> str:
-        """Return who began to write last; "" if its end is in the ledger."""
+        """Return who began to write to a store last; "" if its end is in the ledger."""
         mark = self._mark
         ended = dict(events[0].values) if events and events[-1].event in _ENDS else {}
-        if not mark or (ended.get("host"), ended.get("pid")) == (mark.get("host"), mark.get("pid")):
+        if "pid" not in mark or (ended.get("host"), ended.get("pid")) == (mark.get("host"), mark.get("pid")):
             return ""
         who = f"process {mark.get('pid')} on {mark.get('host')}"
         return f"{who} began to write there last: whether it is still at work, a store does not show"
-
-
-def _made(
-    output: pathlib.Path, work: pathlib.Path, shard: PlannedShard, known: Mapping[str, ShardFiles]
-) -> list[ShardFiles] | list[Receipt]:
-    """Return what is finished of a planned shard: all of it, or some of its parts."""
-    files = known.get(shard.name, ())
-    if files and all(info.fingerprint == shard.fingerprint and (output / info.file).is_file() for info in files):
-        return [files]
-    found = []
-    for path in part_folder(work, shard.name).glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # gone, or incomplete
-            receipt = Receipt.from_json(read_json(path))
-            if receipt.fingerprint == shard.fingerprint:
-                found.append(receipt)
-    return found
 
 
 def _failures_of(there: Iterable[ShardFiles | Receipt], ledgers: Iterable[tuple[Folder, str]]) -> tuple[Failure, ...]:
@@ -477,7 +446,7 @@ def _entries(folder: Folder, ledger: str) -> Iterator[LedgerEntry]:
 
 
 def _last_run(entries: Iterable[LedgerEntry]) -> tuple[tuple[LedgerEntry, ...], str]:
-    """Return the first and the last lines that the last run wrote to the ledger, and what is wrong with it."""
+    """Return the first and the last entries of the last run, and what is wrong with the ledger."""
     first: LedgerEntry | None = None
     last: collections.deque[LedgerEntry] = collections.deque(maxlen=_LAST_EVENTS)
     note = ""
@@ -488,9 +457,7 @@ def _last_run(entries: Iterable[LedgerEntry]) -> tuple[tuple[LedgerEntry, ...], 
                 last.clear()
             else:
                 last.append(entry)
-    except FileNotFoundError:
-        pass
-    except (OSError, CorruptDataError) as error:
+    except CorruptDataError as error:
         note = str(error)
     return (() if first is None else (first, *last)), note
 

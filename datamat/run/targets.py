@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from datamat.directory.files import WORK, commit_json, read_json, render_json
+from datamat.directory.files import WORK, render_json
 from datamat.directory.manifest import (
     INDEX_FOLDER,
     MANIFEST_FILE,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["claim_names", "foreign_names", "refuse_own_source", "series_of"]
 
-_RECORD = "names.json"
+_RECORD = f"{WORK}/names.json"
 _NUMBER = re.compile(r"-\d{5}(?=-of-\d{5}\.)")
 
 
@@ -86,16 +86,13 @@ def _known_series(manifest: Manifest | None, shards: Iterable[ShardFiles]) -> se
     return found
 
 
-def claim_names(
-    planned: PlannedJob, manifest: Manifest | None, known: Mapping[str, ShardFiles], store: Folder | None
-) -> None:
+def claim_names(planned: PlannedJob, manifest: Manifest | None, known: Mapping[str, ShardFiles]) -> None:
     """Refuse an output in which somebody else has a name that a run will give; else record the names as datamat's.
 
     Args:
-        planned: the job, whose output is on this machine, and its plan.
+        planned: the job and its plan.
         manifest: manifest of the output, or of what was there before the run that is under way; None if none is.
         known: finished shards by name.
-        store: where the output is, if that is only a scratch folder; None for an output on a disk.
 
     Raises:
         OutputError: there are such names; or rows name input files in the output.
@@ -103,19 +100,14 @@ def claim_names(
     job = planned.job
     wanted = _planned_series(planned.plan, [made.extension for made in job.formats])
     ours = _known_series(manifest, known.values())
-    if store is None:
-        _refuse_inputs_in(job.output, planned)
+    _refuse_inputs_in(job.output, planned)
     if wanted <= ours:
         return
-    record = _read_record(job.work, store)
+    record = _read_record(job.folder)
     ours |= record
     if not wanted <= ours:
-        listing = (
-            _names_in(job.output)
-            if store is None
-            else [name for name in store.list(deep=True) or () if name[:1] != "."]
-        )
-        if manifest is None and store is None and MANIFEST_FILE in listing:
+        listing = _names_in(job.folder)
+        if manifest is None and MANIFEST_FILE in listing:
             ours |= _series_of_damaged(job.output)
         if foreign := foreign_names(wanted, listing, ours):
             raise OutputError(
@@ -123,7 +115,7 @@ def claim_names(
                 "would overwrite; move such files away, or give another output or name"
             )
     if not wanted <= record:
-        _write_record(job.work, store, record | wanted)
+        job.folder.write(_RECORD, render_json(sorted(record | wanted)))
 
 
 def _series_of_damaged(output: pathlib.Path) -> set[str]:
@@ -137,29 +129,19 @@ def _series_of_damaged(output: pathlib.Path) -> set[str]:
     return _known_series(None, [(info,) for info in salvaged_shards(output)]) | {MANIFEST_FILE}
 
 
-def _names_in(output: pathlib.Path) -> list[str]:
-    """Return the names in a folder and those in its `_index`."""
-    index = output / INDEX_FOLDER
-    return os.listdir(output) + [f"{INDEX_FOLDER}/{name}" for name in (os.listdir(index) if index.is_dir() else ())]
+def _names_in(folder: Folder) -> list[str]:
+    """Return the names in a folder and those in its `_index`; on a disk, those of folders, too."""
+    if (here := folder.local_path()) is None:
+        return [name for name in folder.list(deep=True) or () if name[:1] != "."]
+    index = here / INDEX_FOLDER
+    return os.listdir(here) + [f"{INDEX_FOLDER}/{name}" for name in (os.listdir(index) if index.is_dir() else ())]
 
 
-def _read_record(work: pathlib.Path, store: Folder | None) -> set[str]:
+def _read_record(folder: Folder) -> set[str]:
     try:
-        if store is None:
-            found = read_json(work / _RECORD)
-        else:
-            found = json.loads(store.read_if_there(f"{WORK}/{_RECORD}", MOST_MANIFEST_BYTES) or b"[]")
-    except (FileNotFoundError, ValueError):
+        return set(map(str, json.loads(folder.read_if_there(_RECORD, MOST_MANIFEST_BYTES) or b"[]")))
+    except ValueError:
         return set()
-    return set(map(str, found))
-
-
-def _write_record(work: pathlib.Path, store: Folder | None, series: Collection[str]) -> None:
-    if store is None:
-        rows = work / "rows"  # which is emptied: what a kill leaves there goes
-        commit_json(work / _RECORD, sorted(series), through=rows if rows.is_dir() else None)
-    else:
-        store.write(f"{WORK}/{_RECORD}", render_json(sorted(series)))
 
 
 # ---------------------------------------------------------------- the source of a run, and its output
@@ -172,8 +154,8 @@ def refuse_own_source(job: Job) -> None:
         OutputError: names both.
     """
     for source in _source_places(job):
-        if job.store is not None or "://" in source:
-            is_inside = job.store is not None and f"{source.rstrip('/')}/".startswith(f"{job.store}/")
+        if "://" in f"{source} {job.place}":
+            is_inside = f"{source.rstrip('/')}/".startswith(f"{job.place}/")
         else:
             is_inside = _is_below(source, os.path.realpath(job.output))
         if is_inside:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import shutil
 import time
 from typing import TYPE_CHECKING
@@ -19,15 +20,10 @@ from datamat.directory.files import (
     lock_holder,
     locked,
 )
-from datamat.directory.manifest import (
-    MANIFEST_FILE,
-    MOST_MANIFEST_BYTES,
-    Manifest,
-)
+from datamat.directory.manifest import Manifest
 from datamat.directory.publication import finish_publication
 from datamat.errors import CorruptDataError, OutputError, OutputLockedError, SampleError, fold, require_package
 from datamat.events import PlanMade, RunEnded
-from datamat.folders import LocalFolder
 from datamat.folders.local import look_anew
 from datamat.parallel.byvalue import run_top_level_once
 from datamat.parallel.tasks import warned_once
@@ -37,6 +33,7 @@ from datamat.plan.changes import (
     write_snapshot,
 )
 from datamat.plan.inputs import InputFiles
+from datamat.run.append import append
 from datamat.run.existing import judge_existing, refuse_other_dataset
 from datamat.run.limits import interrupted, signals_raised
 from datamat.run.reporting import reporting
@@ -48,6 +45,7 @@ from datamat.run.slices import (
     TaskSession,
     remove_scratch_of_tasks,
     session_of,
+    slices_folder,
     task_folder,
 )
 from datamat.run.targets import claim_names, refuse_own_source
@@ -56,10 +54,10 @@ from datamat.run.wanted import NOTHING_WANTED
 
 if TYPE_CHECKING:
     from datamat.plan.job import Job, PlannedJob
+    from datamat.run.outputs import LocalOutput
     from datamat.run.report import RunReport
     from datamat.run.reporting import RunEvents
     from datamat.run.run import Mode
-    from datamat.run.upload import RemoteOutput
     from datamat.run.wanted import Wanted
 
 
@@ -83,8 +81,10 @@ def start(job: Job, *, mode: Mode = "make", lease_s: float = LEASE_S, wanted: Wa
     with warned_once(), signals_raised():
         try:
             if how.task_index is None or how.num_tasks is None:
-                return run_job(job, mode=mode, wanted=wanted)
-            return _run_task(job, TaskNumber(how.task_index, how.num_tasks, lease_s))
+                run = functools.partial(run_job, mode=mode, wanted=wanted)
+            else:
+                run = functools.partial(_run_task, task=TaskNumber(how.task_index, how.num_tasks, lease_s))
+            return append(job, run) if how.existing == "append" else run(job)
         except SampleError as error:
             fold(error)
             raise error.with_traceback(None)  # noqa: B904 -- it is the same error
@@ -94,33 +94,28 @@ def start(job: Job, *, mode: Mode = "make", lease_s: float = LEASE_S, wanted: Wa
             ) from None
 
 
-def _run_task(shared: Job, task: TaskNumber) -> RunReport:
+def _run_task(job: Job, task: TaskNumber) -> RunReport:
     """Do the share of one of several tasks that make one output together; see `slices`.
 
     Args:
-        shared: the job of the whole output.
+        job: the job of the whole output.
         task: which of the tasks this is.
 
     Raises:
         OutputLockedError: a run of its own, or a process of the same number, is at work.
         OutputError: tasks of another definition are at work; or as `run_job` does.
     """
-    refuse_own_source(shared)
-    if shared.store is not None:
-        if holder := lock_holder(shared.work / "lock"):
-            raise _not_shared(shared, holder)
-        name = f"{shared.output.name}-{task.name}"
-        own = dataclasses.replace(shared, output=shared.output.with_name(name))
-        report = _BucketTask(own, own, task).run()  # its scratch folder knows most of the store
-        if report.is_complete:
-            remove_scratch_of_tasks(shared.output)
-        return report
-    own = dataclasses.replace(shared, output=task_folder(shared.work, task))
+    refuse_own_source(job)
+    session_of(job).check()
+    if job.store is None:
+        shared, own = job, dataclasses.replace(job, output=task_folder(job.work, task))
+    else:  # the scratch folder of the task knows what the store has
+        shared = own = dataclasses.replace(job, output=job.output.with_name(f"{job.output.name}-{task.name}"))
     while True:
-        _wait_for_others(shared)
+        _wait_for_others(job)
         attempt = _Task(shared, own, task)
         try:
-            return attempt.run()
+            report = attempt.run()
         except OSError as error:  # OutputError is one
             if (
                 isinstance(error, OutputLockedError)
@@ -129,23 +124,23 @@ def _run_task(shared: Job, task: TaskNumber) -> RunReport:
                 or not shared.output.exists()
             ):
                 raise  # else another has written the manifest, and removed the folder of this one
+            continue
+        if report.is_complete:
+            remove_scratch_of_tasks(job)
+        return report
 
 
-def _not_shared(shared: Job, holder: str) -> OutputLockedError:
-    return OutputLockedError(
-        f"{shared.place} is being written by {holder}, which shares it with nobody; wait for it, or give another output"
-    )
-
-
-def _wait_for_others(shared: Job) -> None:
+def _wait_for_others(job: Job) -> None:
     """Wait while a task of the same output writes the manifest."""
-    work_folder(shared.output)
-    while holder := lock_holder(shared.work / "lock"):
-        if not session_of(shared).is_there:
+    while holder := lock_holder(job.work / "lock"):
+        if not session_of(job).is_there:
             time.sleep(_MOMENT_S)  # it may have come to its end
-            if lock_holder(shared.work / "lock") and not session_of(shared).is_there:
-                raise _not_shared(shared, holder)
-        if shared.how.deadline.has_come:
+            if lock_holder(job.work / "lock") and not session_of(job).is_there:
+                raise OutputLockedError(
+                    f"{job.place} is being written by {holder}, which shares it with nobody; wait for it, or give "
+                    "another output"
+                )
+        if job.how.deadline.has_come:
             return
         time.sleep(_MOMENT_S)
 
@@ -154,7 +149,7 @@ class _Task:
     """One of several tasks that make one output together.
 
     Args:
-        shared: the job of the whole output.
+        shared: the job of the whole output; of one in a store, with the scratch folder of the task.
         own: the same job, with the folder of the task as output.
         task: which of the tasks this is.
 
@@ -172,44 +167,60 @@ class _Task:
     def run(self) -> RunReport:
         """Make what this task can take; then write the manifest, or see another do so."""
         is_new = not self._own.output.exists()
+        work_folder(self._shared.output)
+        with contextlib.suppress(OutputLockedError), locked(self._shared.work / "lock"):
+            finish_publication(self._shared.folder)
         work_folder(self._own.output)
-        with disk_errors_explained(self._shared.output), locked(self._own.work / "lock"):
-            with reporting(self._own, began=self._began) as events:
-                empty_folder(self._own.work / "rows")
-                planned = self._own.planned_in(self._own.work / "rows")
-                whole = dataclasses.replace(
-                    planned, job=self._shared, inputs=InputFiles(planned.store, self._shared.work)
-                )
+        with disk_errors_explained(self._shared.output):
+            with locked(self._own.work / "lock"), opened_output(self._own, is_shared=True) as place:
                 try:
-                    with contextlib.suppress(OutputLockedError), locked(self._shared.work / "lock"):
-                        finish_publication(LocalFolder(self._shared.output))
-                    claims = self._claims(whole, session_of(self._shared))
+                    report, claims, whole = self._share_made(place)
                 except OutputError:
-                    self.is_refused = self._own.work.exists()  # else another task has removed it
                     if is_new and self.is_refused:  # else it holds what this task has made before
                         self._let_folder_go()
                     raise
-                events.emit(PlanMade.of(whole.plan, whole.chosen))
-                if claims is None:
-                    self._let_folder_go()
-                    return self._completed(self._nothing_made(events), whole)
-                with contextlib.closing(claims):
-                    write_snapshot(self._own.work / "rows", planned.plan)
-                    report = self._made(Run(planned, events, claims=claims), claims)
-            if report.stopped:
-                return dataclasses.replace(report, output=self._shared.place)
+            session = session_of(self._shared) if claims is None else claims.session
+            session.send_ledger(self._own.work)
             # With include or exclude, the rest may be for others, whose folders the last run would remove.
-            if claims.are_done(self._lacking):
+            if claims is not None and not report.stopped and claims.are_done(self._lacking):
                 with contextlib.closing(claims):
                     self._finish(claims)
-        return self._completed(report, whole)
+            session.remove_late()  # what a killed one left, or this one has shown since
+            return self._completed(report, whole)
+
+    def _share_made(self, place: LocalOutput) -> tuple[RunReport, TaskClaims | None, PlannedJob]:
+        """Make what this task can take; return None for what it took if there was nothing."""
+        own = self._own
+        with reporting(own, began=self._began) as events:
+            empty_folder(own.work / "rows")
+            planned = own.planned_in(own.work / "rows")
+            inputs = InputFiles(planned.store, self._shared.work)
+            whole = dataclasses.replace(planned, job=self._shared, inputs=inputs)
+            try:
+                claims = self._claims(whole, session_of(self._shared))
+            except OutputError:
+                self.is_refused = own.work.exists()  # else another task has removed it
+                raise
+            events.emit(PlanMade.of(whole.plan, whole.chosen))
+            if claims is None:
+                self._let_folder_go()
+                return self._nothing_made(events), None, whole
+            with contextlib.closing(claims):
+                # Else its folder would be left: the one that writes the manifest removes those of all.
+                if not claims.is_over and not claims.are_all_done:
+                    place.show_plan(planned.plan)
+                write_snapshot(own.work / "rows", planned.plan)
+                report = self._made(Run(planned, events, place, claims), claims)
+        if claims.is_over:
+            place.give_up()  # what came after the end
+        return report, claims, whole
 
     def _claims(self, whole: PlannedJob, session: TaskSession) -> TaskClaims | None:
         """Return what there is to take; None if the output is complete."""
         finished = known_shards(self._shared.output, self._shared.work)
         refuse_other_dataset(self._shared, finished)
         judge_existing(whole, finished)
-        claim_names(whole, *finished, self._shared.store)
+        claim_names(whole, *finished)
         self._lacking = lacking = {change.shard for change in find_changes(whole)}
         if not lacking and not session.is_there and self._is_written(whole):
             return None
@@ -224,7 +235,7 @@ class _Task:
     def _let_folder_go(self) -> None:
         shutil.rmtree(self._own.output, ignore_errors=True)
         with contextlib.suppress(OSError):  # another is there
-            self._own.output.parent.rmdir()
+            slices_folder(self._shared.work).rmdir()
 
     def _made(self, run: Run, claims: TaskClaims) -> RunReport:
         """Make shards; where another task has written the manifest meanwhile, what this one still made is not needed.
@@ -267,64 +278,9 @@ class _Task:
         """Return the manifest of the output if it has the shards of the plan."""
         look_anew(self._shared.output)  # another host may have written it a moment ago
         with contextlib.suppress(OutputError, CorruptDataError):
-            manifest = Manifest.read(self._shared.output)
+            manifest = Manifest.read(self._shared.folder)
             if _has_shards_of(manifest, whole):
                 return manifest
-        return None
-
-
-class _BucketTask(_Task):
-    """One of several tasks that make one output in a bucket: in a scratch folder of its own, as an ordinary run."""
-
-    def run(self) -> RunReport:
-        """Make and upload what this task can take; then write the manifest, or see another do so."""
-        own = self._own
-        assert own.store is not None
-        session = session_of(own)
-        session.check()
-        work_folder(own.output)
-        with disk_errors_explained(own.output):
-            with locked(own.work / "lock"), opened_output(own, is_shared=True) as remote:
-                assert remote is not None
-                with reporting(own, began=self._began) as events:
-                    report, claims, planned = self._share_made(events, remote, session)
-                if claims is not None and claims.is_over:
-                    remote.give_up()  # what came after the end
-            if claims is not None:
-                session.send_ledger(own.work)
-                # With include or exclude, the rest may be for others, whose workers the last run would stop.
-                if not report.stopped and claims.are_done(self._lacking):
-                    with contextlib.closing(claims):
-                        self._finish(claims)
-            if claims is None or claims.is_over:  # what a killed one left, or this one has shown since
-                session.remove()
-            return self._completed(report, planned)
-
-    def _share_made(
-        self, events: RunEvents, remote: RemoteOutput, session: TaskSession
-    ) -> tuple[RunReport, TaskClaims | None, PlannedJob]:
-        own = self._own
-        empty_folder(own.work / "rows")
-        planned = own.planned_in(own.work / "rows")
-        claims = self._claims(planned, session)
-        events.emit(PlanMade.of(planned.plan, planned.chosen))
-        if claims is None:
-            return self._nothing_made(events), None, planned
-        with contextlib.closing(claims):
-            # Else its folder would be left: the one that writes the manifest removes those of all.
-            if not claims.is_over and not claims.are_all_done:
-                remote.show_plan(planned.plan)
-            write_snapshot(own.work / "rows", planned.plan)
-            run = Run(planned, events, remote, claims)
-            return self._made(run, claims), claims, planned
-
-    def _is_written(self, whole: PlannedJob) -> Manifest | None:
-        assert self._own.store is not None
-        content = self._own.store.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES)
-        with contextlib.suppress(CorruptDataError):
-            if content is not None:
-                manifest = Manifest.parse(content, self._own.store.place(MANIFEST_FILE))
-                return manifest if _has_shards_of(manifest, whole) else None
         return None
 
 

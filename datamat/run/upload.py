@@ -32,7 +32,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -82,7 +82,7 @@ from datamat.folders.base import (
 )
 from datamat.folders.local import read_regular
 from datamat.plan.changes import parse_snapshot, render_snapshot
-from datamat.values import frozen
+from datamat.run.outputs import STAGE, LocalOutput, StoredObject, StoredShard, UploadTask
 
 if TYPE_CHECKING:
     import logging
@@ -95,19 +95,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RemoteOutput",
-    "StoredObject",
-    "StoredShard",
-    "UploadTask",
     "laid_out",
     "note_uploaded",
     "opened_output",
+    "output_of",
     "scratch_folder",
     "upload",
 ]
 
 _PLAN = "plan.json"
 _OF_RUN = re.compile(r"run-(\d{5})/")
-_LEFT = re.compile(rf"{_OF_RUN.pattern}|quarantine/damaged/")  # by runs, and by repairs, which restore what is damaged
+_LEFT = re.compile(rf"{_OF_RUN.pattern}|damaged/")  # by runs, and by repairs, which restore what is damaged
 _SMALL = ("sidecars.json", "inputs")
 _MOST_BYTES = 1 << 32
 _TAR = "tar"
@@ -128,81 +126,6 @@ def scratch_folder(store: Folder, scratch: str | os.PathLike[str] | None) -> pat
 
 
 # ---------------------------------------------------------------- in a worker
-
-
-@frozen()
-class StoredObject:
-    """A file of a store, as it was when it was written.
-
-    Attributes:
-        version: the version that the store gave it.
-        checksum: checksum of its content, as `digest_file` returns it.
-    """
-
-    version: str
-    checksum: str
-
-
-@frozen()
-class UploadTask:
-    """A finished shard to upload; travels to a worker.
-
-    Attributes:
-        store: where it goes.
-        shard: name of the shard.
-        files: path and entry of its file in each format, and the path of the offsets of that.
-        folder: with what the names of its objects begin: "" where they get those that readers look for.
-        entry: name of the object that makes it count, written last.
-        made: local folder for what is made from the shard, once it is gone from the disk.
-    """
-
-    store: Folder
-    shard: str
-    files: tuple[tuple[pathlib.Path, pathlib.Path, ShardInfo], ...]
-    folder: str
-    entry: str
-    made: pathlib.Path
-
-
-@frozen()
-class StoredShard:
-    """A shard as notes describe it.
-
-    Attributes:
-        files: its entry in each format.
-        folder: with what the names of its objects begin: "" where they have those that readers look for.
-        objects: what a store says of each of its files, by name in `folder`; none of a shard on a disk.
-    """
-
-    files: ShardFiles
-    folder: str = ""
-    objects: Mapping[str, StoredObject] = dataclasses.field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Name of the shard."""
-        return self.files[0].name
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
-        return {
-            "files": [info.to_json() for info in self.files],
-            "folder": self.folder,
-            "objects": {name: dataclasses.astuple(found) for name, found in self.objects.items()},
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> StoredShard:
-        """Return what `to_json` was called on.
-
-        Raises:
-            ValueError, TypeError, LookupError, AttributeError, CorruptDataError: it is something else.
-        """
-        return cls(
-            tuple(ShardInfo.from_json(info) for info in value["files"]),
-            str(value["folder"]),
-            {str(name): StoredObject(*map(str, found)) for name, found in value["objects"].items()},
-        )
 
 
 def upload(task: UploadTask) -> StoredShard:
@@ -271,31 +194,34 @@ def _holds(store: Folder, name: str, path: pathlib.Path) -> bool:
 # ---------------------------------------------------------------- in the driver
 
 
+def output_of(job: Job, *, is_shared: bool = False) -> LocalOutput:
+    """Return the output of a job, at which nothing has begun; see `opened_output`."""
+    if job.store is None:
+        return LocalOutput(job.output)
+    return RemoteOutput(job.store, job.output, job.how.logger, is_shared=is_shared)
+
+
 @contextlib.contextmanager
-def opened_output(job: Job, *, is_shared: bool = False) -> Iterator[RemoteOutput | None]:
-    """Yield the output of a job in its store, brought together with the scratch folder; None for a local output.
+def opened_output(job: Job, *, is_shared: bool = False) -> Iterator[LocalOutput]:
+    """Yield the output of a job; one in a store is brought together with its scratch folder.
 
     Args:
-        job: the job; its output is the scratch folder.
+        job: the job; its output is the folder, or the scratch folder, of which the lock is held.
         is_shared: whether other tasks write there, too.
     """
-    if job.store is None:
-        yield None
-        return
-    finish_publication(job.store)
-    remote = RemoteOutput(job.store, job.output, job.how.logger, is_shared=is_shared)
-    remote.begin()
+    output = output_of(job, is_shared=is_shared)
+    output.begin()
     try:
-        yield remote
+        yield output
     except ChangedError:  # another has published
-        remote.give_up()
+        output.give_up()
         raise
     except OutputError:  # the store is out of reach
         raise
     except BaseException:
-        remote.end()
+        output.end()
         raise
-    remote.end()
+    output.end()
 
 
 @contextlib.contextmanager
@@ -310,22 +236,21 @@ def laid_out(job: Job) -> Iterator[tuple[Job, RemoteOutput]]:
         copied = dataclasses.replace(job, output=pathlib.Path(folder))
         (copied.work / "shards").mkdir(parents=True)
         remote = RemoteOutput(job.store, copied.output, job.how.logger, is_shared=True)
-        remote.begin()
+        remote.lay_out()
         yield copied, remote
 
 
-class RemoteOutput:
-    """An output in a store, and its scratch folder; only while the lock of the folder is held.
+class RemoteOutput(LocalOutput):
+    """An output in a store, and its scratch folder, in which stand-ins are left of the shards.
 
     Args:
         store: where the shards go.
         folder: the scratch folder.
         logger: receives a warning where cleaning up fails.
         is_shared: whether other tasks write there, too.
-
-    Attributes:
-        has_others: whether runs of other plans have begun there, which are not published.
     """
+
+    holds_shards = False
 
     def __init__(
         self,
@@ -335,11 +260,11 @@ class RemoteOutput:
         *,
         is_shared: bool = False,
     ) -> None:
+        super().__init__(folder)
         self._store = store
-        self._folder = folder
         self._work = folder / WORK
         self._logger = logger
-        self._is_shared = is_shared
+        self.is_shared = is_shared
         self._mine = ""  # the folder of this run in the store, once it has one
         self._seen = ""  # version of the manifest there; "" for none
         self._content: bytes | None = None  # of that
@@ -348,12 +273,17 @@ class RemoteOutput:
         self._left: list[str] = []  # names of what runs have left, which are over, or make this very plan
         self._made: Mapping[str, StoredShard] = {}  # by tasks
         self._known = _Known(self._work / "known.json")
-        self.has_others = False
 
     # ------------------------------------------------------------ what is there
 
     def begin(self) -> None:
-        """Bring the scratch folder in line with the store."""
+        """Finish what is half published, and bring the scratch folder in line with the store."""
+        finish_publication(self._store)
+        self.lay_out()
+        super().begin()
+
+    def lay_out(self) -> None:
+        """Bring the scratch folder in line with the store, in which nothing is written."""
         self._seen = version_there(self._store)  # before its content: if it changes in between, `publish` learns of it
         self._content = content = self._read(MANIFEST_FILE)
         self._forget_uploaded()
@@ -366,7 +296,7 @@ class RemoteOutput:
             each(self._forget_index, manifest.index)
         if content is None:  # somebody has deleted it: its shards count, as those of a run that is not finished
             (self._folder / MANIFEST_FILE).unlink(missing_ok=True)
-        if not self._is_shared and not (self._work / LEDGER_FILE).exists():
+        if not self.is_shared and not (self._work / LEDGER_FILE).exists():
             self._fetch({f"{WORK}/{LEDGER_FILE}": self._work / LEDGER_FILE})
 
     def _read(self, name: str) -> bytes | None:
@@ -464,12 +394,7 @@ class RemoteOutput:
     # ------------------------------------------------------------ runs that are not published
 
     def adopt(self, plan: Plan, made: Mapping[str, StoredShard] | None = None) -> None:
-        """Take over the shards of a plan that are whole in the store, from whatever run.
-
-        Args:
-            plan: the plan.
-            made: shards that tasks have made, by name: of several of one name, these count; None for those known.
-        """
+        """Take over the shards of a plan that are whole in the store, from whatever run."""
         self._made = self._made if made is None else made
         wanted = {shard.name: shard.fingerprint for shard in plan.shards}
         names = self._of_runs()
@@ -549,20 +474,15 @@ class RemoteOutput:
 
     # ------------------------------------------------------------ shards
 
-    def take_over(self, files: ShardFiles, renamed: ShardFiles) -> None:
-        """Have a published shard wait under another name; the store copies it.
-
-        Args:
-            files: entries of its files.
-            renamed: the same under the other name.
-        """
+    def take_over(self, files: ShardFiles, renamed: ShardFiles, below: str = "") -> None:
+        """Have a finished shard wait under another name; the store copies it."""
         objects: dict[str, StoredObject] = {}
         for old, new in zip(files, renamed, strict=True):
             names = {old.index_file: new.index_file, old.file: new.file}
             if old.extension == _TAR:
                 names[f"{old.file}.idx"] = f"{new.file}.idx"
             for name, target in names.items():
-                self._store.copy(name, f"{self._mine}{target}")
+                self._store.copy(f"{below}{name}", f"{self._mine}{target}")
                 version = version_there(self._store, f"{self._mine}{target}")
                 objects[target] = StoredObject(version, new.checksum if target == new.file else "")
         stored = StoredShard(renamed, self._mine, objects)
@@ -601,16 +521,11 @@ class RemoteOutput:
         each(self._store.delete, names)
 
     def publish(self, manifest: Manifest, waiting: Collection[str], going: Iterable[str]) -> None:
-        """Have readers see a finished set, as `publish_manifest` does.
+        """Have readers see a finished set, first in the store."""
+        self._publish_in_store(manifest, waiting, going)
+        super().publish(manifest, waiting, going)
 
-        Args:
-            manifest: its manifest; the files of its index are in the scratch folder.
-            waiting: names of the files that wait until they are published.
-            going: names of files of the set before.
-
-        Raises:
-            OutputError: another has published meanwhile; or a shard is gone from the store.
-        """
+    def _publish_in_store(self, manifest: Manifest, waiting: Collection[str], going: Iterable[str]) -> None:
         moving: dict[str, str] = {}
         for info in manifest.index:
             if info.name in waiting:
@@ -640,12 +555,7 @@ class RemoteOutput:
             self._known[name] = StoredObject(version_there(self._store, name), known.checksum)
 
     def fetch_edited(self, names: Collection[str] = (), *, shards: Collection[str]) -> None:
-        """Bring here what somebody else has written in the store under the names of files for other readers.
-
-        Args:
-            names: names of these files, but for those that datamat has written there.
-            shards: names of the shards; indexes of one are nobody's to edit.
-        """
+        """Bring here what somebody else has written in the store under the names of files for other readers."""
         record = f"{WORK}/sidecars.json"  # without it, what a killed run elsewhere wrote would pass for the user's
         if not (self._folder / record).exists():
             self._fetch({record: self._folder / record})
@@ -696,6 +606,14 @@ class RemoteOutput:
         mine = self._mine
         self._remove([name for name in self._of_runs() if name.startswith(mine) or name < mine] if mine else self._left)
         self._mine = ""
+        super().sweep()
+
+    def remove_stage(self) -> None:
+        """Remove what was made to be appended, also in the store."""
+        stage = self._store.child(STAGE)
+        each(stage.delete, [name for name in stage.list(deep=True) or () if name != MANIFEST_FILE])
+        stage.delete(MANIFEST_FILE)
+        super().remove_stage()
 
     def _remove(self, names: Collection[str]) -> None:
         """Delete what is in folders of runs, their plans last: others see by them that there is more."""
@@ -710,7 +628,7 @@ class RemoteOutput:
         self._known.save()
         kept = [path for path in sorted((self._work / "quarantine").rglob("*")) if path.is_file()]
         try:
-            if not self._is_shared and not [
+            if not self.is_shared and not [
                 number for number in self._numbers() if f"{WORK}/run-{number:05d}/" > self._mine
             ]:
                 kept.append(self._work / LEDGER_FILE)

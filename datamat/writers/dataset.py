@@ -10,6 +10,7 @@ files keep their bytes. `docs/writers.md` lists the sources.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from datamat.errors import FingerprintError, InputError, OptionError, SchemaError, SourceError, join_problems
-from datamat.features import Bytes, Feature, Features, Image, ListOf
+from datamat.features import BBoxes, Bytes, ClassLabel, Feature, Features, Image, ListOf, Scalar, Tensor
 from datamat.fingerprint import fingerprint
 from datamat.sources.files import output_lies_in
 from datamat.sources.rows import IndexRow
@@ -111,6 +112,8 @@ class ImportWriter(DatasetWriter):
         drop: names of fields to leave out.
         features: features of fields, by their new names, instead of those that the source declares or its first sample
             implies. A field that no feature stores exactly, such as a decimal number, needs one.
+        each: name of a dict of lists, such as `steps` in TFDS' sets of episodes (RLDS): each of its items becomes a
+            record, with the other fields of the sample; their keys are `KEY#0-0`, `KEY#0-1`, and so on, in one shard.
         spool: folder for the rows of an iterator, which are written to disk as they arrive. It stays: the iterator is
             not asked again for rows that are there, and a source that can resume continues after them. None takes a
             temporary folder.
@@ -140,6 +143,7 @@ class ImportWriter(DatasetWriter):
         rename: Mapping[str, str] | None = None,
         drop: Sequence[str] = (),
         features: Mapping[str, Feature] | None = None,
+        each: str | None = None,
         spool: str | os.PathLike[str] | None = None,
         max_unpack_ratio: float = 500,
         version: str | None = None,
@@ -149,6 +153,7 @@ class ImportWriter(DatasetWriter):
         self._key = key
         self._names = names
         self._declared = dict(_declared_fields(features or {}))
+        self._each = each
         self._spool = SpoolOptions(None if spool is None else os.fspath(spool), max_unpack_ratio)
         self._version = version
         for option, given in (("columns", columns), ("drop", drop)):
@@ -234,9 +239,10 @@ class ImportWriter(DatasetWriter):
             return ({groups: value} for value in self._samples.cells(field))
         return (self._sample(number) for number in range(len(self._samples)))
 
-    def read(self, row: IndexRow) -> Sample:
-        """Return the sample of a row."""
-        return self._sample(int(row.fields["number"]))
+    def read(self, row: IndexRow) -> Sample | list[Sample]:
+        """Return the sample of a row, or those of its items."""
+        sample = self._sample(int(row.fields["number"]))
+        return sample if self._each is None else _items_of(sample, self._each)
 
     def _sample(self, number: int) -> dict[str, Any]:
         sample = self._samples[number]
@@ -258,6 +264,8 @@ class ImportWriter(DatasetWriter):
     def read_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return the columns of some rows of a table; None for other sources."""
         del keys
+        if self._each is not None:
+            return None
         block = self._samples.block(np.asarray(fields["number"], np.int64))
         if block is None:
             return None
@@ -293,7 +301,8 @@ class ImportWriter(DatasetWriter):
                 first = samples[0] if first is None else first
                 features[name] = _implied(name, first[field], is_cell=has_columns)
         order = self._declared if self._declared.keys() == self._fields.keys() else self._fields
-        return Features(_nested({name: features[name] for name in order}, self._fields, samples.dicts))
+        nested = _nested({name: features[name] for name in order}, self._fields, samples.dicts)
+        return Features(nested if self._each is None else _features_of_items(nested, self._each))
 
     def _value(self, name: str, value: Any) -> Any:
         """Return a value as the feature takes it that the user declared for it."""
@@ -340,6 +349,49 @@ def _path_of(new: str, field: str, dicts: Collection[str]) -> tuple[str, ...]:
             path.append(new[start:below])
             start = below + 1
     return (*path, new[start:])
+
+
+def _features_of_items(features: Mapping[str, Any], each: str) -> dict[str, Any]:
+    """Return the features of the items of a dict of lists, beside those of the other fields."""
+    if not isinstance(features.get(each), Mapping):
+        dicts = ", ".join(sorted(name for name, feature in features.items() if isinstance(feature, Mapping)))
+        raise OptionError(f"each= names {each!r}; want a dict of lists, and the dicts are {dicts or 'none'}")
+    others = {name: feature for name, feature in features.items() if name != each}
+    if twice := others.keys() & features[each].keys():
+        raise OptionError(
+            f"each={each!r}: there is a field {min(twice)!r} beside it and in it; leave one out, as in "
+            f"drop=[{min(twice)!r}]"
+        )
+    return {**_feature_of_item(features[each], each), **others}
+
+
+def _feature_of_item(feature: Any, name: str) -> Any:
+    match feature:
+        case Mapping():
+            return {part: _feature_of_item(inner, f"{name}/{part}") for part, inner in feature.items()}
+        case ListOf(feature=item):
+            return item
+        case BBoxes():
+            return Tensor((4,), "float32")
+        case ClassLabel(shape=(None,)):
+            return dataclasses.replace(feature, shape=())
+        case Tensor(shape=(None, *sizes)):
+            return dataclasses.replace(feature, shape=tuple(sizes)) if sizes else Scalar(feature.dtype)
+    raise OptionError(f"each=: field {name!r} is {feature.declared()}, which is no list; leave it out of columns=")
+
+
+def _items_of(sample: Sample, each: str) -> list[Sample]:
+    """Return a sample for each item of a dict of lists, with the other fields of the sample."""
+    lists = {name: value for name, value in sample.items() if _is_at(each, name)}
+    counts = {name: len(value) for name, value in lists.items()}
+    if len({*counts.values()}) != 1:
+        raise SchemaError(f"the lists in {each!r} differ in length: {counts}; leave the odd one out with drop=")
+    others = {name: value for name, value in sample.items() if name not in lists}
+    names = {name: name.removeprefix(f"{each}/") for name in lists}
+    return [
+        {**others, **{names[name]: value[number] for name, value in lists.items()}}
+        for number in range(next(iter(counts.values())))
+    ]
 
 
 def _declared_fields(features: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Feature]]:

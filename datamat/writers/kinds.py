@@ -61,6 +61,7 @@ KINDS = {
     "datamat": SourceKind("finished", marks=("manifest.json",)),
     "huggingface": SourceKind("huggingface", marks=("state.json", "dataset_dict.json"), is_of_objects=True),
     "tfds": SourceKind("tfds", marks=("dataset_info.json",), is_of_objects=True),
+    "lerobot": SourceKind("lerobot", marks=("meta/info.json",)),
     "files": SourceKind("files", ()),
     "mds": SourceKind("mds", marks=_INDEX, is_of_objects=True),
     "litdata": SourceKind("litdata", marks=_INDEX, is_of_objects=True),

@@ -16,8 +16,8 @@ import numpy as np
 from datamat.codecs import encode_png, probe
 from datamat.errors import MissingDependencyError, SchemaError, SourceError, count_of
 from datamat.features import Audio, Bytes, ClassLabel, Depth, Image, ListOf, Mask, Nullable, Scalar, Timestamp, Video
+from datamat.features.audio import decoded_sound
 from datamat.features.base import as_array, dtype_of, holds_numbers
-from datamat.features.values import decoded_sound
 
 if TYPE_CHECKING:
     from datamat.features import Feature

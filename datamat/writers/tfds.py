@@ -207,8 +207,8 @@ def _dict_of(spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _feature_of(folder: pathlib.Path, name: str, spec: Mapping[str, Any], *, many: int) -> Feature:
     kind = str(spec.get("pythonClassName", "")).rpartition(".")[2]
     found = _single(folder, name, kind, spec)
-    for _ in range(many):
-        found = _several(found)
+    for depth in range(many):  # four numbers are a box only where they are declared to be
+        found = BBoxes() if kind == "BBoxFeature" and not depth else _several(found)
     if found is None or (many and _encoding_of(spec) != "none"):
         raise SourceError(
             f"{folder}: feature {name!r} is {'a sequence of ' * many}{kind or 'of no kind'}, which is not "
@@ -251,8 +251,6 @@ def _several(feature: Feature | None) -> Feature | None:
             return dataclasses.replace(feature, shape=(None,))
         case Scalar():
             return Tensor((None,), feature.dtype)
-        case Tensor(shape=(4,), dtype="float32"):
-            return BBoxes()
         case Tensor(shape=shape) if None not in shape:
             return Tensor((None, *shape), feature.dtype)
         case Tensor(shape=(None, *sizes)) if None not in sizes:

@@ -47,13 +47,20 @@ def steps(has_links, last=1 << 62):
 
 ROWS = [IndexRow(f"r{number}", None, {}) for number in range(8)]
 OLD = {"value": 1, "splits": ("a", "b")}
-NEW = {"first": OLD, "changed": {**OLD, "value": 2}, "renamed": {**OLD, "splits": ("b", "a")}, "repair": OLD}
+MORE = [IndexRow(f"r{number}", None, {}) for number in range(4, 12)]
+NEW = {
+    "first": OLD,
+    "changed": {**OLD, "value": 2},
+    "renamed": {**OLD, "splits": ("b", "a")},
+    "appended": {"value": 2, "splits": ("a", "b"), "rows": MORE, "existing": "append"},
+    "repair": OLD,
+}
 
 
-def job(output, value, splits):
+def job(output, value, splits, rows=ROWS, **options):
     """Return a job of which each record has this value, and each split half of the records."""
     halves = dict.fromkeys(splits, 0.5)
-    return small_rows.job(output, rows=ROWS, made={"x": value}, version=str(value), splits=halves)
+    return small_rows.job(output, rows=rows, made={"x": value}, version=str(value), splits=halves, **options)
 
 
 def damage(output):
@@ -78,8 +85,9 @@ def records(output):
     }
 
 
+@pytest.mark.timeout(300)  # some two hundred steps, each followed by two runs
 @pytest.mark.parametrize("has_links", [True, False], ids=["links", "no links"])
-@pytest.mark.parametrize("kind", ["first", "changed", "renamed", "repair"])
+@pytest.mark.parametrize("kind", ["first", "changed", "renamed", "appended", "repair"])
 def test_publication_that_ends_at_any_step_leaves_one_set(tmp_path, request, kind, has_links):
     """Before the manifest is replaced, that is the old set, and the new one after it."""
     output, old = tmp_path / "out", tmp_path / "old"
@@ -117,7 +125,7 @@ def test_publication_that_ends_at_any_step_leaves_one_set(tmp_path, request, kin
 
     before, after = [] if kind == "first" else records(old), records(output)
     assert all(one in (before, after) for one in seen)
-    if kind in {"changed", "renamed"}:
+    if kind in {"changed", "renamed", "appended"}:
         assert before != after and before in seen
         assert seen[seen.index(after) :] == [after] * seen.count(after)
     if kind == "repair":

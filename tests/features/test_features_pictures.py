@@ -17,7 +17,7 @@ from datamat import Depth, Features, Image, Mask, Video
 from datamat.codecs import MAX_PIXELS, encode_jpeg, encode_png
 from datamat.errors import InputError, MissingDependencyError, SchemaError
 from datamat.features.base import as_array
-from datamat.features.pictures import video_extension
+from datamat.features.video import video_extension
 
 RNG = np.random.default_rng(7)
 RGB = RNG.integers(0, 255, (6, 9, 3), np.uint8)

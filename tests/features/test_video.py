@@ -135,6 +135,92 @@ def test_frames_are_read_by_their_numbers(kind):
             Video().frames(data, [number])
 
 
+SOUGHT = {
+    "h264": ("mp4", "libx264", "yuv420p", {"g": "5", "bf": "2"}),
+    "h264, one key frame": ("matroska", "libx264", "yuv420p", {"g": "250"}),
+    "open groups": ("mp4", "libx264", "yuv420p", {"x264-params": "open-gop=1:keyint=4:min-keyint=2:bframes=2"}),
+    "hevc": ("mp4", "libx265", "yuv420p", {"x265-params": "keyint=4:log-level=none"}),
+    "av1": ("mp4", "libsvtav1", "yuv420p", {"g": "2", "preset": "12", "svtav1-params": "lp=1"}),
+    "vp9": ("webm", "libvpx-vp9", "yuv420p", {"g": "6", "auto-alt-ref": "1", "lag-in-frames": "12"}),
+    "vp8, not sought": ("webm", "libvpx", "yuv420p", {"g": "6"}),
+    "mpeg4, not sought": ("mp4", "mpeg4", "yuv420p", {"g": "4", "bf": "2"}),
+    "mjpeg": ("mov", "mjpeg", "yuvj420p", {}),
+    "ffv1": ("matroska", "ffv1", "bgr0", {}),
+    "ts, not sought": ("mpegts", "libx264", "yuv420p", {"g": "5"}),
+}
+
+
+@functools.cache
+def of_codec(name):
+    kind, codec, pixels, options = SOUGHT[name]
+    if codec not in av.codecs_available:
+        pytest.skip(f"this FFmpeg does not encode {codec}")
+    data = encoded([drawn(number, 64, 64) for number in range(24)], kind, codec, pixels, options=options)
+    return without_frame(data, 9) if codec == "libvpx" else data
+
+
+def without_frame(data, number):
+    """A file of VP8 in which a frame is for others alone, as encoders hide some: a bit of its head says so."""
+    with av.open(io.BytesIO(data)) as container:
+        packet = [bytes(packet) for packet in container.demux(video=0)][number]
+    return data.replace(packet, bytes([packet[0] & ~0x10]) + packet[1:])
+
+
+@pytest.mark.parametrize("name", SOUGHT)
+def test_frames_that_are_sought_are_those_of_a_plain_loop(name):
+    """By any numbers, in any order, wherever the key frames are."""
+    data = of_codec(name)
+    every, rng = plainly_decoded(data), np.random.default_rng(0)
+
+    assert len(every) == (23 if "vp8" in name else 24)
+    for _ in range(12):
+        numbers = rng.integers(0, len(every), rng.integers(1, 5)).tolist()
+        assert np.array_equal(Video().frames(data, numbers), every[numbers])
+    assert np.array_equal(Video().frames(data), every)
+
+
+@pytest.fixture
+def decoded_times(monkeypatch):
+    """When each frame is shown that PyAV has decoded since."""
+    times, opened = [], av.open
+
+    class Container:
+        def __init__(self, *arguments, **options):
+            self.container = opened(*arguments, **options)
+
+        def __getattr__(self, name):
+            return getattr(self.container, name)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self.container.close()
+
+        def decode(self, stream):
+            for frame in self.container.decode(stream):
+                times.append(frame.pts)
+                yield frame
+
+    monkeypatch.setattr(av, "open", Container)
+    return times
+
+
+@pytest.mark.parametrize(
+    ("numbers", "most"), {(50,): 6, (0, 59): 7, (30, 31, 32): 3, (29, 30): 7, (): 60, tuple(range(60)): 60}.items()
+)
+def test_only_frames_behind_the_last_key_frame_are_decoded(decoded_times, numbers, most):
+    """Not all of an episode for a step of it."""
+    if "libx264" not in av.codecs_available:
+        pytest.skip("this FFmpeg does not encode libx264")
+    data = encoded([drawn(number) for number in range(60)], codec="libx264", options={"g": "6", "bf": "0"})
+
+    found = Video().frames(data, numbers)
+
+    assert len(found) == len(numbers)
+    assert 0 < len(decoded_times) <= most
+
+
 def test_files_may_stay_as_they_are():
     feature = Video((HEIGHT, WIDTH), decoded=False)
 

@@ -423,3 +423,65 @@ def test_directory_of_tfds_is_a_source(prepared, tmp_path):
         pairs = set(zip(sample["variants"]["language"], sample["variants"]["translation"], strict=True))
         assert pairs == {("en", "road"), ("en", "street"), ("de", "Straße")}
     assert sorted(int(sample["number"]) for sample in load(tmp_path / "out", "test")) == [0]
+
+
+STEPS = [2, 1, 3]
+
+
+@pytest.fixture(scope="module")
+def episodes(tmp_path_factory):
+    """Episodes of RLDS, whose steps are a dataset in each, that TFDS prepared."""
+    tfds = pytest.importorskip("tensorflow_datasets", reason="it prepares the directory")
+    pytest.importorskip("importlib_resources", reason="tfds prepares with it, and does not ask for it")
+    own = tfds.features
+    observation = {"image": own.Image(shape=(6, 8, 3)), "turn": own.Tensor(shape=(4,), dtype=np.float32)}
+    steps = {"observation": own.FeaturesDict(observation), "reward": np.float32, "is_last": np.bool_, "say": own.Text()}
+
+    def step(number, place):
+        seen = {"image": PIXELS[number], "turn": np.full(4, place - 7, np.float32)}
+        return {"observation": seen, "reward": place / 2, "is_last": place == STEPS[number] - 1, "say": f"ö {place}"}
+
+    builder = tfds.dataset_builders.AdhocBuilder(
+        name="robot",
+        version="1.0.0",
+        features=own.FeaturesDict({"steps": own.Dataset(steps), "episode_metadata": {"number": np.int64}}),
+        split_datasets={
+            "train": [
+                (
+                    number,
+                    {
+                        "steps": [step(number, place) for place in range(count)],
+                        "episode_metadata": {"number": number},
+                    },
+                )
+                for number, count in enumerate(STEPS)
+            ]
+        },
+        data_dir=tmp_path_factory.mktemp("episodes"),
+    )
+    builder.download_and_prepare()
+    return builder
+
+
+@pytest.mark.timeout(300)  # as above
+def test_episodes_of_tfds_are_records_or_their_steps_are(episodes, tmp_path):
+    """As TFDS itself gives them."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    whole = imported(str(episodes.data_path), tmp_path / "whole", ImportWriter("robot"))
+    apart = imported(str(episodes.data_path), tmp_path / "apart", ImportWriter("robot", each="steps"))
+
+    found = {int(sample["episode_metadata"]["number"]): sample["steps"] for sample in whole}
+    given = {
+        int(one["episode_metadata"]["number"]): one["steps"] for one in tfds.as_numpy(episodes.as_dataset("train"))
+    }
+    keys = {int(sample["episode_metadata"]["number"]): sample["key"] for sample in whole}
+    assert sorted(found) == sorted(given) == [0, 1, 2] and len(apart) == sum(STEPS)
+    for number, steps in given.items():
+        for place, step in enumerate(steps):
+            alone = apart[keys[number] if STEPS[number] == 1 else f"{keys[number]}#0-{place}"]
+            for name in ("image", "turn"):
+                assert np.array_equal(found[number]["observation"][name][place], step["observation"][name])
+                assert np.array_equal(alone["observation"][name], step["observation"][name])
+            assert found[number]["say"][place] == alone["say"] == step["say"].decode()
+            assert found[number]["reward"][place] == alone["reward"] == step["reward"]
+            assert found[number]["is_last"][place] == alone["is_last"] == step["is_last"]

@@ -9,8 +9,8 @@ from dict_folder import DictFolder
 
 from datamat.folders import LocalFolder
 from datamat.run import slices
+from datamat.run.outputs import StoredShard
 from datamat.run.slices import TaskClaims, TaskNumber, TaskSession
-from datamat.run.upload import StoredShard
 
 LEASE_S = 60.0
 SHARDS = [types.SimpleNamespace(name=f"n-{n}", fingerprint=f"f{n}", num_rows=1) for n in range(2)]

@@ -18,9 +18,12 @@ import engine_job
 import numpy as np
 from clusters import HERE, DaskCluster, Host, wait_for, waiting_pids
 from distributed import Client, LocalCluster
+from loopback_s3 import s3
 
 from datamat import BrokenPoolError, Features, FingerprintError, OptionError, Scalar, WorkerOptions, materialize, verify
 from datamat.run import dispatch
+
+__all__ = ["s3"]
 
 pytestmark = [
     pytest.mark.long,
@@ -66,6 +69,19 @@ def test_cluster_gives_the_bytes_of_this_machine(tmp_path, programs, caplog):
         f"reading {number:04d}" for number in range(engine_job.NUM_ROWS)
     }
     assert all("process" in record.processName and record.process != os.getpid() for record in records)
+
+
+def test_workers_without_a_common_disk_are_tasks(tmp_path, programs, s3):
+    """Each makes whole shards in a scratch folder of its own, and uploads them."""
+    engine_job.job(tmp_path / "here").run(progress=False)
+    cluster = DaskCluster(programs)
+
+    with Client(cluster.address, set_as_default=False) as client:
+        written = client.gather(client.map(engine_job.share, range(2), scratch=str(tmp_path), pure=False))
+
+    assert sum(written) == 3
+    assert s3.objects["bucket/out/manifest.json"].content == (tmp_path / "here" / "manifest.json").read_bytes()
+    assert verify("s3://bucket/out").ok
 
 
 def test_worker_killed_in_the_middle_of_a_part(tmp_path, programs, flags, held, run):

@@ -322,7 +322,7 @@ def test_status_of_anything_else(bucket):
     found = [read_status(f"s3://bucket{path}", storage_options=bucket.options) for path in ("/sets", "/else", "")]
 
     assert [status.state for status in found] == ["empty"] * 3
-    assert "the store has nothing there: correct the URL, or run the job" in str(found[0])
+    assert "there is nothing: correct the path or URL, or run the job" in str(found[0])
     assert "it holds a.txt" in str(found[1])
     assert "it holds else/" in str(found[2])
     with pytest.raises(OutputError, match=r"s3://nowhere/out/.* no such bucket"):
@@ -387,7 +387,20 @@ def test_failed_repair_loses_nothing(source, bucket, tmp_path):
 
     found, inner = bucket.content()
     assert found == before
-    assert not [name for name in inner if name.startswith("quarantine/")]
+    assert not [name for name in inner if name.startswith(("quarantine/", "damaged/"))]
+
+
+def test_repair_leaves_samples_in_quarantine(source, bucket):
+    """Also those of a split of the name under which damaged objects wait."""
+    bucket.job(source).run(progress=False)
+    bucket.write(".datamat/quarantine/damaged/row/image.png", b"broken")
+    before, _ = bucket.content()
+
+    bucket.job(source).repair(progress=False)
+
+    found, inner = bucket.content()
+    assert found == before
+    assert "quarantine/damaged/row/image.png" in inner
 
 
 class Damaging:
@@ -407,7 +420,7 @@ def test_store_that_no_repair_mends(source, bucket):
     job = bucket.job(source, hooks=[Damaging(bucket)])
     job.run(progress=False)
 
-    with pytest.raises(OutputError, match="still so after 4 repairs; test memory, network and store"):
+    with pytest.raises(OutputError, match="still so after 4 repairs; test memory, disk and network"):
         job.repair(progress=False)
 
 

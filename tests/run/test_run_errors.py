@@ -70,7 +70,7 @@ def test_directory_that_no_repair_mends(tmp_path):
     hooked = job(tmp_path / "out", hooks=[Damaging(tmp_path / "out")])
     hooked.run(progress=False)
 
-    with pytest.raises(OutputError, match="test memory and disk"):
+    with pytest.raises(OutputError, match="test memory, disk and network"):
         hooked.repair(progress=False)
 
 

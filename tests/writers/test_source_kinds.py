@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pyarrow as pa
 import pytest
-from foreign_files import GOLDEN, tar, tfds_kind, tfrecord, write_megatron, write_tfds
+from foreign_files import GOLDEN, lerobot_kind, tar, tfds_kind, tfrecord, write_lerobot, write_megatron, write_tfds
 from prepared import Prepared
 from pyarrow import parquet
 
@@ -224,6 +224,19 @@ class TestMegatron(FileKind):
 
     def cut_at(self, size):
         return size - 1
+
+
+class TestLeRobot(FileKind):
+    """Episodes of one frame."""
+
+    pattern = "data/*/*.parquet"
+
+    def stored(self, output):
+        return {int(sample["a"][0]): sample["b"][0] for sample in load(output)}
+
+    def write(self, folder, numbers=NUMBERS):
+        features = {"n": lerobot_kind("int64"), "text": lerobot_kind("string")}
+        write_lerobot(folder, features, [[{**row, "task": "none"}] for row in rows(numbers)])
 
 
 class TestSavedByHuggingFace(FileKind):

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from datamat.directory.files import render_json
 from datamat.directory.manifest import formats_of, shard_pattern, shards_of
 from datamat.features import ListOf, Nullable
-from datamat.features.pictures import PictureFile, Video
-from datamat.features.values import Audio
+from datamat.features.audio import Audio
+from datamat.features.pictures import PictureFile
+from datamat.features.video import Video
 from datamat.formats.arrow import ArrowColumn, arrow_columns
 
 if TYPE_CHECKING:
