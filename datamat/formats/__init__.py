@@ -68,6 +68,9 @@ _BUILT_IN = {
     "tfrecord.gz": "datamat.formats.tfrecord:GzipTFRecordFormat",
     "webdataset": "datamat.formats.webdataset:WebDatasetFormat",
 }
+_ELSEWHERE = {
+    "megatron": "; of a finished set, load(OUTPUT, SPLIT).to_megatron(PREFIX) writes the files of Megatron-LM"
+}
 
 
 class ShardWriter(abc.ABC):
@@ -376,7 +379,7 @@ def get_format(name: str) -> ShardFormat:
     if target is None:
         raise OptionError(
             f"there is no format {name!r}; want one of {', '.join(format_names())}, or an entry point of that name in "
-            f"the group {_ENTRY_POINTS!r}"
+            f"the group {_ENTRY_POINTS!r}{_ELSEWHERE.get(name, '')}"
         )
     module_name, _, attribute = target.partition(":")
     try:

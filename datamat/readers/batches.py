@@ -613,10 +613,13 @@ class Position:
         if size < self.schedule.world_size:  # ranks that have the same unit share its records
             ranks = range(self.schedule.world_size)
             sharing = [one for one in ranks if self.schedule.bounds(step, one)[0] == first]
-            mine = np.array_split(found[0], len(sharing))[sharing.index(rank)]
-            found = [mine if len(mine) else found[0][-1:]]
-        rows = np.repeat(np.arange(len(found)), [len(one) for one in found]) if units.packs else None
-        return BatchJob(self.epoch, np.concatenate(found), rows)
+            mine = np.array_split(found[0], len(sharing), axis=1)[sharing.index(rank)]
+            found = [mine if mine.size else found[0][:, -1:]]
+        positions, *pieces = np.concatenate(found, axis=1)
+        if not units.packs:
+            return BatchJob(self.epoch, positions)
+        rows = np.repeat(np.arange(len(found)), [one.shape[1] for one in found])
+        return BatchJob(self.epoch, positions, np.column_stack([rows, *pieces]))
 
     def to_state(self) -> dict[str, Any]:
         """Return the position as JSON values."""
@@ -749,7 +752,7 @@ class Units(Protocol):
         """Return the number of units of an epoch."""
 
     def unit(self, epoch: int, number: int) -> NDArray[np.int64]:
-        """Return the positions of the records of a unit, int64 (n,)."""
+        """Return the pieces of a unit, int64 (3, n): position of the record, first token, place behind the last."""
 
 
 @final

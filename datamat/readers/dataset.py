@@ -43,6 +43,7 @@ from datamat.readers.batches import (
 )
 from datamat.readers.cache import RecordCache, ShardStore, byte_limit, default_cache
 from datamat.readers.loader import BatchJob, BatchMaker, ragged_names
+from datamat.readers.megatron import write_megatron
 from datamat.readers.options import BATCH_PARAMETERS, BatchKeywords, BatchOptions, TfOptions
 from datamat.readers.preview import Picture
 from datamat.readers.records import KeyIndex, RecordFiles, SampleReader, SkippedRecords
@@ -622,6 +623,33 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         register_iterable(Batches)
         return self._loaded(BatchOptions.of("to_torch", batch_size, options), "torch", default_rank())
 
+    def to_megatron(
+        self, prefix: str | os.PathLike[str], *, num_workers: int | None = None
+    ) -> tuple[pathlib.Path, pathlib.Path]:
+        """Write the tokens of all records for Megatron-LM and its kin: `PREFIX.bin` and `PREFIX.idx`.
+
+        Each record becomes a document, in order, with the tokens that its one field of integers (n,) holds; other
+        fields are left out. Tokens that separate documents are yours to write, as `preprocess_data.py` does with
+        `--append-eod`. The bytes do not depend on the number of workers. Both files appear when they are complete;
+        after a kill, the call starts anew. `Materializer("megatron", prefix, output)` reads them.
+
+        Args:
+            prefix: what the paths of the two files share. Its folder is made where it is missing.
+            num_workers: processes that read, and call the functions of `map`; None takes one per physical core.
+
+        Returns:
+            The paths of both files.
+
+        Raises:
+            OptionError: there are no records, no field or several of integers (n,), or their dtype is uint32 or uint64.
+            OutputError: one of the files is there already.
+            SampleError: a function of `map` returns another dtype or shape than for the first record.
+
+        Example:
+            >>> load("out/tokens", "train").to_megatron("gpt/train_text_document")   # doctest: +SKIP
+        """
+        return write_megatron(self, prefix, num_workers)
+
     def preview(self, count: int = 8, *, columns: int = 4, opacity: float = 0.5) -> Picture:
         """Return a picture of samples: images with their masks drawn over them, keys, labels, texts, and the classes.
 
@@ -783,7 +811,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         if options.unit is not None:
             field, tokens, packs = options.unit
             lengths = self._lengths(field)
-            units = Planner(order, lengths, tokens, cut.batch_size, options.seed, packs=packs, shuffles=shuffles)
+            most, seed, chunk = cut.batch_size, options.seed, options.chunk
+            units = Planner(order, lengths, tokens, most, seed, packs=packs, shuffles=shuffles, chunk=chunk)
         shapes = options.shapes
         if options.bucket is not None and changes is not None:
             shapes = (Budget(*one_budget(options.bucket)), *shapes)

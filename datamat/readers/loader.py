@@ -400,7 +400,8 @@ class BatchJob:
     Attributes:
         epoch: number of the epoch, from which the transform's random numbers derive.
         positions: int64 (n,), positions of the records.
-        rows: int64 (n,), number of the packed row of each record; None where records are rows.
+        rows: int64 (n, 3), number of the packed row of each record, and the first token of its piece there and the one
+            behind the last; None where records are rows.
     """
 
     epoch: int

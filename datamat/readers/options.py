@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
 from datamat.errors import OptionError
 from datamat.options import check_flags, refuse_others
 from datamat.readers.batches import Cut, check_seed, check_shuffle, supervised_fields
-from datamat.readers.sequences import Packing, Padding, check_padded, one_budget, packed_fields
+from datamat.readers.sequences import Packing, Padding, check_chunk, check_padded, one_budget, packed_fields
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class BatchKeywords(TypedDict, total=False):
     pad: Mapping[str, float] | None
     bucket: Mapping[str, int] | None
     pack: Mapping[str, int] | None
+    chunk: Literal["long", "all"] | None
     collate_fn: Callable[[list[dict[str, Any]]], Any] | None
     as_supervised: Sequence[str] | None
 
@@ -77,6 +78,10 @@ class BatchOptions:
             says or 0; `segment_ids`, int32 (n, tokens), number the records of a row from 1, and are 0 where there is
             none; `positions`, int32 (n, tokens), number the tokens of a record from 0. Every other field is a list of
             lists, one for each row; of `to_tf`, a ragged tensor (rows, records, ...).
+        chunk: which records `pack` cuts into pieces. None: none, and records longer than a row are refused. "long":
+            those; their last piece shares a row with others. "all": records follow each other without a gap, in their
+            order, and are cut wherever a row ends, as GPT is trained: each row but the last one of the epoch is full.
+            A piece has a segment and positions of its own, and the other fields of its record.
         collate_fn: function that makes a batch of a list of samples, called in the thread that reads batches; None
             stacks them. For `to_tf` it returns arrays, numbers or text, or dicts and tuples of these, in the form and
             of the dtypes of the first batch; sizes may vary.
@@ -101,6 +106,7 @@ class BatchOptions:
     pad: Mapping[str, float] | None = None
     bucket: Mapping[str, int] | None = None
     pack: Mapping[str, int] | None = None
+    chunk: Literal["long", "all"] | None = None
     collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None
     as_supervised: Sequence[str] | None = None
 
@@ -166,6 +172,7 @@ class BatchOptions:
             packed_fields(self.pack, features)
             if self.bucket is not None:
                 raise OptionError("bucket together with pack: each is a way to fill batches; choose one")
+        check_chunk(self.chunk, self.pack)
         check_padded(self.pad, None if may_add else features)
         if self.pad is not None and self.pack is not None and not self.pad.keys() <= self.pack.keys():
             raise OptionError(f"pad is {self.pad!r} and pack is {self.pack!r}; with pack, pad names packed fields only")

@@ -2,11 +2,13 @@
 
     measured    one pass over one field: the length of each record
     planned     for each epoch, the places of its order in windows: sorted by length and cut into batches, or fitted
-                into rows (`Planner`)
+                into rows (`Planner`); or all its records one after another, cut into rows of one length
     shaped      the lists of a batch as arrays (`Padding`, `Packing`)
 
 A plan is a pure function of lengths, order and epoch. Its units (batches of a bucket, packed rows) take the place of
-records in the schedule, so that ranks, workers and states work as they do for records.
+records in the schedule, so that ranks, workers and states work as they do for records. A row may hold a *piece* of a
+record: the tokens from one place on to another. The last piece of each record goes to its end, wherever that is, so no
+token is lost if a transform makes records longer.
 """
 
 from __future__ import annotations
@@ -33,9 +35,10 @@ if TYPE_CHECKING:
     from datamat.readers.batches import EpochOrder
 
 
-__all__ = ["Budget", "Packing", "Padding", "Planner", "check_padded", "one_budget", "packed_fields"]
+__all__ = ["Budget", "Packing", "Padding", "Planner", "check_chunk", "check_padded", "one_budget", "packed_fields"]
 
 _WINDOW = 4096  # places whose records are sorted or fitted together
+_TO_END = np.iinfo(np.int64).max  # behind the last token of a piece that goes to the end of its record
 
 
 # ---------------------------------------------------------------- plans
@@ -53,9 +56,10 @@ class Planner:
         seed: base seed of the order of the units.
         packs: whether units are packed rows.
         shuffles: whether units come in random order; otherwise in that of the records, window by window.
+        chunk: which records are cut into pieces of several rows: "long", "all" or None, as in `BatchOptions`.
 
     Raises:
-        OptionError: a record is longer than the budget.
+        OptionError: a record is longer than the budget, and is not to be cut.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Planner:
         *,
         packs: bool,
         shuffles: bool,
+        chunk: str | None = None,
     ) -> None:
         self._order = order
         self._lengths = lengths
@@ -76,12 +81,13 @@ class Planner:
         self._seed = seed
         self.packs = packs
         self._shuffles = shuffles
+        self._chunk = chunk
         self._plans: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
-        if len(lengths) and lengths.max() > budget:
+        if len(lengths) and lengths.max() > budget and chunk is None:
+            cut = "cut them with chunk='long'" if packs else "filter or cut such records (map)"
             raise OptionError(
                 f"the record at position {int(lengths.argmax())} has {count_of(int(lengths.max()), 'token')}, and the "
-                "budget is "
-                f"{budget}; filter or cut such records (map), or set a larger budget"
+                f"budget is {budget}; {cut}, or set a larger budget"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -91,40 +97,101 @@ class Planner:
     def identity(self) -> dict[str, Any]:
         """What decides the units beside the order, as JSON values."""
         digest = xxhash.xxh3_64_hexdigest(self._lengths.astype("<i8").tobytes())
-        return {"units": [self.packs, self._budget, None if self.packs else self._most, self._shuffles, digest]}
+        found = [self.packs, self._budget, None if self.packs else self._most, self._shuffles, digest]
+        return {"units": found if self._chunk is None else [*found, self._chunk]}
 
     def num_units(self, epoch: int) -> int:
         """Return the number of units of an epoch."""
         return len(self._plan(epoch)[1]) - 1
 
     def unit(self, epoch: int, number: int) -> NDArray[np.int64]:
-        """Return the positions of the records of a unit, int64 (n,)."""
-        positions, bounds = self._plan(epoch)
-        return positions[bounds[number] : bounds[number + 1]]
+        """Return the pieces of a unit, int64 (3, n): position of the record, first token, place behind the last.
+
+        The last piece of a record, and so a whole one, has the largest int64 there.
+        """
+        pieces, bounds = self._plan(epoch)
+        found = pieces[:, bounds[number] : bounds[number + 1]]
+        return found if self._chunk is not None else _whole(found[0])
 
     def _plan(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the pieces of all units, int64 (3, pieces), and where each unit begins; of whole records, (1, n)."""
         found = self._plans.get(epoch)
         if found is None:
-            units = [
-                unit for first in range(0, self._order.num_records, _WINDOW) for unit in self._window(epoch, first)
-            ]
-            sizes = np.fromiter(map(len, units), np.int64, len(units))
-            positions = np.concatenate([np.empty(0, np.int64), *units])
-            found = positions, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+            windows = range(0, self._order.num_records, _WINDOW)
+            if self._chunk == "all":
+                units = self._stream(epoch, windows)
+            else:
+                units = [unit for first in windows for unit in self._window(epoch, first)]
+            sizes = np.fromiter((unit.shape[1] for unit in units), np.int64, len(units))
+            pieces = np.concatenate([np.empty((1 if self._chunk is None else 3, 0), np.int64), *units], axis=1)
+            found = pieces, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
             self._plans = {epoch: found}
         return found
 
     def _window(self, epoch: int, first: int) -> list[NDArray[np.int64]]:
-        places = np.arange(first, min(first + _WINDOW, self._order.num_records), dtype=np.int64)
-        positions = self._order.positions(epoch, places)
+        positions = self._positions(epoch, first)
         lengths = self._lengths[positions]
+        pieces = positions[None]
+        if self._chunk is not None:
+            pieces = _cut(positions, lengths, np.zeros_like(lengths), self._budget)
+            lengths = self._sizes(pieces)
         by_length = np.argsort(lengths, kind="stable")
         cut = _rows if self.packs else _batches
-        units = [positions[unit] for unit in cut(by_length, lengths, self._budget, self._most)]
-        if self._shuffles and len(units) > 1:
-            shuffled = permuted(np.arange(len(units)), len(units), self._seed, epoch, first, 1)
-            units = [units[place] for place in shuffled.tolist()]
-        return units
+        units = [pieces[:, unit] for unit in cut(by_length, lengths, self._budget, self._most)]
+        return self._shuffled(units, epoch, first)
+
+    def _stream(self, epoch: int, windows: range) -> list[NDArray[np.int64]]:
+        """Return the rows of an epoch whose records follow each other without a gap; the last row may be shorter."""
+        positions = np.concatenate([np.empty(0, np.int64), *(self._positions(epoch, first) for first in windows)])
+        lengths = self._lengths[positions]
+        pieces = _cut(positions, lengths, (np.cumsum(lengths) - lengths) % self._budget, self._budget)
+        sizes = self._sizes(pieces)
+        last = max(0, int(lengths.sum()) - 1) // self._budget  # records without tokens may follow the last token
+        rows = np.minimum((np.cumsum(sizes) - sizes) // self._budget, last)
+        units = np.split(pieces, np.flatnonzero(np.diff(rows)) + 1, axis=1) if len(rows) else []
+        parts = (
+            self._shuffled(units[first : first + _WINDOW], epoch, first) for first in range(0, len(units), _WINDOW)
+        )
+        return [unit for part in parts for unit in part]
+
+    def _sizes(self, pieces: NDArray[np.int64]) -> NDArray[np.int64]:
+        positions, starts, stops = pieces
+        found: NDArray[np.int64] = np.minimum(stops, self._lengths[positions]) - starts
+        return found
+
+    def _positions(self, epoch: int, first: int) -> NDArray[np.int64]:
+        """Return the positions of the records in the window that begins at a place of an epoch, int64 (n,)."""
+        places = np.arange(first, min(first + _WINDOW, self._order.num_records), dtype=np.int64)
+        return self._order.positions(epoch, places)
+
+    def _shuffled(self, units: list[NDArray[np.int64]], epoch: int, first: int) -> list[NDArray[np.int64]]:
+        if not self._shuffles or len(units) < 2:
+            return units
+        shuffled = permuted(np.arange(len(units)), len(units), self._seed, epoch, first, 1)
+        return [units[place] for place in shuffled.tolist()]
+
+
+def _whole(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.stack([positions, np.zeros_like(positions), np.full_like(positions, _TO_END)])
+
+
+def _cut(
+    positions: NDArray[np.int64], lengths: NDArray[np.int64], places: NDArray[np.int64], size: int
+) -> NDArray[np.int64]:
+    """Return the pieces of records that are cut at the ends of rows, int64 (3, pieces), as `Planner.unit` has them.
+
+    Args:
+        positions: int64 (n,), position of each record.
+        lengths: int64 (n,), its tokens.
+        places: int64 (n,), place in a row at which it begins.
+        size: tokens of a row.
+    """
+    counts = np.maximum(1, -(-(places + lengths) // size))
+    record = np.repeat(np.arange(len(positions)), counts)
+    nth = np.arange(len(record)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = nth * size - places[record]
+    stops = np.where(nth + 1 == counts[record], _TO_END, starts + size)
+    return np.stack([positions[record], np.maximum(starts, 0), stops])
 
 
 def _batches(
@@ -218,7 +285,8 @@ class Packing:
 
         Args:
             batch: arrays and lists by feature name.
-            rows: int64 (n,), number of the row of each record, in order.
+            rows: int64 (n, 3), number of the row of each record, in order, and the first token of its piece there and
+                the one behind the last.
 
         Returns:
             for each packed field (rows, length, ...); `segment_ids` and `positions`, int32 (rows, length); every other
@@ -227,7 +295,8 @@ class Packing:
         Raises:
             SampleError: the fields of a record differ in length, or no longer fit into the row.
         """
-        _, rows = np.unique(rows, return_inverse=True)
+        pieces = [slice(*piece) for piece in rows[:, 1:].tolist()]
+        _, rows = np.unique(rows[:, 0], return_inverse=True)
         num_rows = int(rows.max()) + 1
         segments, places = np.zeros((2, num_rows, self.length), np.int32)
         columns: dict[str, np.ndarray] = {}
@@ -238,11 +307,12 @@ class Packing:
             shape = (num_rows, self.length, *first.shape[1:])
             columns[name] = np.full(shape, _filler(name, filler, first.dtype), first.dtype)
         used, count = [0] * num_rows, [0] * num_rows
-        for record, row in enumerate(rows.tolist()):
-            values = [np.asarray(items[record]) for items in packed.values()]
+        for record, (row, piece) in enumerate(zip(rows.tolist(), pieces, strict=True)):
+            whole = [np.asarray(items[record]) for items in packed.values()]
+            values = [value[piece] for value in whole]
             size, start = len(values[0]), used[row]
-            if any(len(value) != size for value in values) or start + size > self.length:
-                lengths = ", ".join(f"{name}: {len(value)}" for name, value in zip(self.fields, values, strict=True))
+            if any(len(value) != len(whole[0]) for value in whole) or start + size > self.length:
+                lengths = ", ".join(f"{name}: {len(value)}" for name, value in zip(self.fields, whole, strict=True))
                 raise SampleError(
                     str(batch["key"][record]) if "key" in batch else "?",
                     f"its fields have {lengths} tokens, and {self.length - start} are left in the row that was planned "
@@ -383,6 +453,14 @@ def packed_fields(value: Any, features: Mapping[str, Any] | None = None) -> tupl
     if len(set(found.values())) > 1:
         raise OptionError(f"pack is {value!r}; want one length of rows for all fields")
     return tuple(found), next(iter(found.values()))
+
+
+def check_chunk(value: Any, pack: Any) -> None:
+    """Raise `OptionError` unless `chunk` is None, or says which records of packed rows are cut."""
+    if value not in (None, "long", "all"):
+        raise OptionError(f"chunk is {value!r}; want 'long', 'all' or None")
+    if value is not None and pack is None:
+        raise OptionError(f"chunk is {value!r}, which is for pack; add pack={{FIELD: TOKENS}}")
 
 
 def check_padded(value: Any, features: Mapping[str, Any] | None) -> None:

@@ -380,7 +380,9 @@ def materialize(  # noqa: PLR0913 -- all that there is to say of a function, by 
             name; called in the workers, in any order. A list of such dicts, or a generator of them, gives several
             samples, with the keys KEY#0-0, KEY#0-1 and so on. None, or `Skip("too dark")`, raised or returned, leaves
             the item out.
-        inputs: the items; each is one sample.
+        inputs: the items; each is one sample. Or the path of a dataset that `Materializer(source=...)` reads, such as a
+            folder of Parquet files: its samples are the items, dicts that workers read, with its keys and splits;
+            pictures are the bytes of their files.
         output: folder of the finished shards.
         name: name of the dataset; the names of its shards begin with it.
         features: the schema; None infers it, without loss, from the first item that works, in a worker. Where that has

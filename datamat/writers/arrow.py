@@ -82,6 +82,7 @@ class ArrowSource(DataSource):
     """
 
     has_schema = True
+    is_of_cells = True
 
     def __init__(self, rows: ArrowRows) -> None:
         self._rows = rows

@@ -280,6 +280,7 @@ class DataSource(abc.ABC):
         dicts: names of the fields that are dicts in a sample, whose fields are called `DICT/FIELD` here.
         keys_are_places: whether keys say where samples lie, so that a field `key` is one as any other.
         has_schema: whether all samples have the fields that `field_names` returns.
+        is_of_cells: whether samples are rows of tables, in which any cell may be empty that `declare` says may be.
 
     The methods below `keys_and_splits` are optional hooks of sources that know more than their samples show.
 
@@ -304,6 +305,7 @@ class DataSource(abc.ABC):
     dicts: Collection[str] = frozenset()
     keys_are_places: bool = False
     has_schema: bool = False
+    is_of_cells: bool = False
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -415,7 +417,8 @@ def _is_place(name: str) -> bool:
     """Return whether a text names files or a folder, and no writer: the name of a writer goes before a folder's."""
     if name in SOURCE_KINDS or name == "dataset" or name in writer_names():
         return False
-    return os.path.lexists(expand_home(name)) or glob.has_magic(name)
+    path = expand_home(name)
+    return os.path.lexists(path) or glob.has_magic(name) or os.path.isfile(f"{path}.idx")  # a pair of Megatron-LM's
 
 
 def resolve_writer(writer: DatasetWriter | type[DatasetWriter] | str) -> DatasetWriter:

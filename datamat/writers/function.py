@@ -11,7 +11,7 @@ import re
 import reprlib
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,17 +20,17 @@ import xxhash
 from datamat.directory.keys import original_key
 from datamat.directory.row_values import typed_paths
 from datamat.errors import OptionError, SourceError
-from datamat.features import Features
+from datamat.features import Features, Nullable
 from datamat.fingerprint import fingerprint
 from datamat.folders.local import expand_home
 from datamat.folders.urls import is_url, lasting
 from datamat.sources.rows import Origin, RowBlock, Rows, Texts
 from datamat.transforms.seeding import row_rng, with_rng
-from datamat.writers.base import DatasetWriter, Sample
+from datamat.writers.base import DatasetWriter, DataSource, Sample, identity_of
 from datamat.writers.tables import TableRows, listed_column, table_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
     from concurrent.futures import Future
     from typing import TypeGuard
 
@@ -74,7 +74,7 @@ def function_writer(  # noqa: PLR0913 -- what `materialize` is told of a functio
 
     Args:
         fn: function of (item), or of (item, rng) if it asks for a generator, that returns a sample.
-        inputs: items, each the input of one sample.
+        inputs: items, each the input of one sample; or the path of a dataset, whose samples are the items.
         name: name of the dataset; the names of its shards begin with it.
         features: schema of the samples; None where it is not known yet.
         key: function that returns the key of an item, or the name of the field that holds it; None derives the keys as
@@ -89,7 +89,7 @@ def function_writer(  # noqa: PLR0913 -- what `materialize` is told of a functio
         OptionError: `fn` is no function, there are no inputs, or `block` or `concurrency` does not fit the function.
         SourceError: an item has no valid key or split, or two items have the same key.
     """
-    if isinstance(inputs, (str, bytes, Mapping)):
+    if isinstance(inputs, (bytes, Mapping)):
         raise _no_items(inputs)
     if isinstance(files, (str, os.PathLike)):
         raise OptionError(f"materialize: files is {files!r}; want a list of paths, as in files=[{str(files)!r}]")
@@ -101,13 +101,15 @@ def function_writer(  # noqa: PLR0913 -- what `materialize` is told of a functio
     if not name:
         raise OptionError('materialize: name is ""; want what the names of the shards begin with, as in name="data"')
     kind = _kind_of(fn, block, concurrency)
-    items = _items_of(inputs)
+    items = _opened(inputs) if isinstance(inputs, (str, os.PathLike)) else _items_of(inputs)
     if not len(items):
         raise OptionError("materialize: inputs is empty; give at least one item")
-    splits = None if split is None else [_given_split(items[number], split, number) for number in range(len(items))]
-    writer = kind(fn, items, name, features, keys_of(items, key), splits)
-    if files:
-        writer.files = [os.path.abspath(expand_home(path)) for path in files]
+    splits = None if split is None else [_given_split(item, split, n) for n, item in _asked_items(items, split)]
+    writer = kind(fn, items, name, features, keys_of(items, key), splits or _own_splits(items))
+    own = items.source.files if isinstance(items, DatasetRows) else {}
+    if files or own:
+        paths = [os.path.abspath(expand_home(path)) for path in files]
+        writer.__dict__["files"] = {**own, **{path: path for path in paths}} if own else paths
     if block is not None:
         writer.block = block
     if isinstance(writer, AsyncFunctionWriter):
@@ -160,6 +162,8 @@ def keys_of(items: Sequence[Any], key: Callable[[Any], str] | str | None) -> lis
     """
     if key is not None:
         return _given_keys(items, key)
+    if isinstance(items, DatasetRows):
+        return list(items.cells("key"))
     if (
         not _is_listed(items)
         or isinstance(items, TableRows)
@@ -184,8 +188,8 @@ def keys_of(items: Sequence[Any], key: Callable[[Any], str] | str | None) -> lis
 
 def _given_keys(items: Sequence[Any], key: Callable[[Any], str] | str) -> list[str]:
     numbers: dict[str, int] = {}
-    for number in range(len(items)):
-        found = _given_key(items[number], key, number)
+    for number, item in _asked_items(items, key):
+        found = _given_key(item, key, number)
         if found in numbers:
             raise SourceError(
                 f"inputs[{numbers[found]}] and inputs[{number}] have the same key, {found!r}; want unique keys: "
@@ -193,6 +197,19 @@ def _given_keys(items: Sequence[Any], key: Callable[[Any], str] | str) -> list[s
             )
         numbers[found] = number
     return list(numbers)
+
+
+def _asked_items(items: Sequence[Any], asked: Callable[[Any], Any] | str) -> Iterator[tuple[int, Any]]:
+    """Yield number and item of all items; of the samples of a dataset, only the field that is asked for."""
+    if isinstance(items, DatasetRows) and isinstance(asked, str):
+        return ((number, {asked: cell}) for number, cell in enumerate(items.cells(asked)))
+    return ((number, items[number]) for number in range(len(items)))
+
+
+def _own_splits(items: Sequence[Any]) -> list[str | None] | None:
+    """Return the splits that a dataset gives its samples; None where it gives none."""
+    found = list(items.cells("split")) if isinstance(items, DatasetRows) else []
+    return found if any(found) else None
 
 
 def _given_key(item: Any, key: Callable[[Any], str] | str, number: int) -> str:
@@ -256,11 +273,51 @@ def _items_of(inputs: Any) -> Sequence[Any]:
     return inputs if _is_map_style(inputs) and not is_text else list(inputs)
 
 
-def _no_items(inputs: Any) -> OptionError:
+def _opened(path: str | os.PathLike[str]) -> DatasetRows:
+    """Return the samples of the dataset at a path, as `Materializer(source=...)` reads it."""
+    from datamat.writers.sources import open_source  # which most jobs do not need
+
+    try:
+        return DatasetRows(open_source(path))
+    except SourceError as error:
+        raise _no_items(path, f", nor a dataset: {error}") from error
+
+
+class DatasetRows(Sequence[dict[str, Any]]):
+    """The samples of a dataset by position, as dicts that hold dicts; an empty cell of a table is None.
+
+    Args:
+        source: the dataset.
+    """
+
+    def __init__(self, source: DataSource) -> None:
+        self.source = source
+        for part in getattr(source, "parts", [source]):
+            if part.is_of_cells:
+                part.declare({name: one if one.takes_none else Nullable(one) for name, one in part.features.items()})
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, place: int) -> dict[str, Any]:  # type: ignore[override]  # nobody asks for a slice
+        found = self.source[place]
+        for path in sorted(self.source.dicts, key=len, reverse=True):  # the innermost first
+            names = [name for name in found if name.startswith(f"{path}/")]
+            found[path] = {name.removeprefix(f"{path}/"): found.pop(name) for name in names}
+        return found
+
+    def cells(self, name: str) -> Iterator[Any]:
+        """Yield a field of each sample without the others; those of keys and splits have no other name."""
+        if name in {"key", "split"} and name not in (self.source.field_names() or ()):
+            return (pair[name == "split"] for pair in self.source.keys_and_splits())
+        return self.source.cells(name)
+
+
+def _no_items(inputs: Any, why: str = "") -> OptionError:
     return OptionError(
         f"materialize: inputs is a {type(inputs).__name__}, {reprlib.repr(inputs)}; want the items themselves: a "
         "list, such as sorted(glob.glob(pattern)) or list(mapping.items()). A folder of pictures by class needs no "
-        "function: Materializer('image_folder', FOLDER, output)"
+        f"function: Materializer('image_folder', FOLDER, output){why}"
     )
 
 
@@ -306,7 +363,8 @@ class FunctionWriter(DatasetWriter):
         self.name = name
         self.fn = fn
         # The rows of listed items hold their items, so that one more affects the shard that it goes to, and no other.
-        self._whole = None if _is_listed(inputs) else inputs
+        whole = identity_of(inputs.source) if isinstance(inputs, DatasetRows) else inputs
+        self._whole = None if _is_listed(inputs) else whole
         self.__dict__["_inputs"] = inputs
         self.__dict__["_numbers"] = None if keys is None else {key: number for number, key in enumerate(keys)}
         self.__dict__["_splits"] = splits
@@ -319,6 +377,11 @@ class FunctionWriter(DatasetWriter):
     def features(self) -> Features:  # type: ignore[override]  # known once the function was called
         """Schema of the samples: as declared, or inferred from the first one."""
         raise OptionError("materialize: the features are not known yet; pass features=")
+
+    @functools.cached_property
+    def files(self) -> Sequence[str] | Mapping[str, str]:  # type: ignore[override]  # whose content counts, not the place
+        """The files that all samples depend on, and those of a dataset, by their names in it."""
+        return ()
 
     @functools.cached_property
     def _inputs(self) -> Sequence[Any]:

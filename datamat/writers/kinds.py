@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from datamat.formats.megatron import MAGIC
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class SourceKind:
         module: name of the module in `datamat.writers` that opens them.
         suffixes: of its files, empty for any; None where a folder is opened as a whole.
         marks: patterns of files that no folder of another kind has.
+        magic: what files of the marks begin with; then suffixes alone do not tell the kind of a folder.
         is_unpacked: whether its files may be compressed, by any of `PACKINGS`.
         is_of_objects: whether the kind also names objects.
     """
@@ -34,12 +36,19 @@ class SourceKind:
     module: str
     suffixes: tuple[str, ...] | None = None
     marks: tuple[str, ...] = ()
+    magic: bytes = b""
     is_unpacked: bool = False
     is_of_objects: bool = False
 
     def is_marked(self, folder: pathlib.Path) -> bool:
         """Return whether a folder holds one of the marks."""
-        return any(path.is_file() for mark in self.marks for path in folder.glob(mark))
+        return any(path.is_file() and self._is_begun(path) for mark in self.marks for path in folder.glob(mark))
+
+    def _is_begun(self, path: pathlib.Path) -> bool:
+        if not self.magic:
+            return True
+        with path.open("rb") as file:
+            return file.read(len(self.magic)) == self.magic
 
 
 def _packed(*endings: str) -> tuple[str, ...]:
@@ -56,6 +65,7 @@ KINDS = {
     "files": SourceKind("files", ()),
     "mds": SourceKind("mds", marks=_INDEX, is_of_objects=True),
     "litdata": SourceKind("litdata", marks=_INDEX, is_of_objects=True),
+    "megatron": SourceKind("megatron", (".bin", ".idx"), ("*.idx",), MAGIC),
     "webdataset": SourceKind("tar", (*_packed(".tar"), ".tgz"), is_unpacked=True),
     "tfrecord": SourceKind("tfrecord", _packed(".tfrecord", ".tfrecords", ".tfrec"), is_unpacked=True),
     "parquet": SourceKind("parquet", (".parquet", ".pq")),

@@ -65,6 +65,13 @@ class RecordForm(abc.ABC):
     def read(self, file: int, number: int, names: Sequence[str]) -> dict[str, Any]:
         """Return fields of a record."""
 
+    def read_block(
+        self, files: Sequence[int], numbers: Sequence[int], names: Sequence[str]
+    ) -> Mapping[str, Any] | None:
+        """Return fields of several records, as `DataSource.block` does; None to have them read one by one."""
+        del files, numbers, names
+        return None
+
     def tell(self, found: Mapping[str, Feature | str | None]) -> None:
         """Set `features` and `refused`, given the feature of each field, or why there is none, or None."""
         self.features = {
@@ -112,6 +119,11 @@ class RecordsSource(DataSource):
             raise CorruptDataError(
                 f"{path}: record {inner} is damaged: {error}; copy or write the file again"
             ) from error
+
+    def block(self, positions: np.ndarray) -> Mapping[str, Any] | None:
+        files = np.searchsorted(self._ends, positions, side="right")
+        numbers = positions - np.concatenate([[0], self._ends])[files]
+        return self._form.read_block(files.tolist(), numbers.tolist(), self._names)
 
     def field_names(self) -> list[str]:
         return self._names

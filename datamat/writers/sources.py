@@ -111,9 +111,7 @@ def _damage_named(path: pathlib.Path) -> Iterator[None]:
 
 
 def _of_paths(paths: Sequence[pathlib.Path], kind: str | None, spool: SpoolOptions) -> DataSource:
-    for path in paths:
-        if not path.exists():
-            raise SourceError(f"{path} does not exist; correct the path of the source")
+    paths = [path if path.exists() else _pair_of(path) for path in paths]
     is_of_parquet = kind == "huggingface" and not KINDS[kind].is_marked(paths[0])  # whose schema has its notes
     name = _kind_of(paths) if kind in {None, "dataset"} or is_of_parquet else kind
     if name not in KINDS:
@@ -139,6 +137,14 @@ def _of_paths(paths: Sequence[pathlib.Path], kind: str | None, spool: SpoolOptio
     return module.open_files(files, spool)  # type: ignore[no-any-return]
 
 
+def _pair_of(path: pathlib.Path) -> pathlib.Path:
+    """Return the index of a pair of Megatron-LM's files that is called by what their names share."""
+    index = path.with_name(f"{path.name}.idx")
+    if not index.is_file():
+        raise SourceError(f"{path} does not exist; correct the path of the source")
+    return index
+
+
 def _kind_of(paths: Sequence[pathlib.Path]) -> str:
     """Return the kind of files or of a folder by what they are called; raise `SourceError` where nothing says it."""
     first = paths[0]
@@ -153,7 +159,8 @@ def _kind_of(paths: Sequence[pathlib.Path]) -> str:
         endings = {ending_of(path.name) for path in visible_files(first)}
     else:
         endings = {ending_of(path.name) for path in paths}
-    kinds = {name for name, kind in KINDS.items() if endings & set(kind.suffixes or ())}
+    are_files = not first.is_dir()
+    kinds = {n for n, kind in KINDS.items() if endings & set(kind.suffixes or ()) and (are_files or not kind.magic)}
     if len(kinds) == 1:
         return kinds.pop()
     if first.is_dir() and not endings & set(PICTURES):

@@ -1,4 +1,4 @@
-"""Sequences in batches: padded, bucketed and packed; every token once, under any ranks, and resumed anywhere."""
+"""Sequences in batches: padded, bucketed, packed and cut; every token once, under any ranks, and resumed anywhere."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_plan_has_every_record_once_within_the_budget(lengths, budget, most, pac
     """A batch is padded to its longest record, a row holds the sum."""
     order = Order((len(lengths),), 1, None)
     planner = Planner(order, np.array(lengths, np.int64), budget, most, 1, packs=packs, shuffles=True)
-    units = [planner.unit(2, number).tolist() for number in range(planner.num_units(2))]
+    units = [planner.unit(2, number)[0].tolist() for number in range(planner.num_units(2))]
 
     assert sorted(position for unit in units for position in unit) == list(range(len(lengths)))
     for unit in units:
@@ -45,6 +45,28 @@ def test_plan_has_every_record_once_within_the_budget(lengths, budget, most, pac
         assert packs or most is None or len(own) <= most
     if packs:
         assert len(units) <= 2 * sum(lengths) / budget + 1  # two rows that are half empty would have been one
+
+
+@given(st.lists(st.integers(0, 40), max_size=60), st.integers(1, 15), st.sampled_from(["long", "all"]), st.booleans())
+def test_pieces_hold_every_token_once(lengths, tokens, chunk, shuffles):
+    """Whatever is cut: no row is too long, and of one stream each row but the last is full."""
+    order = Order((len(lengths),), 1, None)
+    planner = Planner(order, np.array(lengths, np.int64), tokens, None, 1, packs=True, shuffles=shuffles, chunk=chunk)
+    rows = [
+        [(position, token) for position, *piece in planner.unit(2, number).T.tolist() for token in
+         range(lengths[position])[slice(*piece)]]
+        for number in range(planner.num_units(2))
+    ]  # fmt: skip
+
+    assert sorted(token for row in rows for token in row) == [
+        (position, token) for position, length in enumerate(lengths) for token in range(length)
+    ]
+    assert {position for number in range(len(rows)) for position in planner.unit(2, number)[0]} == {
+        *range(len(lengths))
+    }
+    assert all(len(row) <= tokens for row in rows)
+    if chunk == "all":
+        assert len(rows) == max(-(-sum(lengths) // tokens), bool(lengths))
 
 
 def test_padding_fills_up_and_says_how_long_each_was(rows):
@@ -74,6 +96,69 @@ def test_packed_rows_hold_every_token_with_its_segment_and_position(rows, change
             assert (batch["labels"][row][segments == 0] == -100).all()
             seen += [int(number) for number in numbers]
     assert sorted(seen) == sorted(sample["number"] for sample in data)
+
+
+@pytest.mark.parametrize("chunk", ["long", "all"])
+@pytest.mark.parametrize("changed", [{}, {"num_workers": 2}, {"transform": lambda sample: {**sample, "two": 2}}])
+def test_pieces_have_a_segment_each_and_the_fields_of_their_record(rows, changed, chunk):
+    """Positions begin at 0 in each; put behind one another, the pieces of a record are the record."""
+    data = rows[0].map(lambda sample: {**sample, "labels": sample["tokens"] + 1})
+    found = {int(sample["number"]): set() for sample in data}
+    options = {"pack": {"tokens": 3, "labels": 3}, "chunk": chunk, "pad": {"labels": -100}, **changed}
+    for batch in data.to_numpy(4, shuffle=True, seed=1, **options):
+        for row, numbers in enumerate(batch["number"]):
+            tokens, segments = batch["tokens"][row], batch["segment_ids"][row]
+            for segment, number in enumerate(numbers, 1):
+                mine = segments == segment
+                assert batch["positions"][row][mine].tolist() == list(range(mine.sum()))
+                assert (batch["labels"][row][mine] == tokens[mine] + 1).all()
+                assert found[int(number)].isdisjoint(tokens[mine].tolist())
+                found[int(number)] |= {*tokens[mine].tolist()}
+            assert (batch["labels"][row][segments == 0] == -100).all()
+    assert {number: sorted(tokens) for number, tokens in found.items()} == {n: tokens_of(n) for n in found}
+
+
+def test_records_follow_each_other_in_rows_of_one_length(rows):
+    """In their order, and in that of each epoch where they are shuffled; windows of the plan leave no gap."""
+    stream = [token for sample in rows[0] for token in sample["tokens"].tolist()]
+    made = np.concatenate([batch["tokens"] for batch in rows[0].to_numpy(4, pack={"tokens": 7}, chunk="all")])
+
+    assert made.ravel()[: len(stream)].tolist() == stream
+    assert len(made) == -(-len(stream) // 7)
+    many = Planner(Order((9000,), 1, None), np.full(9000, 3), 7, None, 1, packs=True, shuffles=True, chunk="all")
+    sizes = [sum(min(3, stop) - start for _, start, stop in many.unit(0, n).T) for n in range(many.num_units(0))]
+    assert sorted(sizes) == [9000 * 3 % 7] + [7] * (9000 * 3 // 7)
+
+
+@pytest.mark.parametrize("chunk", ["long", "all"])
+def test_pieces_resume_at_every_step_under_other_ranks(rows, chunk):
+    """Each token comes once, before the state or after it."""
+    options = {"pack": {"tokens": 3}, "chunk": chunk, "shuffle": True, "seed": 3, "pad": {"tokens": -1}}
+
+    def tokens_in(batches):
+        return [token for batch in batches for token in batch["tokens"].ravel().tolist() if token >= 0]
+
+    whole = sorted(token for sample in rows[0] for token in sample["tokens"].tolist())
+    loaders = [rows[0].to_numpy(2, rank=rank, world_size=2, **options) for rank in range(2)]
+    walks, done = [iter(loader) for loader in loaders], []
+    for _ in range(len(loaders[0]) - 2):  # at the end, ranks may share a row
+        done += [token for walk in walks for token in tokens_in([next(walk)])]
+        other = rows[0].to_numpy(5, **options)
+        other.load_state_dict(json.loads(json.dumps(loaders[0].state_dict())))
+        assert sorted(done + tokens_in(other)) == whole
+    other = "long" if chunk == "all" else "all"
+    with pytest.raises(OptionError, match="the state belongs to a loader with units"):
+        rows[0].to_numpy(2, **{**options, "chunk": other}).load_state_dict(loaders[0].state_dict())
+
+
+def test_tokens_that_a_transform_adds_are_not_lost(rows):
+    """The last piece goes to the end of its record; where that no longer fits, the record is named."""
+    longer = {"chunk": "long", "transform": lambda sample: {**sample, "tokens": np.append(sample["tokens"], -1)}}
+
+    one = next(iter(rows[0].select(["k4"]).to_numpy(2, pack={"tokens": 3}, **longer)))
+    assert sorted(one["tokens"].ravel()) == [-1, 0, 4, 5, 6, 7]
+    with pytest.raises(SampleError, match=r"its fields have tokens: 5 tokens, and 2 are left in the row"):
+        list(rows[0].select(["k4"]).to_numpy(2, pack={"tokens": 2}, **longer))
 
 
 @pytest.mark.parametrize(
@@ -165,6 +250,9 @@ def test_function_of_the_user_gets_tensors(rows):
         ({"pack": {"tokens": 0}}, "'tokens' has 0 tokens"),
         ({"pack": {"tokens": 9}, "bucket": {"tokens": 9}}, "choose one"),
         ({"pack": {"tokens": 9}, "pad": {"pair": 0}}, "names packed fields only"),
+        ({"pack": {"tokens": 3}}, "has 4 tokens, and the budget is 3; cut them with chunk='long'"),
+        ({"pack": {"tokens": 3}, "chunk": True}, "chunk is True; want 'long', 'all' or None"),
+        ({"chunk": "all"}, "chunk is 'all', which is for pack"),
         ({"pad": {"tokens": 0}, "collate_fn": list}, "collate_fn together with pad"),
     ],
 )

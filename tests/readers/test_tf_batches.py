@@ -241,6 +241,7 @@ FORMS = {
     "bucket padded": {"batch_size": 5, "bucket": {"tokens": 12}, "pad": {"tokens": 0}},
     "pack": {"batch_size": 3, "pack": {"tokens": 10}},
     "pack full": {"batch_size": 3, "pack": {"tokens": 10}, "drop": True},
+    "pack all": {"batch_size": 3, "pack": {"tokens": 3}, "chunk": "all"},
 }
 
 
@@ -249,7 +250,12 @@ def of(data, kind, *, drop=False, **options):
     return getattr(data, f"to_{kind}")(**options, drop_last=drop)
 
 
-IN_EACH_COMMIT = {(True, "pad", "tfrecord"), (False, "bucket padded", "parquet"), (20, "pack full", "parquet")}
+IN_EACH_COMMIT = {
+    (True, "pad", "tfrecord"),
+    (True, "pack all", "parquet"),
+    (False, "bucket padded", "parquet"),
+    (20, "pack full", "parquet"),
+}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ import sys
 import time
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import datamat
 from datamat import (
@@ -585,3 +587,97 @@ def test_an_item_that_moves_to_another_split_makes_two_shards_anew(tmp_path):
 def test_what_names_no_split_is_refused(tmp_path, split, message):
     with pytest.raises(SourceError, match=message):
         _made(lambda n: {"n": n}, range(3), tmp_path, split=split)
+
+
+# ------------------------------------------------------------ datasets
+
+
+@pytest.fixture
+def crawl(tmp_path):
+    """Forty texts in two Parquet files, as FineWeb has them: row groups, and columns that nobody wants."""
+    folder = tmp_path / "fineweb"
+    folder.mkdir()
+    for part in range(2):
+        numbers = range(20 * part, 20 * part + 20)
+        columns = {
+            "text": [f"text {n}" for n in numbers],
+            "id": [f"<urn:uuid:{n}>" for n in numbers],
+            "score": [0.5] * 20,
+        }
+        parquet.write_table(pa.table(columns), folder / f"00{part}_00000.parquet", row_group_size=6)
+    return folder
+
+
+def tokenize(row):
+    return {"tokens": np.frombuffer(row["text"].encode(), np.uint8)}
+
+
+def texts_of(folder):
+    return {sample["key"]: bytes(sample["tokens"]).decode() for sample in load(folder)}
+
+
+@pytest.mark.parametrize("given", [str, pathlib.Path, lambda folder: f"{folder}/*.parquet"])
+def test_samples_of_a_dataset_are_items(crawl, tmp_path, given):
+    """Whatever `Materializer` reads is named by its path; the keys are those that it gives."""
+    _made(tokenize, given(crawl), tmp_path / "out")
+    assert texts_of(tmp_path / "out") == {f"00{n // 20}_00000-{n % 20:08d}": f"text {n}" for n in range(40)}
+
+    _made(tokenize, given(crawl), tmp_path / "by-id", key="id")
+    assert texts_of(tmp_path / "by-id") == {f"<urn:uuid:{n}>": f"text {n}" for n in range(40)}
+
+
+def test_content_of_a_dataset_counts(crawl, tmp_path):
+    """Where the files lie does not."""
+    _made(tokenize, crawl, tmp_path / "out")
+    moved = crawl.rename(tmp_path / "moved")
+    assert _made(tokenize, moved, tmp_path / "out").did_nothing
+
+    changed = parquet.read_table(moved / "001_00000.parquet").set_column(0, "text", pa.array(["new"] * 20))
+    parquet.write_table(changed, moved / "001_00000.parquet")
+    _made(tokenize, moved, tmp_path / "out")
+
+    assert sorted(texts_of(tmp_path / "out").values()) == sorted([f"text {n}" for n in range(20)] + ["new"] * 20)
+
+
+def test_splits_of_a_dataset_stay(crawl, tmp_path):
+    """Unless the call says something else."""
+    for part, split in enumerate(("train", "val")):
+        (crawl / f"00{part}_00000.parquet").rename(crawl / f"{split}-0.parquet")
+
+    _made(tokenize, crawl, tmp_path / "out")
+    _made(tokenize, crawl, tmp_path / "other", split=lambda row: "test" if row["text"] == "text 7" else "train")
+
+    assert [len(load(tmp_path / "out", split)) for split in ("train", "val")] == [20, 20]
+    assert [len(load(tmp_path / "other", split)) for split in ("train", "test")] == [39, 1]
+
+
+def test_rows_of_files_are_those_of_the_table_in_memory(tmp_path):
+    """Empty cells are None, structs dicts; the columns of keys and splits are both."""
+    table = pa.table(
+        {
+            "key": [f"k{n}" for n in range(20)],
+            "split": ["train", "val"] * 10,
+            "n": [None, *range(19)],
+            "tags": [None, ["a"], [], ["b", "c"]] * 5,
+            "meta": [{"lang": "en", "in": {"score": 0.5}}] * 20,
+        }
+    )
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=6)
+
+    def shown(row):
+        return {"row": repr({name: row[name] for name in ("n", "tags", "meta")})}
+
+    _made(shown, tmp_path / "a.parquet", tmp_path / "files")
+    _made(shown, tmp_path / "a.parquet", tmp_path / "by-name", key="key", split="split")
+    _made(shown, table, tmp_path / "memory", key="key", split="split")
+
+    found, by_name, wanted = (
+        [(sample["key"], sample["row"]) for split in ("train", "val") for sample in load(tmp_path / name, split)]
+        for name in ("files", "by-name", "memory")
+    )
+    assert found == by_name == wanted
+
+
+def test_field_that_no_sample_has_is_named(crawl, tmp_path):
+    with pytest.raises(SourceError, match=r"no field 'uuid'.* text, id, score"):
+        _made(tokenize, crawl, tmp_path / "out", key="uuid")

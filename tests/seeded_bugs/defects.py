@@ -1761,10 +1761,24 @@ DEFECTS = {
             "tests/readers/test_sequences.py::test_packed_rows_hold_every_token_with_its_segment_and_position",
         ),
         Defect(
+            "places-of-megatron-believed",
+            "an index of Megatron-LM that does not fit its tokens is believed: documents begin inside others",
+            "datamat.writers.megatron:_Pair._check_places",
+            replace("(lengths < 0) | (starts != wanted)", "lengths < 0"),
+            "tests/writers/test_megatron.py::test_file_that_does_not_fit_is_refused",
+        ),
+        Defect(
+            "end-of-a-document-cut-off",
+            "of records that are cut at the ends of rows, the last piece is never read: their last tokens are lost",
+            "datamat.readers.sequences:_cut",
+            replace("np.maximum(1, -(-(places + lengths) // size))", "np.maximum(1, (places + lengths) // size)"),
+            "tests/readers/test_sequences.py::test_pieces_hold_every_token_once",
+        ),
+        Defect(
             "units-come-twice",
             "where fewer units than ranks are left, each of the ranks that share one has all of its records",
             "datamat.readers.batches:Position._job_of_units",
-            replace("mine if len(mine) else found[0][-1:]", "found[0]"),
+            replace("mine if mine.size else found[0][:, -1:]", "found[0]"),
             "tests/readers/test_sequences.py::test_units_resume_at_every_step_under_other_ranks",
         ),
         Defect(

@@ -6,8 +6,10 @@ import io
 import itertools
 import json
 import pathlib
+import struct
 import tarfile
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
@@ -50,6 +52,24 @@ def write_tfds(folder, features, records, kinds, **info):
     for number, some in enumerate((records[:1], records[1:])):
         (folder / f"mine-train.tfrecord-0000{number}-of-00002").write_bytes(tfrecord(some, kinds))
     return folder
+
+
+def write_megatron(prefix, documents, dtype="uint16"):
+    """Write the pair of files that Megatron-LM's `IndexedDatasetBuilder` writes.
+
+    Args:
+        prefix: what their paths share.
+        documents: the sequences of each document.
+        dtype: dtype of the tokens.
+    """
+    code = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}[dtype]
+    sequences = [np.array(sequence, dtype) for document in documents for sequence in document]
+    lengths = np.array([len(sequence) for sequence in sequences], "<i4")
+    starts = np.cumsum([0, *(sequence.nbytes for sequence in sequences)])[:-1].astype("<i8")
+    bounds = np.cumsum([0, *map(len, documents)]).astype("<i8")
+    head = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, code, len(lengths), len(bounds))
+    pathlib.Path(f"{prefix}.bin").write_bytes(b"".join(sequence.tobytes() for sequence in sequences))
+    pathlib.Path(f"{prefix}.idx").write_bytes(head + lengths.tobytes() + starts.tobytes() + bounds.tobytes())
 
 
 def lerobot_kind(dtype, *shape, names=None):

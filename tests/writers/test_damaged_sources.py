@@ -10,7 +10,7 @@ import struct
 import numpy as np
 import pyarrow as pa
 import pytest
-from foreign_files import GOLDEN, tar, tfds_kind, tfrecord, write_tfds
+from foreign_files import GOLDEN, tar, tfds_kind, tfrecord, write_megatron, write_tfds
 from prepared import Prepared
 from pyarrow import parquet
 
@@ -64,6 +64,15 @@ def write_arrow_stream(folder):
     return "arrow", "a.arrow"
 
 
+def write_megatron_set(folder):
+    write_megatron(folder / "a", [[[number] * number, [7]] for number in range(9)], "int32")
+    return "megatron", "a.idx"
+
+
+def write_megatron_tokens(folder):
+    return write_megatron_set(folder)[0], "a.bin"
+
+
 def copied(name, file, kind):
     def write(folder):
         shutil.copytree(GOLDEN / name, folder, dirs_exist_ok=True)
@@ -80,6 +89,8 @@ SETS = [
     write_parquet,
     write_arrow_file,
     write_arrow_stream,
+    write_megatron_set,
+    write_megatron_tokens,
     copied("mds_lists", "shard.00000.mds", "mds"),
     copied("litdata_compressed/batch", "chunk-0-0.bin", "litdata"),
     copied("litdata_compressed/chunk", "chunk-0-0.zstd.bin", "litdata"),

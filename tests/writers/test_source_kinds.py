@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pyarrow as pa
 import pytest
-from foreign_files import GOLDEN, lerobot_kind, tar, tfds_kind, tfrecord, write_lerobot, write_tfds
+from foreign_files import GOLDEN, lerobot_kind, tar, tfds_kind, tfrecord, write_lerobot, write_megatron, write_tfds
 from prepared import Prepared
 from pyarrow import parquet
 
@@ -203,6 +203,27 @@ class TestLitdata(FileKind):
 
     def write(self, folder, numbers=NUMBERS):
         shutil.copytree(GOLDEN / "litdata_compressed" / "batch", folder, dirs_exist_ok=True)
+
+
+class TestMegatron(FileKind):
+    """Tokens alone: a number, and the bytes of a text in two sequences."""
+
+    pattern = "*.bin"
+
+    def stored(self, output):
+        assert verify(output, deep=True).ok
+        texts = [sample["b"].tolist() for sample in load(output)]
+        return {text[0]: bytes(text[1:]).decode() for text in texts}
+
+    def options(self):
+        return {"columns": ["tokens"], "rename": {"tokens": "b"}}
+
+    def write(self, folder, numbers=NUMBERS):
+        for part, some in enumerate(halves(numbers)):
+            write_megatron(folder / f"{part}", [[[row["n"]], [*row["text"].encode()]] for row in rows(some)], "uint8")
+
+    def cut_at(self, size):
+        return size - 1
 
 
 class TestLeRobot(FileKind):
