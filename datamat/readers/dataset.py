@@ -21,7 +21,7 @@ from datamat.directory.display import Table, feature_table, render_html
 from datamat.directory.keys import RecordKey
 from datamat.directory.manifest import MANIFEST_FILE, Manifest, content_of_manifest, summarized_fields
 from datamat.errors import OptionError, count_of
-from datamat.features import Features, Geometry, Statistics
+from datamat.features import Features, Geometry
 from datamat.features.statistics import summarized_in_words
 from datamat.folders import open_folder
 from datamat.folders.local import expand_home
@@ -42,6 +42,7 @@ from datamat.readers.batches import (
     supervised_fields,
 )
 from datamat.readers.cache import RecordCache, ShardStore, byte_limit, default_cache
+from datamat.readers.joining import How, Other, joined, others_of_table
 from datamat.readers.loader import BatchJob, BatchMaker, ragged_names
 from datamat.readers.options import BATCH_PARAMETERS, BatchKeywords, BatchOptions, TfOptions
 from datamat.readers.preview import Picture
@@ -395,6 +396,56 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             raise OptionError("columns after map: the function of map gets the stored fields; call columns first")
         return self._with_records(self._records.changed(lambda part: part.with_fields(names)))
 
+    def join(self, other: Any, on: str = "key", how: How = "exact", prefix: str = "") -> ShardedDataset:
+        """Return the dataset whose records also have the fields of a partner, which another dataset or a table holds.
+
+        Partners are found now, by the keys of the indexes; their fields are read with the records. Where records come
+        in an order in which their partners do not lie, formats that keep many records together (Parquet, gzip) are slow
+        to read: write such a dataset in another format or order.
+
+        Args:
+            other: a dataset, or a table of pyarrow, pandas, polars or whatever gives Arrow; or the path of one in
+                Parquet, CSV, TSV or JSON Lines. Memory holds all of a table, and an empty cell is None.
+            on: "key", where the key of a row is that of all its copies, and a table has the column "key". Or a field of
+                text or integers, which is matched with the field of that name in the other; of a dataset without such a
+                field, with its keys.
+            how: what becomes of records without partner: "exact" refuses them, "inner" leaves them out, "left" gives
+                them None in the new fields, which are then `Nullable`.
+            prefix: what goes before the name of each joined field.
+
+        Raises:
+            OptionError: a record has no partner, or two have its key; both have a field of one name; `map` comes
+                before, or an argument is invalid.
+            SourceError: the table cannot be read, or no feature stores a column.
+
+        Example:
+            >>> train.join(load("out/captions"), how="inner", prefix="blip_").columns("image", "blip_text")   # doctest: +SKIP
+        """
+        if how not in ("exact", "inner", "left"):
+            raise OptionError(f"join: how is {how!r}; want 'exact', 'inner' or 'left'")
+        if not isinstance(on, str) or not isinstance(prefix, str):
+            raise OptionError(f"join: on is {on!r} and prefix {prefix!r}; want the name of a field, and a str")
+        if isinstance(other, (str, os.PathLike)) and os.path.isfile(os.path.join(other, MANIFEST_FILE)):
+            other = load(other)
+        if any(isinstance(one, ShardedDataset) and one._records.is_mapped for one in (self, other)):
+            raise OptionError(
+                "join after map: what is joined are stored fields; call join first, then map, or save what map gives, "
+                "and join that"
+            )
+        if isinstance(other, ShardedDataset):
+            others = [Other.of_dataset(other._records, np.asarray(other._selection.positions, np.int64), on)]
+        else:
+            others = others_of_table(other, on)
+        selections = [self._selection] if self._mix is None else self._mix.members
+        positions = np.unique(np.concatenate([np.asarray(one.positions, np.int64) for one in selections]))
+        records, first_rows = joined(self._records, positions, others[0], on=on, how=how, prefix=prefix)
+        for one in others[1:]:
+            records, _ = joined(records, positions, one, on=on, how=how, prefix=prefix)
+        found = self._with_records(records)
+        if how != "inner" or (first_rows[positions] >= 0).all():
+            return found
+        return found._chosen(lambda selection: np.flatnonzero(first_rows[np.asarray(selection.positions, np.int64)] >= 0))
+
     def drop(self, keys: Iterable[str]) -> ShardedDataset:
         """Return the dataset without some records.
 
@@ -547,14 +598,15 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         parts = self._records.parts
         shards = [info for part in parts for info in part.shards]
         formats = {part.manifest.format for part in parts}
+        is_whole = self._is_whole and not self._records.is_joined
         source = tf_source.TfSource(
-            dict(zip(self.files, [info.num_records for info in shards], strict=True)) if self._is_whole else {},
+            dict(zip(self.files, [info.num_records for info in shards], strict=True)) if is_whole else {},
             len(self),
             sum(info.num_bytes for info in shards),
             self._features_of_batches(is_changed=is_changed),
             formats.pop() if len(formats) == 1 else " and ".join(sorted(formats)),
             self._identity["records"],
-            self._is_whole,
+            is_whole,
             self._records.is_mapped,
             all(part.folder.local_path() is not None for part in parts),
             self._records.is_skipping,
@@ -654,14 +706,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             {'cat': 120, 'dog': 131}
             >>> mean, std = (train.statistics["image"]["channels"][key] for key in ("mean", "std"))   # doctest: +SKIP
         """
-        infos = [
-            info.statistics
-            for part in self._records.parts
-            for split, shards in part.manifest.splits.items()
-            if part.split in (None, split)
-            for info in shards
-        ]
-        return summarized_fields(self.features, Statistics.total(infos)) or {}
+        return summarized_fields(self.features, self._records.statistics()) or {}
 
     def __repr__(self) -> str:
         return f"ShardedDataset({self._title}, {count_of(len(self), 'record')}, {self.features!r})"
@@ -820,7 +865,12 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         features = self.features
         if is_changed and any(isinstance(one, Geometry) and one.may_lose_rows() for one in features.values()):
             return features  # with boxes go their labels
-        return features.as_found(info.statistics for part in self._records.parts for info in part.shards)
+        parts = self._records.parts
+        features = features.as_found(info.statistics for part in parts for info in part.shards)
+        for partners in zip(*(part.partners for part in parts), strict=False):
+            known = [one.statistics for one in partners]
+            features = features.as_found(() if one is None else one.to_lines() for one in known)
+        return features
 
     def _lengths(self, field: str) -> np.ndarray:
         """Return the length of a field in each record that is read, int64 (records,), at its position: one pass."""

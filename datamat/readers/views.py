@@ -23,10 +23,12 @@ import numpy as np
 import xxhash
 
 from datamat.errors import OptionError, SampleError
+from datamat.features import Statistics
 from datamat.features.nesting import value_at
 from datamat.parallel import physical_cores
 from datamat.readers.batches import Order, Selected, records_at
 from datamat.readers.loader import DecodingThreads
+from datamat.readers.records import partners_of
 from datamat.readers.remote import LookAhead
 from datamat.values import frozen
 
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from datamat.features import Features
     from datamat.folders import Folder
     from datamat.readers.batches import EpochOrder
-    from datamat.readers.records import SampleReader
+    from datamat.readers.records import Partner, SampleReader
     from datamat.transforms.augmenter import SampleTransform
 
 
@@ -53,6 +55,7 @@ __all__ = [
     "kept_by_row",
     "lengths_of",
     "order_of",
+    "values_at",
 ]
 
 # ---------------------------------------------------------------- records
@@ -83,9 +86,24 @@ class Part:
         return self.manifest.shards if self.split is None else self.manifest.splits[self.split]
 
     @property
+    def partners(self) -> Sequence[Partner]:
+        """What was joined to the records, in this order."""
+        return partners_of(self.reader.records)
+
+    @property
     def digest(self) -> str:
         """Digest of the records: it changes when any record does."""
-        return xxhash.xxh3_64_hexdigest(",".join(info.checksum for info in self.shards).encode())
+        made_of = [*(info.checksum for info in self.shards), *(partner.digest for partner in self.partners)]
+        return xxhash.xxh3_64_hexdigest(",".join(made_of).encode())
+
+    def statistics(self) -> Statistics | None:
+        """Return what is known of all records of the split, and of those joined to them; None where nothing is."""
+        found = Statistics.total(info.statistics for info in self.shards)
+        for partner in self.partners if found is not None else ():
+            if partner.statistics is not None:
+                for name, known in partner.statistics.fields.items():
+                    found.observe(name, known)
+        return found
 
     def with_fields(self, names: Sequence[str]) -> Part:
         """Return the part with some of the fields of its records; `key` stays.
@@ -99,8 +117,7 @@ class Part:
             raise OptionError(
                 f"the records of {self.folder} have no field {unknown[0]!r}; want some of {', '.join(features)}"
             )
-        chosen = features.only(names)
-        return dataclasses.replace(self, reader=dataclasses.replace(self.reader, features=chosen))
+        return dataclasses.replace(self, reader=self.reader.with_fields(names))
 
     def mapped(self, sample: dict[str, Any], epoch: int, seeds_globals: bool) -> dict[str, Any]:
         """Return what the functions of `map` make of a sample; its key stays."""
@@ -152,6 +169,20 @@ class Records:
     def is_mapped(self) -> bool:
         """Whether samples go through functions of `map`."""
         return any(part.maps for part in self.parts)
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether records have columns of others."""
+        return any(part.partners for part in self.parts)
+
+    def statistics(self) -> Statistics | None:
+        """Return what is known of all records of the splits; None where nothing is known of some."""
+        found = Statistics()
+        for part in self.parts:
+            if (known := part.statistics()) is None:
+                return None
+            found.add(known)
+        return found
 
     def changed(self, change: Callable[[Part], Part]) -> Records:
         """Return the records with each part changed."""
@@ -276,9 +307,24 @@ class Records:
             is_local: whether the epoch reads each shard in one go.
         """
         shards = [one for part in self.parts for one in part.reader.records.fetched]
+        shards += [one for part in self.parts for partner in part.partners for one in partner.records.fetched]
         if not any(fetcher for _, fetcher in shards):
             return None
+        if self.is_joined:
+            return LookAhead(shards, is_local=False, reached=self._reached)
         return LookAhead(shards, is_local=is_local)
+
+    def _reached(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return positions with those of the partners behind them: where all shards lie end to end."""
+        found, behind = [positions], len(self)
+        for start, end, part in zip(self.starts, self._ends, self.parts, strict=True):
+            own = positions[(positions >= start) & (positions < end)] - start
+            for partner in part.partners:
+                num_records = sum(info.num_records for info, _ in partner.records.fetched)
+                rows = partner.rows[own] if num_records else own[:0]
+                found.append(rows[rows >= 0] + behind)
+                behind += num_records
+        return np.concatenate(found)
 
     def damage_in(self, file: str) -> CorruptDataError:
         """Return what is wrong with a shard of which not all records could be read."""
@@ -584,7 +630,7 @@ def kept_by_expression(
                 raise OptionError(f"filter: neither samples nor index have a field {name!r}; want some of {known}")
             table = table.append_column(name, rows[name])
     if from_samples:
-        values = _values(records.changed(lambda part: part.with_fields(from_samples)), places)
+        values = values_at(records.changed(lambda part: part.with_fields(from_samples)), places)
         table = table.take(np.array(values[""], np.int64))
         for name in from_samples:
             plain = [value.tolist() if isinstance(value, np.ndarray | np.generic) else value for value in values[name]]
@@ -655,7 +701,7 @@ def _index_table(records: Records) -> Any:
     return pa.concat_tables(tables, promote_options="permissive")
 
 
-def _values(records: Records, positions: NDArray[np.int64]) -> dict[str, Any]:
+def values_at(records: Records, positions: NDArray[np.int64]) -> dict[str, Any]:
     """Return the stored values of some records by field, and under "" the places of those that were not skipped."""
     found: dict[str, list[Any]] = {name: [] for name in ["", *records.features]}
 
