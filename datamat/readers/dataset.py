@@ -467,21 +467,23 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return self._chosen(lambda _: np.array(stay, np.int64))
 
     def save(self, output: str | os.PathLike[str], **options: Any) -> Any:
-        """Write these records as a dataset of their own, as they are stored: none is decoded and encoded again.
+        """Write these records as a dataset of their own: what nothing has changed is copied as it is stored.
 
         Keys, copies and splits stay, and so do the shards, each with what is left of its records. Where `select` has
         put records into another order, rows get the order of their first records; the copies of a row stay together.
+        Functions of `map` run in workers, once for each sample, as in the first epoch. Fields that they leave equal
+        keep their bytes; others keep their features where these fit, and get those that the first sample shows if not.
 
         Args:
             output: folder of the new dataset, or a URL.
-            options: `format`, `shards`, and all others of `convert`.
+            options: `format`, `shards`, `splits`, and all others of `convert`.
 
         Returns:
             The report of the run.
 
         Raises:
-            OptionError: the records go through functions of `map`, or come from several directories; or one is here
-                twice. Everything else is raised as `convert` does.
+            OptionError: the records come from several directories, or one is here twice. Everything else is raised as
+                `convert` does.
 
         Example:
             >>> load("out/camvid").filter(pc.field("weather") == "rain").save("out/rain")   # doctest: +SKIP
@@ -491,18 +493,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return datamat.convert(self, output, **options)
 
     def stored_part(self) -> Part:
-        """Return the directory that the records come from as they are stored.
-
-        Raises:
-            OptionError: they come from several, or functions of `map` change them.
-        """
-        part = self._only_part
-        if part.maps:
-            raise OptionError(
-                "save after map: the function would have to run in workers; write materialize(lambda key: data[key], "
-                "data.keys(), output), which stores what it returns"
-            )
-        return part
+        """Return the directory that the records come from; raises `OptionError` where there are several."""
+        return self._only_part
 
     def stored_positions(self) -> range | np.ndarray:
         """Return the positions of the records in the directory, int64 (n,), in their order here."""

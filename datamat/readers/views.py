@@ -54,6 +54,7 @@ __all__ = [
     "kept_by_function",
     "kept_by_row",
     "lengths_of",
+    "mapped",
     "order_of",
     "values_at",
 ]
@@ -119,12 +120,12 @@ class Part:
             )
         return dataclasses.replace(self, reader=self.reader.with_fields(names))
 
-    def mapped(self, sample: dict[str, Any], epoch: int, seeds_globals: bool) -> dict[str, Any]:
-        """Return what the functions of `map` make of a sample; its key stays."""
-        key = sample["key"]
-        for function in self.maps:
-            sample = {"key": key, **function(sample, epoch, seeds_globals=seeds_globals)}
-        return sample
+def mapped(maps: Sequence[SampleTransform], sample: dict[str, Any], epoch: int, seeds_globals: bool) -> dict[str, Any]:
+    """Return what functions of `map` make of a sample; its key stays."""
+    key = sample["key"]
+    for function in maps:
+        sample = {"key": key, **function(sample, epoch, seeds_globals=seeds_globals)}
+    return sample
 
 
 @final
@@ -247,13 +248,13 @@ class Records:
             CorruptDataError: the record is damaged.
         """
         part, own = self.place(position)
-        return part.mapped(part.reader.read_sample(own), 0, False)
+        return mapped(part.maps, part.reader.read_sample(own), 0, False)
 
     def sample_or_skip(self, position: int) -> dict[str, Any] | None:
         """Return a sample as it is in the first epoch, or None where its record is damaged and skipped."""
         part, own = self.place(position)
         found = part.reader.read_or_skip(own)
-        return None if found is None else part.mapped(found, 0, False)
+        return None if found is None else mapped(part.maps, found, 0, False)
 
     # Damaged records that were skipped, as `loader.Skipped` wants them.
 
@@ -392,7 +393,7 @@ class _Steps:
 
     def __call__(self, position: int, sample: dict[str, Any], epoch: int, seeds_globals: bool) -> dict[str, Any]:
         part, _ = self.records.place(position)
-        sample = part.mapped(sample, epoch, seeds_globals)
+        sample = mapped(part.maps, sample, epoch, seeds_globals)
         return sample if self.last is None else self.last(sample, epoch, seeds_globals=seeds_globals)
 
 
