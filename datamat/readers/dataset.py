@@ -419,7 +419,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             SourceError: the table cannot be read, or no feature stores a column.
 
         Example:
-            >>> train.join(load("out/captions"), how="inner", prefix="blip_").columns("image", "blip_text")   # doctest: +SKIP
+            >>> captioned = train.join(load("out/captions"), how="inner", prefix="blip_")   # doctest: +SKIP
         """
         if how not in ("exact", "inner", "left"):
             raise OptionError(f"join: how is {how!r}; want 'exact', 'inner' or 'left'")
@@ -438,13 +438,13 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             others = others_of_table(other, on)
         selections = [self._selection] if self._mix is None else self._mix.members
         positions = np.unique(np.concatenate([np.asarray(one.positions, np.int64) for one in selections]))
-        records, first_rows = joined(self._records, positions, others[0], on=on, how=how, prefix=prefix)
+        records, rows = joined(self._records, positions, others[0], on=on, how=how, prefix=prefix)
         for one in others[1:]:
             records, _ = joined(records, positions, one, on=on, how=how, prefix=prefix)
         found = self._with_records(records)
-        if how != "inner" or (first_rows[positions] >= 0).all():
+        if how != "inner" or (rows[positions] >= 0).all():
             return found
-        return found._chosen(lambda selection: np.flatnonzero(first_rows[np.asarray(selection.positions, np.int64)] >= 0))
+        return found._chosen(lambda selection: np.flatnonzero(rows[np.asarray(selection.positions, np.int64)] >= 0))
 
     def drop(self, keys: Iterable[str]) -> ShardedDataset:
         """Return the dataset without some records.

@@ -108,9 +108,10 @@ def others_of_table(source: Any, on: str) -> list[Other]:
     """
     import datamat  # its writers read tables: their room is above this one, and is reached as users do
 
+    facade: Any = datamat  # its modules load when they are named
     is_path = isinstance(source, (str, os.PathLike))
     if is_path and _TEXT.search(os.fspath(source)):
-        return [_encoded(datamat.writers.TableWriter(key=on), source, has_split=True)]
+        return [_encoded(facade.writers.TableWriter(key=on), source, has_split=True)]
     table = _arrow_of(source, is_path=is_path)
     if on not in table.column_names:
         raise OptionError(
@@ -126,12 +127,12 @@ def others_of_table(source: Any, on: str) -> list[Other]:
     apart = [name for name in table.column_names if table[name].null_count]
     whole = table.drop_columns(apart)
     has_fields = len(whole.column_names) > 1
-    found = [_encoded(datamat.ImportWriter(rename=rename), whole) if has_fields else _keys_alone(whole)]
+    found = [_encoded(facade.ImportWriter(rename=rename), whole) if has_fields else _keys_alone(whole)]
     for name in apart:
         filled = table.select(["key", name]).filter(table[name].is_valid())
         if not filled.num_rows:
             raise OptionError(f"join: the column {rename.get(name, name)!r} of the table is empty; leave it out")
-        one = _encoded(datamat.ImportWriter(rename=rename if name in rename else None), filled)
+        one = _encoded(facade.ImportWriter(rename=rename if name in rename else None), filled)
         found.append(dataclasses.replace(one, may_lack=True))
     return found
 
@@ -210,9 +211,8 @@ def joined(
     if how == "exact" and not other.may_lack and -1 in found:
         first = keys[found.index(-1)]
         raise OptionError(
-            f"join: {count_of(found.count(-1), 'record')} of {len(positions):,} have no partner, the first "
-            f"is that with {'key' if on == 'key' else on} {first!r}; how='inner' leaves them out, how='left' gives them "
-            "None"
+            f"join: {found.count(-1):,} of {count_of(len(positions), 'record')} have no partner, the first is that "
+            f"with the {on} {first!r}; how='inner' leaves them out, how='left' gives them None"
         )
     names = [name for name in other.features if name not in ("key", on)]
     features = _features_of(records.features, other.features, on, prefix, may_lack=how == "left" or other.may_lack)
@@ -240,9 +240,7 @@ def joined(
     return Records([changed(part, own) for part, own in zip(records.parts, of_parts, strict=True)]), rows
 
 
-def _keys_of(
-    records: Records, positions: NDArray[np.int64], on: str
-) -> tuple[Sequence[str | None], NDArray[np.int64]]:
+def _keys_of(records: Records, positions: NDArray[np.int64], on: str) -> tuple[Sequence[str | None], NDArray[np.int64]]:
     """Return what records are matched by, and the position of each; damaged ones that are skipped have none."""
     if on == "key":
         keys = records.keys()
@@ -255,8 +253,8 @@ def _keys_of(
             f"join: the field {on!r} is {records.features[on].declared()}; records are matched by text or integers"
         )
     values = values_at(records.changed(lambda part: part.with_fields([on])), positions)
-    keys = [value if value is None or isinstance(value, str) else str(int(value)) for value in values[on]]
-    return keys, positions[np.array(values[""], np.int64)]
+    named = [value if value is None or isinstance(value, str) else str(int(value)) for value in values[on]]
+    return named, positions[np.array(values[""], np.int64)]
 
 
 def _place_of(places: Mapping[str, int], key: str) -> int:
@@ -286,7 +284,7 @@ def _features_of(own: Features, other: Features, on: str, prefix: str, *, may_la
         try:
             found[new] = Nullable(declared) if may_lack and not getattr(declared, "takes_none", False) else declared
         except SchemaError as error:
-            raise OptionError(f"join: the field {name!r} cannot be missing ({error}); leave it out by columns") from error
+            raise OptionError(f"join: the field {name!r} cannot be None ({error}); leave it out by columns") from error
     try:
         return Features({**own.as_declared, **found})
     except SchemaError as error:

@@ -100,10 +100,10 @@ class Part:
     def statistics(self) -> Statistics | None:
         """Return what is known of all records of the split, and of those joined to them; None where nothing is."""
         found = Statistics.total(info.statistics for info in self.shards)
-        for partner in self.partners if found is not None else ():
-            if partner.statistics is not None:
-                for name, known in partner.statistics.fields.items():
-                    found.observe(name, known)
+        if found is not None:
+            for known in [one.statistics for one in self.partners if one.statistics is not None]:
+                for name, of_field in known.fields.items():
+                    found.observe(name, of_field)
         return found
 
     def with_fields(self, names: Sequence[str]) -> Part:
@@ -119,6 +119,7 @@ class Part:
                 f"the records of {self.folder} have no field {unknown[0]!r}; want some of {', '.join(features)}"
             )
         return dataclasses.replace(self, reader=self.reader.with_fields(names))
+
 
 def mapped(maps: Sequence[SampleTransform], sample: dict[str, Any], epoch: int, seeds_globals: bool) -> dict[str, Any]:
     """Return what functions of `map` make of a sample; its key stays."""

@@ -264,7 +264,7 @@ def _is_same(one: Any, other: Any) -> bool:
         return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(_is_same, one, other))
-    return one.tobytes() == other.tobytes() if isinstance(one, np.generic) else bool(np.all(one == other))
+    return bool(one.tobytes() == other.tobytes() if isinstance(one, np.generic) else np.all(one == other))
 
 
 @final
@@ -338,14 +338,16 @@ class StoredRecords:
         if not view.is_in_order:
             wanted = sorted(wanted, key=operator.itemgetter(0))
         for _, row in wanted:
-            drawn = {"split": None, "fields": {**row.fields, _SPLIT: row.split}} if self._draws_splits else {}
-            yield row._replace(**drawn)
+            if self._draws_splits:
+                row = row._replace(split=None, fields={**row.fields, _SPLIT: row.split})  # noqa: PLW2901 -- the same row
+            yield row
 
     def costs(self, store: RowStore) -> np.ndarray:
         """Return int64 (num_rows,): the mean bytes of a row's records in the shard that holds them."""
         if self._draws_splits:
-            num_bytes, num_rows = (sum(getattr(one, what) for one in self._manifest.shards) for what in ("num_bytes", "num_rows"))
-            return np.full(len(store), num_bytes // max(num_rows, 1), np.int64)
+            infos = self._manifest.shards
+            mean = sum(info.num_bytes for info in infos) // max(sum(info.num_done for info in infos), 1)
+            return np.full(len(store), mean, np.int64)
         costs = np.zeros(len(store), np.int64)
         shard_of = _shards_of(store)
         for code, split in enumerate(store.splits):
@@ -405,7 +407,7 @@ class StoredRecords:
             raise SampleError(row.key, f"CorruptDataError: {error}") from error
 
     def check_determined(self, row: IndexRow, read: Mapping[str, str], *, augmented: bool) -> None:
-        """Raise `OptionError` if functions of `map` would give other records another time; stored ones are not drawn."""
+        """Raise `OptionError` if functions of `map` would give another record next time; stored ones are not drawn."""
         del read
         if self._view is None or not self._view.maps:
             return
@@ -451,7 +453,8 @@ class StoredRecords:
         num_rows = sum(info.num_rows for info in infos)
         listed = self._manifest.index_infos[index_file(split)]
         table = self._loaded.opened(listed, functools.partial(read_index, num_rows=num_rows, info=listed))
-        names = {name: field for name in table.column_names if (field := field_of_column(name)) and field not in (*_PLACE, _SPLIT)}
+        known = {name: field_of_column(name) for name in table.column_names}
+        names = {name: field for name, field in known.items() if field and field not in (*_PLACE, _SPLIT)}
         copies = self._manifest.copies.get(split, 1)
         places: Mapping[str, tuple[int, int]] = {}
         shard_of_places = -1
@@ -489,7 +492,7 @@ _CACHE_BYTES = 100 << 30
 
 
 @takes(*RUN_PARAMETERS)
-def convert(
+def convert(  # noqa: PLR0913 -- each is of its own, by name
     path: str | os.PathLike[str] | ShardedDataset,
     output: str | os.PathLike[str],
     *,

@@ -369,4 +369,4 @@ class SampleTransform:
 
     def __reduce__(self) -> tuple[type[SampleTransform], tuple[Any, Features, int, tuple[str, ...], int]]:
         transform, *others = self.arguments
-        return SampleTransform, (transform, self._features, *others)  # type: ignore[return-value]  # as they came
+        return SampleTransform, (transform, self._features, *others)
