@@ -824,17 +824,19 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         shapes = options.shapes
         if options.bucket is not None and changes is not None:
             shapes = (Budget(*one_budget(options.bucket)), *shapes)
+        found = self._features_of_batches(is_changed=changes is not None)
         maker = BatchMaker(
             self._records.read_or_skip,
             changes,
-            ragged_names(self._features_of_batches(is_changed=changes is not None)),
+            ragged_names(found),
             self.features.nesting,
             options.batch_size is not None or options.unit is not None,
-            self._records.read_block if self._records.block_records else None,
+            self._records.changed(lambda part: part.read_as(found)).read_block if self._records.block_records else None,
             self._records.block_records,
             self._records.num_threads if changes is None else len(physical_cores()),
             shapes=shapes,
             keeps_samples=options.collate_fn is not None,
+            reading=self._records.reading if self._records.is_joined else None,
         )
         return Batches(
             order,

@@ -1192,6 +1192,11 @@ class Partner:
     digest: str
     statistics: Statistics | None
 
+    @property
+    def joined_fields(self) -> Collection[str]:
+        """Names of the fields in joined records."""
+        return [field.joined for field in self.fields]
+
     def __copy__(self) -> Partner:
         return dataclasses.replace(self, records=copy.copy(self.records))
 
@@ -1394,6 +1399,31 @@ class SampleReader:
             else:
                 self.skipped.log(error)
             return found
+
+    def reading(self, positions: NDArray[np.int64]) -> Callable[..., dict[str, Any] | None]:
+        """Return a function that does what `read_or_skip` does at these positions.
+
+        Small records that are joined to large ones are read here, at once.
+        """
+        found: dict[str, Any] = {}
+        for partner in partners_of(self.records):
+            fields = {name: self.features[name] for name in self.features if name in partner.joined_fields}
+            if partner.records.block_records and all(feature.decodes_many() for feature in fields.values()):
+                with contextlib.suppress(CorruptDataError, OutputError, SchemaError):  # told when they are read alone
+                    block = partner.block_at(positions, 1) or {}
+                    stored = {name: self.features.stored(name, block) for name in fields if block}
+                    found.update({name: fields[name].decode_many(columns) for name, columns in stored.items()})
+        if not found:
+            return self.read_or_skip
+        others = self.with_fields([name for name in self.features if name not in found])
+        places = {position: place for place, position in enumerate(positions.tolist())}
+
+        def read(position: int, memory: Mapping[str, np.ndarray] = NO_MEMORY) -> dict[str, Any] | None:
+            sample, place = others.read_or_skip(position, memory), places[position]
+            values = {name: column[place] for name, column in found.items()}
+            return None if sample is None else {**sample, **self.features.nesting.join(values)}
+
+        return read
 
     def _read_intact(self, position: int) -> dict[str, Any] | None:
         """Return a sample that is intact, although what its record is stored with is damaged; else None."""

@@ -106,6 +106,10 @@ class Part:
                     found.observe(name, of_field)
         return found
 
+    def read_as(self, features: Features) -> Part:
+        """Return the part whose records are decoded by a schema that `Features.as_found` returned."""
+        return dataclasses.replace(self, reader=dataclasses.replace(self.reader, features=features))
+
     def with_fields(self, names: Sequence[str]) -> Part:
         """Return the part with some of the fields of its records; `key` stays.
 
@@ -205,6 +209,22 @@ class Records:
     def _read_or_skip(self, position: int, memory: Mapping[str, np.ndarray]) -> dict[str, Any] | None:
         part, own = self.place(position)
         return part.reader.read_or_skip(own, memory)
+
+    def reading(self, positions: NDArray[np.int64]) -> Callable[..., dict[str, Any] | None]:
+        """Return a function that does what `read_or_skip` does at these positions; as that of `SampleReader`."""
+        if len(self.parts) == 1:
+            return self.parts[0].reader.reading(positions)
+        which = np.searchsorted(self._ends, positions, side="right")
+        readers = {}
+        for number in np.unique(which).tolist():
+            own = self.parts[number].reader.reading(positions[which == number] - self.starts[number])
+            readers[id(self.parts[number])] = own
+
+        def read(position: int, memory: Mapping[str, np.ndarray]) -> dict[str, Any] | None:
+            part, own = self.place(position)
+            return readers[id(part)](own, memory)
+
+        return read
 
     @property
     def block_records(self) -> int:
