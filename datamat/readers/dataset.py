@@ -405,7 +405,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
         Args:
             other: a dataset, or a table of pyarrow, pandas, polars or whatever gives Arrow; or the path of one in
-                Parquet, CSV, TSV or JSON Lines. Memory holds all of a table, and an empty cell is None.
+                Parquet, CSV, TSV or JSON Lines. Memory holds all of a table. An empty cell is None, except in text of
+                CSV, and its column `Nullable`.
             on: "key", where the key of a row is that of all its copies, and a table has the column "key". Or a field of
                 text or integers, which is matched with the field of that name in the other; of a dataset without such a
                 field, with its keys.

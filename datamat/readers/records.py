@@ -1150,11 +1150,13 @@ class JoinedField:
         """Return the columns of a joined record, given those of its partner."""
         if self.maybe is None:
             return {self.joined + part: record[self.name + part] for part in self.parts}
-        mark = np.ones(1, np.int64)  # of a column that says whether there is a value
-        return {
-            self.joined + part: how.wrap(record[self.name + part] if part in self.parts else mark)
-            for part, how in self.maybe.items()
-        }
+        found = {}
+        for part, how in self.maybe.items():
+            # One of the parts may say whether there is a value; and records may hold a bytes value in a list.
+            column: Any = record[self.name + part] if part in self.parts else np.ones(1, np.int64)
+            is_listed = how.of == "bytes" and not isinstance(column, bytes)
+            found[self.joined + part] = how.wrap(column[0] if is_listed else column)
+        return found
 
     def of_block(self, block: Mapping[str, ColumnBlock], num_records: int) -> dict[str, ColumnBlock]:
         """Return the columns of joined records, given those of their partners."""

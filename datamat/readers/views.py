@@ -215,14 +215,14 @@ class Records:
         if len(self.parts) == 1:
             return self.parts[0].reader.reading(positions)
         which = np.searchsorted(self._ends, positions, side="right")
-        readers = {}
-        for number in np.unique(which).tolist():
-            own = self.parts[number].reader.reading(positions[which == number] - self.starts[number])
-            readers[id(self.parts[number])] = own
+        readers: dict[int, Callable[..., dict[str, Any] | None]] = {
+            number: self.parts[number].reader.reading(positions[which == number] - self.starts[number])
+            for number in np.unique(which).tolist()
+        }
 
         def read(position: int, memory: Mapping[str, np.ndarray]) -> dict[str, Any] | None:
-            part, own = self.place(position)
-            return readers[id(part)](own, memory)
+            number = bisect.bisect_right(self._ends, position)
+            return readers[number](position - self.starts[number], memory)
 
         return read
 
