@@ -304,8 +304,8 @@ class StoredRecords:
         self._keeps_shards = keeps_shards and not draws_splits and (view is None or view.is_in_order)
         self.name = manifest.name
         self.features = manifest.features if view is None else view.features
-        digest = xxhash.xxh3_128_hexdigest(manifest.render() + ("" if view is None else view.digest).encode())
-        maps = () if view is None else view.maps
+        wanted, maps = ("", ()) if view is None else (view.digest, view.maps)
+        digest = xxhash.xxh3_128_hexdigest(manifest.render() + wanted.encode())
         self.writer = _Mapped(digest, tuple(map(_as_counted, maps))) if maps else _Stored(digest)
         self._format = get_format(manifest.format).with_features(manifest.features)
         self._opened: tuple[str, int, RecordFiles] | None = None
