@@ -153,7 +153,12 @@ def _arrow_of(source: Any, *, is_path: bool) -> Any:
             f"join: the other is a {type(source).__qualname__}; want what load returned, a table of pyarrow, pandas or "
             "polars, or the path of a table; of a list of dicts, pyarrow.Table.from_pylist(rows)"
         )
-    table = pa.table(source)
+    try:
+        table = pa.table(source)
+    except pa.ArrowInvalid as error:
+        raise OptionError(f"join: the other is a {type(source).__qualname__}, which is no table: {error}") from error
+    if len({*table.column_names}) < len(table.column_names):
+        raise OptionError(f"join: two columns of the table have one name ({', '.join(table.column_names)}); rename one")
     table = table.drop_columns([name for name in table.column_names if _INDEX_LEVEL.match(name)])
     views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}  # of which Arrow takes no rows
     return table.cast(pa.schema([field.with_type(views.get(field.type, field.type)) for field in table.schema]))
@@ -168,7 +173,12 @@ def _keys_alone(table: Any) -> Other:
 
 def _encoded(writer: Any, source: Any, *, has_split: bool = False) -> Other:
     """Return what a writer reads of a source, where `has_split` with the splits that it names, as a field."""
-    writer.bind(source)
+    try:
+        writer.bind(source)
+    except SourceError as error:
+        raise SourceError(
+            f"join: {error}; here, change the table itself, or write it with such options, and join what load returns"
+        ) from error
     rows = [*writer.index(source)]
     keys = [row.key for row in rows]
     values = writer.read_block(keys, {name: [row.fields[name] for row in rows] for name in rows[0].fields})

@@ -310,12 +310,17 @@ def test_what_cannot_be_joined_is_refused_with_a_remedy(tmp_path):
         r"on is 'nowhere'; want 'key' or a field: key, ": lambda: rows.join(rows, on="nowhere"),
         r"field 'pair' is .*; records are matched by text": lambda: rows.join(rows, on="pair"),
         r"other is a list; want .* pyarrow.Table.from_pylist": lambda: rows.join([{"key": "k1", "x": 1}]),
+        r"two columns of the table have one name": lambda: rows.join(
+            pa.Table.from_arrays([pa.array(keys)] * 3, names=["key", "x", "x"])
+        ),
         r"field 'parts' cannot be None": lambda: rows.join(lists, how="left"),
         r"3 of 6 records have no partner, the first is that with the key 'k\d'": lambda: rows.join(lists),
     }
     for message, call in refused.items():
         with pytest.raises(OptionError, match=message):
             call()
+    with pytest.raises(SourceError, match="column 'x' is decimal.* join what load returns"):
+        rows.join(pa.table({"key": keys, "x": pa.array(range(6), pa.decimal128(3, 1))}))
     with pytest.raises(SourceError, match="cannot be read as Parquet"):
         rows.join(tmp_path / "missing.parquet")
     assert len(rows.join(lists, how="inner")) == 3

@@ -338,6 +338,12 @@ def test_splits_are_drawn_anew(photos, tmp_path):
     assert data.save(tmp_path / "one", splits=splits, **HERE).did_nothing
 
 
+@pytest.mark.parametrize("splits", [["a", "b"], {"a": 0.5, "b": 0.6}, {"a": "half", "b": 0.5}])
+def test_splits_that_are_no_shares_are_refused(photos, tmp_path, splits):
+    with pytest.raises(OptionError, match="splits is"):
+        load(photos).save(tmp_path / "out", splits=splits, **HERE)
+
+
 def test_copies_of_a_row_stay_in_one_split(pairs, tmp_path):
     data = load(pairs, "train")
 
