@@ -319,7 +319,7 @@ def test_what_cannot_be_joined_is_refused_with_a_remedy(tmp_path):
     for message, call in refused.items():
         with pytest.raises(OptionError, match=message):
             call()
-    with pytest.raises(SourceError, match="column 'x' is decimal.* join what load returns"):
+    with pytest.raises(SourceError, match=r"column 'x' is decimal.* join what load returns"):
         rows.join(pa.table({"key": keys, "x": pa.array(range(6), pa.decimal128(3, 1))}))
     with pytest.raises(SourceError, match="cannot be read as Parquet"):
         rows.join(tmp_path / "missing.parquet")
