@@ -94,6 +94,8 @@ _SAID_ELSEWHERE = {
     "so by keys, once for all",
     "select_columns": "columns('image', 'label') keeps these fields",
     "remove_columns": "columns('image', 'label') keeps these fields, and no others",
+    "add_column": "join(pyarrow.table({'key': keys, 'name': values})) adds the columns of a table by key",
+    "zip": "join(other) adds the fields of another dataset by key",
     "with_format": "to_numpy, to_torch and to_tf give arrays or tensors",
     "set_format": "to_numpy, to_torch and to_tf give arrays or tensors",
     "as_numpy_iterator": "to_numpy() yields samples of arrays",
@@ -109,8 +111,8 @@ _AT_ONCE = 64  # records of an iteration whose shards are asked for together
 class ShardedDataset(Sequence[dict[str, Any]]):
     """All or some of the records of finished directories; each is a dict by feature name, always with `key`.
 
-    `load` returns it; `select`, `take`, `shard`, `filter`, `map` and `columns` return another one, which reads the same
-    shards. So do `concat` and `mix` of several.
+    `load` returns it; `select`, `take`, `shard`, `filter`, `drop`, `map`, `columns` and `join` return another one, of
+    the same shards. So do `concat` and `mix` of several.
 
     Thread-safe and picklable: a copy in another process opens its own files. It works as a random-access data source
     for torch, grain and any code that needs `len` and items.

@@ -1225,8 +1225,10 @@ class Partner:
                 return None
             count = int(np.count_nonzero(there))
             found = {name: column for field in self.fields for name, column in field.of_block(block, count).items()}
-        if there.all():
+        if there.all() or not self.fields:
             return found
+        if not self.nothing:  # a record that cannot be read has no partner either
+            return None
         none = {name: gathered([column], self.joined_kinds[name]) for name, column in self.nothing.items()}
         order = np.where(there, np.cumsum(there) - 1, np.count_nonzero(there))
         return join_blocks([found, none] if found else [none], order)

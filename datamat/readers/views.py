@@ -1,6 +1,7 @@
 """What a dataset reads: the records of one or more directories, and a selection of them. Both are values.
 
-    Part          the records of one directory, as some of their fields, each through the functions of `map`
+    Part          the records of one directory, as some of their fields, with those of what was joined to them, each
+                  through the functions of `map`
     Records       parts, end to end: a position leads to a part and a record of it
     Selection     positions in an order: a range, or an index array made when it is first needed
     Member        records and a selection: what `mix` mixes

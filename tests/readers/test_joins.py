@@ -330,13 +330,16 @@ def test_what_cannot_be_joined_is_refused_with_a_remedy(tmp_path):
 def test_damage_of_a_partner_is_that_of_the_record(tmp_path):
     """It is named with the file that it is in; where damaged records are skipped, so is this one."""
     rows, folder = written(tmp_path / "rows", 0, 40, 1), tmp_path / "pictures"
-    made(folder, range(40), picture_of, shards=1)
+    made(folder, range(40), lambda number: {**picture_of(number), "seed": number}, shards=1)
     content = bytearray(next(folder.glob("*.tfrecord")).read_bytes())
     content[len(content) // 2] ^= 255
     next(folder.glob("*.tfrecord")).write_bytes(content)
 
     with pytest.raises(CorruptDataError, match=r"pictures.*tfrecord: record"):
         [*rows.join(load(folder)).to_numpy(8)]
+    skipping = load(folder, errors="skip")
+    for data in (skipping.join(rows), skipping.join(pa.table({"seed": range(40), "x": range(40)}), on="seed")):
+        assert sum(len(batch["key"]) for batch in data.to_numpy(40)) == 39
     data = load(tmp_path / "rows", errors="skip").join(load(folder))
     assert len([*data]) == 39 and data.num_skipped == 1
     assert sum(len(batch["key"]) for batch in data.to_numpy(8)) == 39
