@@ -11,6 +11,8 @@ once (`mixed`). Each runs in a process of its own, rounds are interleaved, ratio
 are made, and give a first batch, before the clock starts.
 
     datamat-*     `to_numpy` over TFRecord, gzip TFRecord, Parquet; `to_tf` over TFRecord
+    datamat-join  `to_numpy` of TFRecord, joined by key with itself: twice the bytes, so 2 is as fast as each alone
+    datamat-columns               one field of TFRecord
     tf.data       TFRecordDataset of all shards, batch, parse_example, prefetch
     pyarrow       `ParquetFile.iter_batches` of each shard, columns as numpy arrays, checksums tested
 """
@@ -38,8 +40,12 @@ SETS = {
 }
 SHUFFLES = {"sequential": False, "shuffled": 4096, "mixed": True}
 FORMATS = ("tfrecord", "tfrecord.gz", "parquet")
-CONTESTANTS = ("datamat-tfrecord", "datamat-tfrecord.gz", "datamat-parquet", "datamat-tf", "tf.data", "pyarrow")
-BASE = {"datamat-parquet": "pyarrow"}  # what a contestant is compared with; the others with tf.data
+CONTESTANTS = (
+    *(f"datamat-{one}" for one in (*FORMATS, "join", "columns", "tf")),
+    *("tf.data", "pyarrow"),
+)
+# What a contestant is compared with; the others with tf.data.
+BASE = {"datamat-parquet": "pyarrow", "datamat-join": "datamat-tfrecord", "datamat-columns": "datamat-tfrecord"}
 
 
 class Rows(DatasetWriter):
@@ -127,6 +133,10 @@ def open_set(name: str, folder: pathlib.Path, kind: str, *, mode: str, batch: in
     if name == "tf.data":
         files = sorted(map(str, (folder / "tfrecord").glob("*.tfrecord")))
         batches = _tf_data(files, kind, batch, shuffled=mode == "shuffled")
+    elif name in ("datamat-join", "datamat-columns"):
+        data = load(folder / "tfrecord", "train")
+        view = data.join(data, prefix="other_") if name == "datamat-join" else data.columns(next(iter(SETS[kind][1])))
+        batches = view.to_numpy(batch, shuffle=SHUFFLES[mode])
     elif name == "datamat-tf":
         batches = load(folder / "tfrecord", "train").to_tf(batch, shuffle=SHUFFLES[mode])
     else:

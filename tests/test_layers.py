@@ -97,11 +97,13 @@ def _room(module: str) -> str:
 def _may_import(importer: str, imported: str) -> bool:
     """A room may import itself and whatever is below it; nothing imports the façade above."""
     if imported == "datamat":
-        # Their names load as the façade's do; the command line says its version; a view is saved as its users would.
+        # Their names load as the façade's do; the command line says its version; a view is saved, and
+        # a table is read, as their users would.
         lazy = {
             "datamat.readers.tf",
             "datamat.writers",
             "datamat.readers.dataset",
+            "datamat.readers.joining",
             "datamat.events",
             "datamat.run.materializer",
         }

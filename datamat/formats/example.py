@@ -855,13 +855,13 @@ _MOST_LENGTH_BYTES = 5  # of the varint of a length below 2**31
 def decode_block(
     data: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64], kinds: Mapping[str, Kind]
 ) -> dict[str, RaggedColumn | list[bytes]] | None:
-    r"""Return the columns of n serialized `tf.train.Example`s, or None unless each is as `encode_example` writes it.
+    r"""Return columns of n serialized `tf.train.Example`s, or None unless each is as `encode_example` writes it.
 
     Args:
         data: bytes that hold the messages, anything between them.
         starts: int64 (n,), the first byte of each.
         stops: int64 (n,), the byte behind each.
-        kinds: the kind of each column; bytes columns hold one value in each row.
+        kinds: the kind of each column that is wanted; bytes columns hold one value in each row.
 
     >>> one = b"\n\x0f\n\r\n\x03key\x12\x06\n\x04\n\x02a1"
     >>> decode_block(one + one, np.array([0, 17]), np.array([17, 34]), {"key": "bytes"})
@@ -874,15 +874,34 @@ def decode_block(
         columns: dict[str, RaggedColumn | list[bytes]] = {}
         for column in sorted_columns(kinds):
             begin, entry_end = _block_spans(raw, position, b"\x0a")
+            while not data.startswith(column.key, int(begin[0])):
+                position = _behind_others(data, raw, begin, entry_end)
+                _insist(position < stops)
+                begin, entry_end = _block_spans(raw, position, b"\x0a")
             begin, feature_end = _block_spans(raw, begin, column.key)
             begin, list_end = _block_spans(raw, begin, column.tag)
             _insist((feature_end == entry_end) & (list_end == entry_end))
             columns[column.name] = _block_column(data, raw, column.kind, begin, list_end)
             position = entry_end
+        while (position < stops).any():
+            _insist(position < stops)
+            position = _behind_others(data, raw, *_block_spans(raw, position, b"\x0a"))
         _insist(position == stops)
     except (_NotCanonicalError, IndexError, CorruptDataError):
         return None
     return columns
+
+
+def _behind_others(
+    data: bytes, raw: NDArray[np.uint8], begin: NDArray[np.int64], end: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return what is behind an entry of each row, of a column that is not wanted: of the same one in all of them."""
+    first = int(begin[0])
+    size = raw[first + 1]
+    _insist(np.asarray(size < 128))
+    _, feature_end = _block_spans(raw, begin, data[first : first + 3 + int(size)])  # the key, and the tag of its value
+    _insist(feature_end == end)
+    return end
 
 
 def _insist(holds: NDArray[np.bool_]) -> None:

@@ -436,8 +436,8 @@ def _check_executor(executor: Any, workers: WorkerOptions) -> None:
 def _check_shares(splits: Mapping[str, float] | None) -> None:
     if splits is None:
         return
-    if not all(isinstance(share, int | float) for share in splits.values()):
-        raise OptionError(f"splits is {dict(splits)}; want shares by split, as in {{'train': 0.9, 'val': 0.1}}")
+    if not isinstance(splits, Mapping) or not all(isinstance(share, int | float) for share in splits.values()):
+        raise OptionError(f"splits is {splits}; want shares by split, as in {{'train': 0.9, 'val': 0.1}}")
     total = sum(splits.values())
     if not splits or any(share <= 0 for share in splits.values()) or not np.isclose(total, 1):
         raise OptionError(f"splits is {dict(splits)}; want positive shares that add up to 1 (they add up to {total:g})")

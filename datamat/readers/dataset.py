@@ -21,7 +21,7 @@ from datamat.directory.display import Table, feature_table, render_html
 from datamat.directory.keys import RecordKey
 from datamat.directory.manifest import MANIFEST_FILE, Manifest, content_of_manifest, summarized_fields
 from datamat.errors import OptionError, count_of
-from datamat.features import Features, Geometry, Statistics
+from datamat.features import Features, Geometry
 from datamat.features.statistics import summarized_in_words
 from datamat.folders import open_folder
 from datamat.folders.local import expand_home
@@ -42,6 +42,7 @@ from datamat.readers.batches import (
     supervised_fields,
 )
 from datamat.readers.cache import RecordCache, ShardStore, byte_limit, default_cache
+from datamat.readers.joining import How, Other, joined, others_of_table
 from datamat.readers.loader import BatchJob, BatchMaker, ragged_names
 from datamat.readers.megatron import write_megatron
 from datamat.readers.options import BATCH_PARAMETERS, BatchKeywords, BatchOptions, TfOptions
@@ -94,6 +95,8 @@ _SAID_ELSEWHERE = {
     "so by keys, once for all",
     "select_columns": "columns('image', 'label') keeps these fields",
     "remove_columns": "columns('image', 'label') keeps these fields, and no others",
+    "add_column": "join(pyarrow.table({'key': keys, 'name': values})) adds the columns of a table by key",
+    "zip": "join(other) adds the fields of another dataset by key",
     "with_format": "to_numpy, to_torch and to_tf give arrays or tensors",
     "set_format": "to_numpy, to_torch and to_tf give arrays or tensors",
     "as_numpy_iterator": "to_numpy() yields samples of arrays",
@@ -109,8 +112,8 @@ _AT_ONCE = 64  # records of an iteration whose shards are asked for together
 class ShardedDataset(Sequence[dict[str, Any]]):
     """All or some of the records of finished directories; each is a dict by feature name, always with `key`.
 
-    `load` returns it; `select`, `take`, `shard`, `filter`, `map` and `columns` return another one, which reads the same
-    shards. So do `concat` and `mix` of several.
+    `load` returns it; `select`, `take`, `shard`, `filter`, `drop`, `map`, `columns` and `join` return another one, of
+    the same shards. So do `concat` and `mix` of several.
 
     Thread-safe and picklable: a copy in another process opens its own files. It works as a random-access data source
     for torch, grain and any code that needs `len` and items.
@@ -396,6 +399,57 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             raise OptionError("columns after map: the function of map gets the stored fields; call columns first")
         return self._with_records(self._records.changed(lambda part: part.with_fields(names)))
 
+    def join(self, other: Any, on: str = "key", how: How = "exact", prefix: str = "") -> ShardedDataset:
+        """Return the dataset whose records also have the fields of a partner, which another dataset or a table holds.
+
+        Partners are found now, by the keys of the indexes; their fields are read with the records. Where records come
+        in an order in which their partners do not lie, formats that keep many records together (Parquet, gzip) are slow
+        to read: write such a dataset in another format or order.
+
+        Args:
+            other: a dataset, or a table of pyarrow, pandas, polars or whatever gives Arrow; or the path of one in
+                Parquet, CSV, TSV or JSON Lines. Memory holds all of a table. An empty cell is None, except in text of
+                CSV, and its column `Nullable`.
+            on: "key", where the key of a row is that of all its copies, and a table has the column "key". Or a field of
+                text or integers, which is matched with the field of that name in the other; of a dataset without such a
+                field, with its keys.
+            how: what becomes of records without partner: "exact" refuses them, "inner" leaves them out, "left" gives
+                them None in the new fields, which are then `Nullable`.
+            prefix: what goes before the name of each joined field.
+
+        Raises:
+            OptionError: a record has no partner, or two have its key; both have a field of one name; `map` comes
+                before, or an argument is invalid.
+            SourceError: the table cannot be read, or no feature stores a column.
+
+        Example:
+            >>> captioned = train.join(load("out/captions"), how="inner", prefix="blip_")   # doctest: +SKIP
+        """
+        if how not in ("exact", "inner", "left"):
+            raise OptionError(f"join: how is {how!r}; want 'exact', 'inner' or 'left'")
+        if not isinstance(on, str) or not isinstance(prefix, str):
+            raise OptionError(f"join: on is {on!r} and prefix {prefix!r}; want the name of a field, and a str")
+        if isinstance(other, (str, os.PathLike)) and os.path.isfile(os.path.join(other, MANIFEST_FILE)):
+            other = load(other)
+        if any(isinstance(one, ShardedDataset) and one._records.is_mapped for one in (self, other)):
+            raise OptionError(
+                "join after map: what is joined are stored fields; call join first, then map, or save what map gives, "
+                "and join that"
+            )
+        if isinstance(other, ShardedDataset):
+            others = [Other.of_dataset(other._records, np.asarray(other._selection.positions, np.int64), on)]
+        else:
+            others = others_of_table(other, on)
+        selections = [self._selection] if self._mix is None else self._mix.members
+        positions = np.unique(np.concatenate([np.asarray(one.positions, np.int64) for one in selections]))
+        records, rows = joined(self._records, positions, others[0], on=on, how=how, prefix=prefix)
+        for one in others[1:]:
+            records, _ = joined(records, positions, one, on=on, how=how, prefix=prefix)
+        found = self._with_records(records)
+        if how != "inner" or (rows[positions] >= 0).all():
+            return found
+        return found._chosen(lambda selection: np.flatnonzero(rows[np.asarray(selection.positions, np.int64)] >= 0))
+
     def drop(self, keys: Iterable[str]) -> ShardedDataset:
         """Return the dataset without some records.
 
@@ -417,21 +471,23 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return self._chosen(lambda _: np.array(stay, np.int64))
 
     def save(self, output: str | os.PathLike[str], **options: Any) -> Any:
-        """Write these records as a dataset of their own, as they are stored: none is decoded and encoded again.
+        """Write these records as a dataset of their own: what nothing has changed is copied as it is stored.
 
         Keys, copies and splits stay, and so do the shards, each with what is left of its records. Where `select` has
         put records into another order, rows get the order of their first records; the copies of a row stay together.
+        Functions of `map` run in workers, once for each sample, as in the first epoch. Fields that they leave equal
+        keep their bytes; others keep their features where these fit, and get those that the first sample shows if not.
 
         Args:
             output: folder of the new dataset, or a URL.
-            options: `format`, `shards`, and all others of `convert`.
+            options: `format`, `shards`, `splits`, and all others of `convert`.
 
         Returns:
             The report of the run.
 
         Raises:
-            OptionError: the records go through functions of `map`, or come from several directories; or one is here
-                twice. Everything else is raised as `convert` does.
+            OptionError: the records come from several directories, or one is here twice. Everything else is raised as
+                `convert` does.
 
         Example:
             >>> load("out/camvid").filter(pc.field("weather") == "rain").save("out/rain")   # doctest: +SKIP
@@ -441,18 +497,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return datamat.convert(self, output, **options)
 
     def stored_part(self) -> Part:
-        """Return the directory that the records come from as they are stored.
-
-        Raises:
-            OptionError: they come from several, or functions of `map` change them.
-        """
-        part = self._only_part
-        if part.maps:
-            raise OptionError(
-                "save after map: the function would have to run in workers; write materialize(lambda key: data[key], "
-                "data.keys(), output), which stores what it returns"
-            )
-        return part
+        """Return the directory that the records come from; raises `OptionError` where there are several."""
+        return self._only_part
 
     def stored_positions(self) -> range | np.ndarray:
         """Return the positions of the records in the directory, int64 (n,), in their order here."""
@@ -548,14 +594,15 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         parts = self._records.parts
         shards = [info for part in parts for info in part.shards]
         formats = {part.manifest.format for part in parts}
+        is_whole = self._is_whole and not self._records.is_joined
         source = tf_source.TfSource(
-            dict(zip(self.files, [info.num_records for info in shards], strict=True)) if self._is_whole else {},
+            dict(zip(self.files, [info.num_records for info in shards], strict=True)) if is_whole else {},
             len(self),
             sum(info.num_bytes for info in shards),
             self._features_of_batches(is_changed=is_changed),
             formats.pop() if len(formats) == 1 else " and ".join(sorted(formats)),
             self._identity["records"],
-            self._is_whole,
+            is_whole,
             self._records.is_mapped,
             all(part.folder.local_path() is not None for part in parts),
             self._records.is_skipping,
@@ -682,14 +729,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             {'cat': 120, 'dog': 131}
             >>> mean, std = (train.statistics["image"]["channels"][key] for key in ("mean", "std"))   # doctest: +SKIP
         """
-        infos = [
-            info.statistics
-            for part in self._records.parts
-            for split, shards in part.manifest.splits.items()
-            if part.split in (None, split)
-            for info in shards
-        ]
-        return summarized_fields(self.features, Statistics.total(infos)) or {}
+        return summarized_fields(self.features, self._records.statistics()) or {}
 
     def __repr__(self) -> str:
         return f"ShardedDataset({self._title}, {count_of(len(self), 'record')}, {self.features!r})"
@@ -816,17 +856,19 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         shapes = options.shapes
         if options.bucket is not None and changes is not None:
             shapes = (Budget(*one_budget(options.bucket)), *shapes)
+        found = self._features_of_batches(is_changed=changes is not None)
         maker = BatchMaker(
             self._records.read_or_skip,
             changes,
-            ragged_names(self._features_of_batches(is_changed=changes is not None)),
+            ragged_names(found),
             self.features.nesting,
             options.batch_size is not None or options.unit is not None,
-            self._records.read_block if self._records.block_records else None,
+            self._records.changed(lambda part: part.read_as(found)).read_block if self._records.block_records else None,
             self._records.block_records,
             self._records.num_threads if changes is None else len(physical_cores()),
             shapes=shapes,
             keeps_samples=options.collate_fn is not None,
+            reading=self._records.reading if self._records.is_joined else None,
         )
         return Batches(
             order,
@@ -849,7 +891,12 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         features = self.features
         if is_changed and any(isinstance(one, Geometry) and one.may_lose_rows() for one in features.values()):
             return features  # with boxes go their labels
-        return features.as_found(info.statistics for part in self._records.parts for info in part.shards)
+        parts = self._records.parts
+        features = features.as_found(info.statistics for part in parts for info in part.shards)
+        for partners in zip(*(part.partners for part in parts), strict=False):
+            known = [one.statistics for one in partners]
+            features = features.as_found(() if one is None else one.to_lines() for one in known)
+        return features
 
     def _lengths(self, field: str) -> np.ndarray:
         """Return the length of a field in each record that is read, int64 (records,), at its position: one pass."""

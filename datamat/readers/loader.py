@@ -427,6 +427,8 @@ class BatchMaker:
         num_threads: number of threads that make batches at the same time.
         shapes: what each finished batch goes through, called with the rows of its records: padding and packing.
         keeps_samples: whether a batch is a list of samples, under "", for a function of the user to collate.
+        reading: returns what is to be called in place of `read_sample` for some positions, where that is faster, which
+            are read next; None where it is not.
     """
 
     read_sample: Callable[[int, Mapping[str, np.ndarray]], dict[str, Any] | None]
@@ -439,6 +441,7 @@ class BatchMaker:
     num_threads: int = 1
     shapes: tuple[Callable[[dict[str, Any], np.ndarray], dict[str, Any]], ...] = ()
     keeps_samples: bool = False
+    reading: Callable[[np.ndarray], Callable[..., dict[str, Any] | None]] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -470,14 +473,16 @@ class BatchMaker:
             seeds_globals: whether to seed the global random generators for each sample: only in a process of our own,
                 where a single thread transforms.
         """
-        block = None
+        block, read = None, self.read_sample
         if self.read_block is not None and len(rows) >= _LEAST_BLOCK_ROWS:
             block = self.read_block(job.positions[rows.start : rows.stop], self.num_threads)
+        if self.reading is not None and block is None and len(rows) >= _LEAST_BLOCK_ROWS:
+            read = self.reading(job.positions[rows.start : rows.stop])
         for row in rows:
             # A transform may change the shape, so nothing is decoded in place before it.
             memory = buffer.memory(row) if self.transform is None else {}
             if block is None:
-                sample = self.read_sample(int(job.positions[row]), memory)
+                sample = read(int(job.positions[row]), memory)
             else:
                 sample = self.nesting.join({name: values[row - rows.start] for name, values in block.items()})
             if sample is None:

@@ -31,7 +31,7 @@ from datamat.errors import (
     count_of,
     want_of_resources,
 )
-from datamat.features.base import join_blocks
+from datamat.features.base import RaggedColumn, gathered, join_blocks
 from datamat.features.schema import NO_MEMORY
 from datamat.folders import AbsentError
 from datamat.folders.local import open_regular
@@ -44,25 +44,33 @@ from datamat.readers.remote import SMALL_BYTES, Download, Loaded, RemoteReader, 
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from datamat.directory.manifest import IndexInfo, Manifest, ShardInfo
-    from datamat.features import Features
+    from datamat.features import Features, Statistics
     from datamat.features.base import Column, ColumnBlock, Kind
+    from datamat.features.nullable import Maybe
     from datamat.formats import RecordSpan, RecordSpans, ShardReader
     from datamat.readers.cache import RecordCache, ShardStore
 
 
 __all__ = [
+    "ChainedRecords",
+    "JoinedField",
+    "JoinedRecords",
     "KeyIndex",
     "LineMarks",
     "MappedOffsets",
+    "Partner",
     "RecordFiles",
     "SampleReader",
     "ShardOpener",
     "SkippedRecords",
+    "TableRecords",
+    "files_of",
+    "partners_of",
 ]
 
 # ---------------------------------------------------------------- damaged records
@@ -1009,6 +1017,336 @@ def _keep_at_most(most: int) -> None:
             fullest.pop(next(iter(fullest)), None)
 
 
+# ---------------------------------------------------------------- joined records
+#
+# Records with columns of other records, which `ShardedDataset.join` has matched with them by position:
+#
+#     position ──┬── RecordFiles ─────────────────────────────> columns ──┬──> one record
+#                └── Partner.rows ── records of the partner ──> columns ──┘
+#
+# Columns stay as they are stored, only their names are others: a reader decodes them, and a conversion copies them,
+# as it does all others. Those of a partner that is missing are what `Nullable` stores of None.
+
+
+@final
+class ChainedRecords:
+    """The encoded records of several datasets, end to end; as `RecordFiles` for a partner.
+
+    Args:
+        members: the records of each.
+    """
+
+    def __init__(self, members: Sequence[RecordFiles | JoinedRecords]) -> None:
+        self._members = members
+        self._ends = np.cumsum([len(one) for one in members])
+        self.fetched = [shard for one in members for shard in one.fetched]
+        self.are_tested = all(one.are_tested for one in members)
+
+    def __copy__(self) -> ChainedRecords:
+        return ChainedRecords([copy.copy(one) for one in self._members])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def block_records(self) -> int:
+        """As of `RecordFiles`."""
+        return min(one.block_records for one in self._members)
+
+    @property
+    def gains_from_threads(self) -> bool:
+        """As of `RecordFiles`."""
+        return any(one.gains_from_threads for one in self._members)
+
+    def keep_window(self, num_records: int) -> None:
+        """As of `RecordFiles`."""
+        for one in self._members:
+            one.keep_window(num_records)
+
+    def read_record(self, position: int) -> Mapping[str, Column]:
+        """As of `RecordFiles`."""
+        number = int(np.searchsorted(self._ends, position, side="right"))
+        return self._members[number].read_record(position - self._start(number))
+
+    def read_intact(self, position: int) -> Mapping[str, Column] | None:
+        """As of `RecordFiles`."""
+        number = int(np.searchsorted(self._ends, position, side="right"))
+        return self._members[number].read_intact(position - self._start(number))
+
+    def read_block(
+        self, positions: NDArray[np.int64], kinds: Mapping[str, Kind], num_threads: int = 1
+    ) -> Mapping[str, ColumnBlock] | None:
+        """As of `RecordFiles`."""
+        which = np.searchsorted(self._ends, positions, side="right")
+        blocks = []
+        for number in np.unique(which).tolist():
+            own = positions[which == number] - self._start(number)
+            block = self._members[number].read_block(own, kinds, num_threads)
+            if block is None:
+                return None
+            blocks.append(block)
+        return join_blocks(blocks, np.argsort(np.argsort(which, kind="stable")))
+
+    def _start(self, number: int) -> int:
+        return int(self._ends[number]) - len(self._members[number])
+
+
+@final
+@frozen(slots=False, eq=False)
+class TableRecords:
+    """The encoded records of a table in memory; as `RecordFiles` for a partner.
+
+    Attributes:
+        columns: the columns of all records, as `Features.encode_block` returns them; no numpy arrays.
+    """
+
+    columns: Mapping[str, ColumnBlock]
+    fetched = ()
+    are_tested = True
+    gains_from_threads = False
+    block_records = _MOST_BLOCK_RECORDS
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def keep_window(self, num_records: int) -> None:
+        """Do nothing: all are in memory."""
+
+    def read_record(self, position: int) -> Mapping[str, Column]:
+        """As of `RecordFiles`."""
+        record: dict[str, Any] = {name: column[position] for name, column in self.columns.items()}
+        return {
+            name: value.tolist() if isinstance(value, np.ndarray) and value.dtype == object else value
+            for name, value in record.items()
+        }
+
+    read_intact = read_record
+
+    def read_block(
+        self, positions: NDArray[np.int64], kinds: Mapping[str, Kind], num_threads: int = 1
+    ) -> Mapping[str, ColumnBlock]:
+        """As of `RecordFiles`."""
+        del num_threads
+        return join_blocks([{name: self.columns[name] for name in kinds}], positions)
+
+
+@frozen(eq=False)
+class JoinedField:
+    """How the columns of a field of a partner become those of a joined record.
+
+    Attributes:
+        name: name of the field of the partner.
+        joined: its name in the joined record.
+        parts: what follows the name of the field in those of its columns.
+        maybe: how each is stored where the field may be missing, by the same; None where the columns stay.
+    """
+
+    name: str
+    joined: str
+    parts: Sequence[str]
+    maybe: Mapping[str, Maybe] | None
+
+    def of_record(self, record: Mapping[str, Column]) -> dict[str, Column]:
+        """Return the columns of a joined record, given those of its partner."""
+        if self.maybe is None:
+            return {self.joined + part: record[self.name + part] for part in self.parts}
+        found = {}
+        for part, how in self.maybe.items():
+            # One of the parts may say whether there is a value; and records may hold a bytes value in a list.
+            column: Any = record[self.name + part] if part in self.parts else np.ones(1, np.int64)
+            is_listed = how.of == "bytes" and not isinstance(column, bytes)
+            found[self.joined + part] = how.wrap(column[0] if is_listed else column)
+        return found
+
+    def of_block(self, block: Mapping[str, ColumnBlock], num_records: int) -> dict[str, ColumnBlock]:
+        """Return the columns of joined records, given those of their partners."""
+        if self.maybe is None:
+            return {self.joined + part: block[self.name + part] for part in self.parts}
+        are_there = np.ones(num_records, bool)
+        mark = RaggedColumn(np.ones(num_records, np.int64), np.ones(num_records, np.int64))
+        return {
+            self.joined + part: how.wrap_block(block[self.name + part] if part in self.parts else mark, are_there)
+            for part, how in self.maybe.items()
+        }
+
+
+@frozen(eq=False)
+class Partner:
+    """What a join adds to the records of a directory.
+
+    Attributes:
+        rows: int64 (n,), the position of the partner of each record; -1 where it has none, or is not read.
+        records: the records of the partner, by position.
+        kinds: kind of each of their columns that are joined.
+        fields: how these become columns of joined records.
+        nothing: the columns of a joined record without partner; None where none is read.
+        joined_kinds: kind of each of those columns.
+        digest: digest of rows and records: it changes when any of them does.
+        statistics: what is known of all records of the partner, by names of joined fields; None where nothing is.
+    """
+
+    rows: NDArray[np.int64]
+    records: RecordFiles | JoinedRecords | ChainedRecords | TableRecords
+    kinds: Mapping[str, Kind]
+    fields: Sequence[JoinedField]
+    nothing: Mapping[str, Column]
+    joined_kinds: Mapping[str, Kind]
+    digest: str
+    statistics: Statistics | None
+
+    @property
+    def joined_fields(self) -> Collection[str]:
+        """Names of the fields in joined records."""
+        return [field.joined for field in self.fields]
+
+    def __copy__(self) -> Partner:
+        return dataclasses.replace(self, records=copy.copy(self.records))
+
+    def columns_at(
+        self, position: int, read: Callable[[int], Mapping[str, Column] | None]
+    ) -> Mapping[str, Column] | None:
+        """Return the columns that a record gets, given how a record of the partner is read; None where that is lost."""
+        row = int(self.rows[position])
+        if row < 0:
+            return self.nothing
+        record = read(row)
+        if record is None:
+            return None
+        return {name: column for field in self.fields for name, column in field.of_record(record).items()}
+
+    def block_at(self, positions: NDArray[np.int64], num_threads: int) -> Mapping[str, ColumnBlock] | None:
+        """Return the columns that many records get, or None where they are to be read one by one."""
+        rows = self.rows[positions]
+        there = rows >= 0
+        found: dict[str, ColumnBlock] = {}
+        if there.any():
+            block = self.records.read_block(rows[there], self.kinds, num_threads)
+            if block is None:
+                return None
+            count = int(np.count_nonzero(there))
+            found = {name: column for field in self.fields for name, column in field.of_block(block, count).items()}
+        if there.all() or not self.fields:
+            return found
+        if not self.nothing:  # a record that cannot be read has no partner either
+            return None
+        none = {name: gathered([column], self.joined_kinds[name]) for name, column in self.nothing.items()}
+        order = np.where(there, np.cumsum(there) - 1, np.count_nonzero(there))
+        return join_blocks([found, none] if found else [none], order)
+
+
+@final
+class JoinedRecords:
+    """Encoded records of which each has columns of its partners; as `RecordFiles`, which it stands for.
+
+    Args:
+        files: the records that partners are joined to.
+        partners: the partners, in the order in which they were joined.
+    """
+
+    def __init__(self, files: RecordFiles, partners: Sequence[Partner]) -> None:
+        self.files = files
+        self.partners = tuple(partners)
+        self.check_files = files.check_files
+        self.positions = files.positions
+        self.locate = files.locate
+        self.file = files.file
+        self.key_at = files.key_at
+
+    def __reduce__(self) -> tuple[type[JoinedRecords], tuple[RecordFiles, Sequence[Partner]]]:
+        return JoinedRecords, (self.files, self.partners)
+
+    def __copy__(self) -> JoinedRecords:
+        return JoinedRecords(copy.copy(self.files), [copy.copy(partner) for partner in self.partners])
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @classmethod
+    def of(cls, records: RecordFiles | JoinedRecords, partner: Partner) -> JoinedRecords:
+        """Return records with the columns of one more partner."""
+        return cls(files_of(records), (*partners_of(records), partner))
+
+    def narrowed(self, columns: Collection[str]) -> RecordFiles | JoinedRecords:
+        """Return the records without the partners that none of these columns comes from."""
+        partners = [one for one in self.partners if not one.joined_kinds.keys().isdisjoint(columns)]
+        return JoinedRecords(self.files, partners) if partners else self.files
+
+    @property
+    def fetched(self) -> list[tuple[ShardInfo, ShardFetcher | None]]:
+        """As of `RecordFiles`: the shards of the records themselves."""
+        return self.files.fetched
+
+    @property
+    def are_tested(self) -> bool:
+        """As of `RecordFiles`."""
+        return self.files.are_tested and all(partner.records.are_tested for partner in self.partners)
+
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        """As of `RecordFiles`."""
+        return self.files.groups
+
+    @property
+    def block_records(self) -> int:
+        """As of `RecordFiles`."""
+        return min(self.files.block_records, *(partner.records.block_records for partner in self.partners))
+
+    @property
+    def gains_from_threads(self) -> bool:
+        """As of `RecordFiles`."""
+        return self.files.gains_from_threads or any(partner.records.gains_from_threads for partner in self.partners)
+
+    def keep_window(self, num_records: int) -> None:
+        """As of `RecordFiles`."""
+        self.files.keep_window(num_records)
+        for partner in self.partners:
+            partner.records.keep_window(num_records)
+
+    def read_record(self, position: int) -> Mapping[str, Column]:
+        """As of `RecordFiles`."""
+        found = dict(self.files.read_record(position))
+        for partner in self.partners:
+            found.update(partner.columns_at(position, partner.records.read_record) or {})
+        return found
+
+    def read_intact(self, position: int) -> Mapping[str, Column] | None:
+        """As of `RecordFiles`."""
+        each = [_intact(self.files, position)]
+        each += [one.columns_at(position, functools.partial(_intact, one.records)) for one in self.partners]
+        lost = any(columns is None for columns in each)
+        return None if lost else {name: column for columns in each for name, column in (columns or {}).items()}
+
+    def read_block(
+        self, positions: NDArray[np.int64], kinds: Mapping[str, Kind], num_threads: int = 1
+    ) -> Mapping[str, ColumnBlock] | None:
+        """As of `RecordFiles`."""
+        of_others = {name for partner in self.partners for name in partner.joined_kinds}
+        own = {name: kind for name, kind in kinds.items() if name not in of_others}
+        found = self.files.read_block(positions, own, num_threads)
+        for partner in self.partners:
+            more = None if found is None else partner.block_at(positions, num_threads)
+            found = None if found is None or more is None else {**found, **more}
+        return found
+
+
+def files_of(records: RecordFiles | JoinedRecords) -> RecordFiles:
+    """Return the records without what was joined."""
+    return records.files if isinstance(records, JoinedRecords) else records
+
+
+def partners_of(records: RecordFiles | JoinedRecords) -> Sequence[Partner]:
+    """Return what was joined to records."""
+    return records.partners if isinstance(records, JoinedRecords) else ()
+
+
+def _intact(records: Any, position: int) -> Mapping[str, Column] | None:
+    """Return a record that is not damaged, whatever is beside it."""
+    try:
+        return records.read_record(position)  # type: ignore[no-any-return]  # any records
+    except CorruptDataError:
+        return records.read_intact(position)  # type: ignore[no-any-return]
+
+
 # ---------------------------------------------------------------- decoded samples
 #
 # Records read and decoded, by position; a damaged one raises an error that names it, or is skipped.
@@ -1026,10 +1364,16 @@ class SampleReader:
         keys: keys of the records.
     """
 
-    records: RecordFiles
+    records: RecordFiles | JoinedRecords
     features: Features
     skipped: SkippedRecords
     keys: KeyIndex
+
+    def with_fields(self, names: Iterable[str]) -> SampleReader:
+        """Return a reader of some of the fields of the same samples, and of their keys."""
+        records, features = self.records, self.features.only(names)
+        narrowed = records.narrowed(features.columns) if isinstance(records, JoinedRecords) else records
+        return dataclasses.replace(self, records=narrowed, features=features)
 
     def read_sample(self, position: int, memory: Mapping[str, np.ndarray] = NO_MEMORY) -> dict[str, Any]:
         """Return one decoded sample; a value that was decoded into the array of its field in `memory` is that array.
@@ -1059,6 +1403,31 @@ class SampleReader:
             else:
                 self.skipped.log(error)
             return found
+
+    def reading(self, positions: NDArray[np.int64]) -> Callable[..., dict[str, Any] | None]:
+        """Return a function that does what `read_or_skip` does at these positions.
+
+        Small records that are joined to large ones are read here, at once.
+        """
+        found: dict[str, Any] = {}
+        for partner in partners_of(self.records):
+            fields = {name: self.features[name] for name in self.features if name in partner.joined_fields}
+            if partner.records.block_records and all(feature.decodes_many() for feature in fields.values()):
+                with contextlib.suppress(CorruptDataError, OutputError, SchemaError):  # told when they are read alone
+                    block = partner.block_at(positions, 1) or {}
+                    stored = {name: self.features.stored(name, block) for name in fields if block}
+                    found.update({name: fields[name].decode_many(columns) for name, columns in stored.items()})
+        if not found:
+            return self.read_or_skip
+        others = self.with_fields([name for name in self.features if name not in found])
+        places = {position: place for place, position in enumerate(positions.tolist())}
+
+        def read(position: int, memory: Mapping[str, np.ndarray] = NO_MEMORY) -> dict[str, Any] | None:
+            sample, place = others.read_or_skip(position, memory), places[position]
+            values = {name: column[place] for name, column in found.items()}
+            return None if sample is None else {**sample, **self.features.nesting.join(values)}
+
+        return read
 
     def _read_intact(self, position: int) -> dict[str, Any] | None:
         """Return a sample that is intact, although what its record is stored with is damaged; else None."""

@@ -485,10 +485,18 @@ class LookAhead:
     Args:
         shards: first to last shard of all records that are read, with what fetches it; None where it is local.
         is_local: whether the epoch reads each shard once, in one go: then those that it is done with may make room.
+        reached: function of positions that adds those of other records which are read with them; None for none.
     """
 
-    def __init__(self, shards: Sequence[tuple[ShardInfo, ShardFetcher | None]], *, is_local: bool) -> None:
+    def __init__(
+        self,
+        shards: Sequence[tuple[ShardInfo, ShardFetcher | None]],
+        *,
+        is_local: bool,
+        reached: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None,
+    ) -> None:
         self._shards = shards
+        self._reached = reached
         self._ends = np.cumsum([info.num_records for info, _ in shards])
         self._rotating = {fetcher.store for _, fetcher in shards if fetcher is not None and fetcher.may_rotate}
         self._is_local = is_local
@@ -511,7 +519,8 @@ class LookAhead:
 
     def add(self, positions: NDArray[np.int64]) -> None:
         """Take notice of records that come next, by position; `release` forgets the first ones."""
-        found, first = np.unique(np.searchsorted(self._ends, positions, side="right"), return_index=True)
+        reached = positions if self._reached is None else self._reached(positions)
+        found, first = np.unique(np.searchsorted(self._ends, reached, side="right"), return_index=True)
         shards = found[np.argsort(first)].tolist()
         self._held.append(shards)
         for shard in shards:

@@ -1,6 +1,7 @@
 """What a dataset reads: the records of one or more directories, and a selection of them. Both are values.
 
-    Part          the records of one directory, as some of their fields, each through the functions of `map`
+    Part          the records of one directory, as some of their fields, with those of what was joined to them, each
+                  through the functions of `map`
     Records       parts, end to end: a position leads to a part and a record of it
     Selection     positions in an order: a range, or an index array made when it is first needed
     Member        records and a selection: what `mix` mixes
@@ -23,10 +24,12 @@ import numpy as np
 import xxhash
 
 from datamat.errors import OptionError, SampleError
+from datamat.features import Statistics
 from datamat.features.nesting import value_at
 from datamat.parallel import physical_cores
 from datamat.readers.batches import Order, Selected, records_at
 from datamat.readers.loader import DecodingThreads
+from datamat.readers.records import partners_of
 from datamat.readers.remote import LookAhead
 from datamat.values import frozen
 
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
     from datamat.features import Features
     from datamat.folders import Folder
     from datamat.readers.batches import EpochOrder
-    from datamat.readers.records import SampleReader
+    from datamat.readers.records import Partner, SampleReader
     from datamat.transforms.augmenter import SampleTransform
 
 
@@ -52,7 +55,9 @@ __all__ = [
     "kept_by_function",
     "kept_by_row",
     "lengths_of",
+    "mapped",
     "order_of",
+    "values_at",
 ]
 
 # ---------------------------------------------------------------- records
@@ -83,9 +88,28 @@ class Part:
         return self.manifest.shards if self.split is None else self.manifest.splits[self.split]
 
     @property
+    def partners(self) -> Sequence[Partner]:
+        """What was joined to the records, in this order."""
+        return partners_of(self.reader.records)
+
+    @property
     def digest(self) -> str:
         """Digest of the records: it changes when any record does."""
-        return xxhash.xxh3_64_hexdigest(",".join(info.checksum for info in self.shards).encode())
+        made_of = [*(info.checksum for info in self.shards), *(partner.digest for partner in self.partners)]
+        return xxhash.xxh3_64_hexdigest(",".join(made_of).encode())
+
+    def statistics(self) -> Statistics | None:
+        """Return what is known of all records of the split, and of those joined to them; None where nothing is."""
+        found = Statistics.total(info.statistics for info in self.shards)
+        if found is not None:
+            for known in [one.statistics for one in self.partners if one.statistics is not None]:
+                for name, of_field in known.fields.items():
+                    found.observe(name, of_field)
+        return found
+
+    def read_as(self, features: Features) -> Part:
+        """Return the part whose records are decoded by a schema that `Features.as_found` returned."""
+        return dataclasses.replace(self, reader=dataclasses.replace(self.reader, features=features))
 
     def with_fields(self, names: Sequence[str]) -> Part:
         """Return the part with some of the fields of its records; `key` stays.
@@ -99,15 +123,15 @@ class Part:
             raise OptionError(
                 f"the records of {self.folder} have no field {unknown[0]!r}; want some of {', '.join(features)}"
             )
-        chosen = features.only(names)
-        return dataclasses.replace(self, reader=dataclasses.replace(self.reader, features=chosen))
+        return dataclasses.replace(self, reader=self.reader.with_fields(names))
 
-    def mapped(self, sample: dict[str, Any], epoch: int, seeds_globals: bool) -> dict[str, Any]:
-        """Return what the functions of `map` make of a sample; its key stays."""
-        key = sample["key"]
-        for function in self.maps:
-            sample = {"key": key, **function(sample, epoch, seeds_globals=seeds_globals)}
-        return sample
+
+def mapped(maps: Sequence[SampleTransform], sample: dict[str, Any], epoch: int, seeds_globals: bool) -> dict[str, Any]:
+    """Return what functions of `map` make of a sample; its key stays."""
+    key = sample["key"]
+    for function in maps:
+        sample = {"key": key, **function(sample, epoch, seeds_globals=seeds_globals)}
+    return sample
 
 
 @final
@@ -153,6 +177,20 @@ class Records:
         """Whether samples go through functions of `map`."""
         return any(part.maps for part in self.parts)
 
+    @property
+    def is_joined(self) -> bool:
+        """Whether records have columns of others."""
+        return any(part.partners for part in self.parts)
+
+    def statistics(self) -> Statistics | None:
+        """Return what is known of all records of the splits; None where nothing is known of some."""
+        found = Statistics()
+        for part in self.parts:
+            if (known := part.statistics()) is None:
+                return None
+            found.add(known)
+        return found
+
     def changed(self, change: Callable[[Part], Part]) -> Records:
         """Return the records with each part changed."""
         return Records([change(part) for part in self.parts])
@@ -172,6 +210,22 @@ class Records:
     def _read_or_skip(self, position: int, memory: Mapping[str, np.ndarray]) -> dict[str, Any] | None:
         part, own = self.place(position)
         return part.reader.read_or_skip(own, memory)
+
+    def reading(self, positions: NDArray[np.int64]) -> Callable[..., dict[str, Any] | None]:
+        """Return a function that does what `read_or_skip` does at these positions; as that of `SampleReader`."""
+        if len(self.parts) == 1:
+            return self.parts[0].reader.reading(positions)
+        which = np.searchsorted(self._ends, positions, side="right")
+        readers: dict[int, Callable[..., dict[str, Any] | None]] = {
+            number: self.parts[number].reader.reading(positions[which == number] - self.starts[number])
+            for number in np.unique(which).tolist()
+        }
+
+        def read(position: int, memory: Mapping[str, np.ndarray]) -> dict[str, Any] | None:
+            number = bisect.bisect_right(self._ends, position)
+            return readers[number](position - self.starts[number], memory)
+
+        return read
 
     @property
     def block_records(self) -> int:
@@ -216,13 +270,13 @@ class Records:
             CorruptDataError: the record is damaged.
         """
         part, own = self.place(position)
-        return part.mapped(part.reader.read_sample(own), 0, False)
+        return mapped(part.maps, part.reader.read_sample(own), 0, False)
 
     def sample_or_skip(self, position: int) -> dict[str, Any] | None:
         """Return a sample as it is in the first epoch, or None where its record is damaged and skipped."""
         part, own = self.place(position)
         found = part.reader.read_or_skip(own)
-        return None if found is None else part.mapped(found, 0, False)
+        return None if found is None else mapped(part.maps, found, 0, False)
 
     # Damaged records that were skipped, as `loader.Skipped` wants them.
 
@@ -276,9 +330,24 @@ class Records:
             is_local: whether the epoch reads each shard in one go.
         """
         shards = [one for part in self.parts for one in part.reader.records.fetched]
+        shards += [one for part in self.parts for partner in part.partners for one in partner.records.fetched]
         if not any(fetcher for _, fetcher in shards):
             return None
+        if self.is_joined:
+            return LookAhead(shards, is_local=False, reached=self._reached)
         return LookAhead(shards, is_local=is_local)
+
+    def _reached(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return positions with those of the partners behind them: where all shards lie end to end."""
+        found, behind = [positions], len(self)
+        for start, end, part in zip(self.starts, self._ends, self.parts, strict=True):
+            own = positions[(positions >= start) & (positions < end)] - start
+            for partner in part.partners:
+                num_records = sum(info.num_records for info, _ in partner.records.fetched)
+                rows = partner.rows[own] if num_records else own[:0]
+                found.append(rows[rows >= 0] + behind)
+                behind += num_records
+        return np.concatenate(found)
 
     def damage_in(self, file: str) -> CorruptDataError:
         """Return what is wrong with a shard of which not all records could be read."""
@@ -346,7 +415,7 @@ class _Steps:
 
     def __call__(self, position: int, sample: dict[str, Any], epoch: int, seeds_globals: bool) -> dict[str, Any]:
         part, _ = self.records.place(position)
-        sample = part.mapped(sample, epoch, seeds_globals)
+        sample = mapped(part.maps, sample, epoch, seeds_globals)
         return sample if self.last is None else self.last(sample, epoch, seeds_globals=seeds_globals)
 
 
@@ -584,7 +653,7 @@ def kept_by_expression(
                 raise OptionError(f"filter: neither samples nor index have a field {name!r}; want some of {known}")
             table = table.append_column(name, rows[name])
     if from_samples:
-        values = _values(records.changed(lambda part: part.with_fields(from_samples)), places)
+        values = values_at(records.changed(lambda part: part.with_fields(from_samples)), places)
         table = table.take(np.array(values[""], np.int64))
         for name in from_samples:
             plain = [value.tolist() if isinstance(value, np.ndarray | np.generic) else value for value in values[name]]
@@ -655,7 +724,7 @@ def _index_table(records: Records) -> Any:
     return pa.concat_tables(tables, promote_options="permissive")
 
 
-def _values(records: Records, positions: NDArray[np.int64]) -> dict[str, Any]:
+def values_at(records: Records, positions: NDArray[np.int64]) -> dict[str, Any]:
     """Return the stored values of some records by field, and under "" the places of those that were not skipped."""
     found: dict[str, list[Any]] = {name: [] for name in ["", *records.features]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -20,14 +21,16 @@ from datamat.directory.keys import RecordKey, ShardName, records_by_row, stored_
 from datamat.directory.manifest import CONVERTED, Manifest, index_file
 from datamat.directory.sidecars import Sidecar
 from datamat.directory.verify import verify
-from datamat.errors import CorruptDataError, OptionError, OutputError, SampleError, Skip
-from datamat.features import Statistics
+from datamat.errors import CorruptDataError, InputError, OptionError, OutputError, SampleError, SchemaError, Skip
+from datamat.features import Features, Statistics
+from datamat.fingerprint import fingerprint
 from datamat.folders import open_folder
 from datamat.folders.local import regular_path
 from datamat.folders.urls import is_url, scheme_of
 from datamat.formats import ShardFormat, get_format
 from datamat.options import (
     RUN_PARAMETERS,
+    ErrorPolicy,
     Remedies,
     RunKeywords,
     RunOptions,
@@ -36,25 +39,30 @@ from datamat.options import (
     takes,
 )
 from datamat.plan.changes import measured_fields, with_seen
+from datamat.plan.digests import as_drawn
 from datamat.plan.job import Job, resolve_formats
+from datamat.plan.pipeline import MadeColumns
 from datamat.plan.plan import PartSpec, Plan, ShardSpec
 from datamat.readers.cache import RecordCache, ShardStore
-from datamat.readers.dataset import ShardedDataset
+from datamat.readers.dataset import ShardedDataset, load
 from datamat.readers.records import RecordFiles
 from datamat.readers.remote import Loaded
+from datamat.readers.views import mapped
 from datamat.run.materializer import output_place
 from datamat.run.report import RunReport
 from datamat.run.tasks import start
 from datamat.sources.rows import IndexRow
 from datamat.values import frozen
+from datamat.writers.samples import fill_lists
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Iterable, Iterator, MutableMapping, MutableSet
 
-    from datamat.features import Features
     from datamat.features.base import Column
+    from datamat.readers.records import Partner
     from datamat.sources.store import RowStore
+    from datamat.transforms.augmenter import SampleTransform
 
 
 __all__ = ["SHARD", "StoredRecords", "convert"]
@@ -68,6 +76,7 @@ __all__ = ["SHARD", "StoredRecords", "convert"]
 SHARD, _RECORD, _RECORDS = "from_shard", "from_record", "from_records"
 """Fields of a row: number of the shard in its split, number of its first record there, and how many it has."""
 _PLACE = (SHARD, _RECORD, _RECORDS)
+_SPLIT = "from_split"  # a field of a row whose split is drawn anew: that in which its records lie
 
 _BATCH_ROWS = 16_384
 
@@ -83,27 +92,57 @@ class _Stored:
     manifest: str
 
 
+@frozen(slots=False)
+class _Mapped:
+    """What decides the records of a conversion in which functions of `map` change them.
+
+    Attributes:
+        manifest: as of `_Stored`.
+        maps: the functions, each with seed, untouched fields and number.
+    """
+
+    manifest: str
+    maps: tuple[tuple[Any, ...], ...]
+
+
 @frozen(slots=False, eq=False)
 class StoredView:
-    """Some records of a finished dataset, and some of their fields.
+    """Some records of a finished dataset, and some of their fields, with what `join` adds and `map` makes of them.
 
     Attributes:
         features: schema of the fields.
-        digest: digest of all that it leaves of the dataset.
+        stored: schema of the columns that records have before the functions of `map`; others are left out.
+        partners: what is joined to the records.
+        starts: by split, the position of the first record of each shard, by which partners are found.
+        maps: the functions of `map`.
+        digest: digest of all that it leaves of the dataset, and of what it adds.
         is_in_order: whether the records are in the order in which they are stored.
         places: int64 (num_records,) of each shard, by split: the places of its records in the view, -1 for no place.
         measured: by split, the fields whose values are decoded for statistics: what is stored does not show them.
     """
 
     features: Features
+    stored: Features
+    partners: Sequence[Partner]
+    starts: Mapping[str, Sequence[int]]
+    maps: Sequence[SampleTransform]
     digest: str
     is_in_order: bool
     places: Mapping[str, Sequence[np.ndarray]]
     measured: Mapping[str, Sequence[str]]
 
     @classmethod
-    def of(cls, dataset: ShardedDataset) -> StoredView:
-        """Return what a dataset is of what is stored; raises `OptionError` where it has a record twice."""
+    def of(cls, dataset: ShardedDataset, errors: ErrorPolicy) -> StoredView:
+        """Return what a dataset is of what is stored.
+
+        Args:
+            dataset: the dataset; of functions of `map`, the first samples show which fields they give.
+            errors: what happens to samples that fail.
+
+        Raises:
+            OptionError: it has a record twice, or comes from several directories.
+            SampleError: a function fails.
+        """
         part, positions = dataset.stored_part(), np.asarray(dataset.stored_positions(), np.int64)
         if not len(positions):
             raise OptionError(f"save: there is no record; the view of {part.folder} has left all of them out")
@@ -117,16 +156,24 @@ class StoredView:
                 "one; select each once"
             )
         names = [name for name in part.reader.features if name != "key"]
-        features = part.manifest.features.only(names)
+        stored = part.reader.features
+        features = _mapped_features(dataset, stored, errors) if part.maps else stored
         by_split: dict[str, list[np.ndarray]] = {}
+        starts: dict[str, list[int]] = {}
         measured: dict[str, set[tuple[str, ...]]] = {}
-        for info, of_shard in zip(part.shards, np.split(places, ends[:-1]), strict=True):
+        for info, end, of_shard in zip(part.shards, ends.tolist(), np.split(places, ends[:-1]), strict=True):
             by_split.setdefault(info.split, []).append(of_shard)
+            starts.setdefault(info.split, []).append(end - info.num_records)
             if info.num_records:
                 measured.setdefault(info.split, set()).add(measured_fields(features, info) or ())
+        joined = "".join(f"\n{partner.digest}" for partner in part.partners)
         return cls(
             features,
-            xxhash.xxh3_128_hexdigest(places.tobytes() + "\n".join(names).encode()),
+            stored,
+            part.partners,
+            starts,
+            part.maps,
+            xxhash.xxh3_128_hexdigest(places.tobytes() + "\n".join(names).encode() + joined.encode()),
             bool((np.diff(positions) > 0).all()),
             by_split,
             {split: found.pop() if len(found) == 1 else () for split, found in measured.items()},
@@ -144,6 +191,81 @@ class StoredView:
         found = found[found >= 0]
         return int(found.min()) if len(found) else None
 
+    def changed(self, split: str, shard: int, number: int, columns: Mapping[str, Column]) -> dict[str, Column]:
+        """Return the columns of a record as the view has it, given those that are stored, with what was seen of them.
+
+        Raises:
+            SampleError: a function fails, or gives what does not fit the schema.
+        """
+        found: dict[str, Any] = dict(columns)
+        for partner in self.partners:
+            found.update(partner.columns_at(self.starts[split][shard] + number, partner.records.read_record) or {})
+        kept = {name: column for name, column in found.items() if name in self.stored.columns}
+        return self._mapped(kept, split) if self.maps else with_seen(kept, self.features, self.measured[split])
+
+    def _mapped(self, columns: dict[str, Column], split: str) -> dict[str, Column]:
+        """Return the columns of what the functions make of a sample: what they leave as it is keeps its bytes."""
+        sample = self.stored.decode(columns)
+        made = mapped(self.maps, copy.deepcopy(sample), 0, True)  # which they may write to
+        try:
+            before, values = self.stored.nesting.split(sample), dict(self.features.nesting.split(made))
+            same = [
+                name
+                for name in values.keys() & before.keys()
+                if self.features.get(name) == self.stored[name] and _is_same(values[name], before[name])
+            ]
+            measured = {name: before[name] for name in same if name in self.measured[split]}
+            seen = {name: value for name, value in values.items() if name not in same} | measured
+            for name in same:
+                values[name] = self.stored[name].encoded_value(self.stored.stored(name, columns))
+            found = self.features.encode(values)
+        except (InputError, SchemaError) as error:
+            raise SampleError(made["key"], f"{type(error).__name__}: {error}") from error
+        found.update({column: columns[column] for name in same for column in self.stored[name].columns(name)})
+        return MadeColumns.of(found, self.features.observe_values(seen))
+
+
+def _mapped_features(dataset: ShardedDataset, stored: Features, errors: ErrorPolicy) -> Features:
+    """Return the schema of what functions of `map` give: of fields that still fit theirs, it stays."""
+    samples = _first_samples(dataset, errors)
+    first = dict(next(samples))
+    known = {name: stored.as_declared[name] for name in first if _fits(stored.as_declared.get(name), name, first)}
+    fill_lists(first, known, samples)
+    new = Features.infer({name: value for name, value in first.items() if name not in known}).as_declared
+    return Features({name: known.get(name, new.get(name)) for name in first})
+
+
+def _first_samples(dataset: ShardedDataset, errors: ErrorPolicy) -> Iterator[Mapping[str, Any]]:
+    """Yield samples, those that fail left out where errors are not raised."""
+    for position in range(len(dataset)):
+        try:
+            yield dataset[position]
+        except SampleError:
+            if errors.action == "raise" or position + 1 == len(dataset):
+                raise
+
+
+def _fits(declared: Any, name: str, sample: Mapping[str, Any]) -> bool:
+    """Return whether a value is as declared."""
+    if declared is None:
+        return False
+    try:
+        Features({name: declared}).encode({"key": "", name: sample[name]})
+    except (InputError, SchemaError):
+        return False
+    return True
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal to the bit, as they must be to be stored alike."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray) and one.dtype != object:
+        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return bool(one.tobytes() == other.tobytes() if isinstance(one, np.generic) else np.all(one == other))
+
 
 @final
 class StoredRecords:
@@ -157,6 +279,7 @@ class StoredRecords:
         manifest: manifest of that directory; its digest counts in fingerprints.
         keeps_shards: whether each new shard holds the records of an old one.
         view: the records that are wanted, and their fields; None for all.
+        draws_splits: whether rows name no split, so that it is drawn.
     """
 
     file_fields: Sequence[str] = ()
@@ -166,17 +289,24 @@ class StoredRecords:
     rows_at_once = 1
 
     def __init__(
-        self, loaded: Loaded, manifest: Manifest, *, keeps_shards: bool, view: StoredView | None = None
+        self,
+        loaded: Loaded,
+        manifest: Manifest,
+        *,
+        keeps_shards: bool,
+        view: StoredView | None = None,
+        draws_splits: bool = False,
     ) -> None:
         self._loaded = loaded
         self._manifest = manifest
         self._view = view
-        self._keeps_shards = keeps_shards and (view is None or view.is_in_order)
+        self._draws_splits = draws_splits
+        self._keeps_shards = keeps_shards and not draws_splits and (view is None or view.is_in_order)
         self.name = manifest.name
         self.features = manifest.features if view is None else view.features
-        self._columns = frozenset(self.features.columns)
-        wanted = "" if view is None else view.digest
-        self.writer = _Stored(xxhash.xxh3_128_hexdigest(manifest.render() + wanted.encode()))
+        wanted, maps = ("", ()) if view is None else (view.digest, view.maps)
+        digest = xxhash.xxh3_128_hexdigest(manifest.render() + wanted.encode())
+        self.writer = _Mapped(digest, tuple(map(_as_counted, maps))) if maps else _Stored(digest)
         self._format = get_format(manifest.format).with_features(manifest.features)
         self._opened: tuple[str, int, RecordFiles] | None = None
 
@@ -207,10 +337,17 @@ class StoredRecords:
         wanted: Iterable[tuple[int, IndexRow]] = ((place, row) for place, row in placed if place is not None)
         if not view.is_in_order:
             wanted = sorted(wanted, key=operator.itemgetter(0))
-        yield from (row for _, row in wanted)
+        for _, row in wanted:
+            if self._draws_splits:
+                row = row._replace(split=None, fields={**row.fields, _SPLIT: row.split})  # noqa: PLW2901 -- the same row
+            yield row
 
     def costs(self, store: RowStore) -> np.ndarray:
         """Return int64 (num_rows,): the mean bytes of a row's records in the shard that holds them."""
+        if self._draws_splits:
+            infos = self._manifest.shards
+            mean = sum(info.num_bytes for info in infos) // max(sum(info.num_done for info in infos), 1)
+            return np.full(len(store), mean, np.int64)
         costs = np.zeros(len(store), np.int64)
         shard_of = _shards_of(store)
         for code, split in enumerate(store.splits):
@@ -228,7 +365,11 @@ class StoredRecords:
         """Return the manifest with what the old one says of how the records were made."""
         return dataclasses.replace(
             manifest,
-            augmented=tuple(split for split in manifest.splits if split in self._manifest.augmented),
+            augmented=tuple(
+                split for split in manifest.splits if self._draws_splits or split in self._manifest.augmented
+            )
+            if self._manifest.augmented
+            else (),
             made_by={**self._manifest.made_by, CONVERTED: self._manifest.format},
         )
 
@@ -245,11 +386,12 @@ class StoredRecords:
         """Yield (key, columns) of each record of one row; raises `SampleError` where one is damaged."""
         del augmented, read, remarks
         shard, first, count = (int(row.fields[name]) for name in (SHARD, _RECORD, _RECORDS))
+        split = str(row.fields[_SPLIT] if self._draws_splits else row.split)
         there: set[int | None] = set()
         try:
-            stored = self._open(str(row.split), shard)
+            stored = self._open(split, shard)
             for number in range(first, first + count):
-                if self._view is not None and self._view.place(str(row.split), shard, number, 1) is None:
+                if self._view is not None and self._view.place(split, shard, number, 1) is None:
                     continue
                 columns: Any = stored.read_record(number)
                 key = stored_key(columns)
@@ -257,11 +399,7 @@ class StoredRecords:
                     raise CorruptDataError(f"record {number} of {row.origin} is {key!r}, the index says {row.key!r}")
                 if copies > 1:
                     there.add(RecordKey.parse(key).copy)
-                if self._view is None:
-                    yield key, columns
-                else:
-                    kept = {name: column for name, column in columns.items() if name in self._columns}
-                    yield key, with_seen(kept, self.features, self._view.measured[str(row.split)])
+                yield key, columns if self._view is None else self._view.changed(split, shard, number, columns)
             if dropped is not None and copies > 1:
                 for copy in set(range(copies)) - there:
                     dropped[RecordKey.format(row.key, copy)] = Skip("left out of the dataset that was converted")
@@ -269,7 +407,18 @@ class StoredRecords:
             raise SampleError(row.key, f"CorruptDataError: {error}") from error
 
     def check_determined(self, row: IndexRow, read: Mapping[str, str], *, augmented: bool) -> None:
-        """Do nothing: stored records are not drawn."""
+        """Raise `OptionError` if functions of `map` would give another record next time; stored ones are not drawn."""
+        del read
+        if self._view is None or not self._view.maps:
+            return
+        first, again = (
+            fingerprint([*self.records(row, copies=1, augmented=augmented)], where="sample") for _ in range(2)
+        )
+        if first != again:
+            raise OptionError(
+                f"save: the functions of map gave two results for sample {row.key!r}; want one that depends on its "
+                "arguments alone: draw from the rng that it gets, or from random and numpy.random, which are seeded"
+            )
 
     def known_statistics(self, row: IndexRow) -> Statistics | None:
         """Return what the manifest knows of the records of a split, for the row of its first record; 0 for others.
@@ -304,7 +453,8 @@ class StoredRecords:
         num_rows = sum(info.num_rows for info in infos)
         listed = self._manifest.index_infos[index_file(split)]
         table = self._loaded.opened(listed, functools.partial(read_index, num_rows=num_rows, info=listed))
-        names = {name: field for name in table.column_names if (field := field_of_column(name)) and field not in _PLACE}
+        known = {name: field_of_column(name) for name in table.column_names}
+        names = {name: field for name, field in known.items() if field and field not in (*_PLACE, _SPLIT)}
         copies = self._manifest.copies.get(split, 1)
         places: Mapping[str, tuple[int, int]] = {}
         shard_of_places = -1
@@ -342,12 +492,13 @@ _CACHE_BYTES = 100 << 30
 
 
 @takes(*RUN_PARAMETERS)
-def convert(
+def convert(  # noqa: PLR0913 -- each is of its own, by name
     path: str | os.PathLike[str] | ShardedDataset,
     output: str | os.PathLike[str],
     *,
     format: str | ShardFormat | Sequence[str | ShardFormat] | None = None,  # noqa: A002 -- as for `Materializer`
     shards: int | str | ShardOptions | None = None,
+    splits: Mapping[str, float] | None = None,
     sidecars: Sequence[Sidecar] = (),
     storage_options: Mapping[str, Any] | None = None,
     source_options: Mapping[str, Any] | None = None,
@@ -365,11 +516,14 @@ def convert(
 
     Args:
         path: the finished directory, or its URL; it is only read. Or a dataset that `load` has returned, with what its
-            `select`, `filter`, `take`, `shard`, `drop` and `columns` leave of it: see `ShardedDataset.save`.
+            `select`, `filter`, `take`, `shard`, `drop` and `columns` leave of it, `join` adds and `map` changes: see
+            `ShardedDataset.save`.
         output: folder of the new directory, or a URL, as for `Materializer`.
         format: as for `Materializer`; None keeps the formats. Of a directory with several, the first is read.
         shards: number of shards in each split, a size of each such as "256MB", or `ShardOptions`, whose `shuffle` is
             ignored because the order stays. None keeps the shards: each holds the same records as before.
+        splits: share of each split, as for `Materializer`: all records get a new one, drawn by the hash of the key of
+            their row. None keeps the splits.
         sidecars: functions that write files of your own beside the shards, for other readers; see `Sidecar`.
         storage_options: options that fsspec gets with the URL of the output.
         source_options: the same for the URL of the directory; None takes `storage_options`, unless the output is in
@@ -385,8 +539,10 @@ def convert(
         A report of what was done.
 
     Raises:
-        OptionError: neither `format` nor `shards` is given, or the output is the directory itself; or a dataset goes
-            through functions of `map`, comes from several directories, or has a record twice.
+        OptionError: neither `format`, `shards` nor `splits` is given, or the output is the directory itself; or a
+            dataset comes from several directories, or has a record twice; or `splits` would mix rows of which some have
+            more copies.
+        SampleError: a function of `map` fails for the first sample.
         OutputError: `path` is not finished, or the output cannot be written, or holds records that are not those of a
             conversion of `path`.
         CorruptDataError: a file of the directory is damaged; names it and the record.
@@ -398,15 +554,17 @@ def convert(
     check_mappings(storage_options=storage_options, source_options=source_options)
     store, target = output_place(output, storage_options, how.scratch)
     part, view = None, None
+    if splits is not None and not isinstance(path, ShardedDataset):
+        path = load(path, storage_options=source_options)
     if isinstance(path, ShardedDataset):
-        part, view = path.stored_part(), StoredView.of(path)
+        part, view = path.stored_part(), StoredView.of(path, how.errors)
         folder = part.folder
     else:
         if source_options is None and is_url(path) and (store is None or scheme_of(str(path)) == scheme_of(str(store))):
             source_options = storage_options
         folder = open_folder(path, source_options)
     if format is None and shards is None and view is None:
-        raise OptionError(f"convert: nothing to change in {folder}; give another format, or other shards")
+        raise OptionError(f"convert: nothing to change in {folder}; give another format, other shards or splits")
     here, place = folder.local_path(), str(folder).rstrip("/")
     if here is not None and here.resolve() in (target.resolve(), *target.resolve().parents):
         raise OptionError(f"convert: output {output} lies in the directory that is converted; give another folder")
@@ -419,20 +577,23 @@ def convert(
     else:
         own = "" if cache_dir is not None else temporary_folder(folder)
         store_of_copies = ShardStore(cache_dir or own, _CACHE_BYTES, [*before.shards, *before.index])
-    records = StoredRecords(Loaded(folder, store_of_copies), before, keeps_shards=shards is None, view=view)
+    copies = {
+        split: number
+        for split, number in before.copies.items()
+        if any(info.num_records for info in before.splits.get(split, ())) and (view is None or view.has(split))
+    }
+    records = StoredRecords(
+        Loaded(folder, store_of_copies), before, keeps_shards=shards is None, view=view, draws_splits=splits is not None
+    )
     job = Job(
         records=records,
         source=here,
         output=target,
         store=store,
         formats=resolve_formats(list(before.by_format) if format is None else format, records.features),
-        splits=None,
+        splits=splits,
         shards=dataclasses.replace(ShardOptions.of(shards), shuffle=False),
-        copies={
-            split: number
-            for split, number in before.copies.items()
-            if any(info.num_records for info in before.splits.get(split, ())) and (view is None or view.has(split))
-        },
+        copies=copies if splits is None else _copies_of(splits, copies, before),
         seed=before.seed,
         version=None,
         sidecars=tuple(sidecars),
@@ -444,6 +605,24 @@ def convert(
     finally:
         if own:  # now: an error that somebody keeps holds this frame, and with it all fetched shards
             shutil.rmtree(own, ignore_errors=True)
+
+
+def _copies_of(splits: Mapping[str, float], copies: Mapping[str, int], before: Manifest) -> dict[str, int]:
+    """Return the number of records of each row in new splits, into which rows of all old ones go."""
+    kinds = {(number, split in before.augmented) for split, number in copies.items()}
+    if len(kinds) > 1:
+        numbers = ", ".join(f"{split}: {number}" for split, number in copies.items())
+        raise OptionError(
+            f"save: splits= would mix rows with different copies ({numbers}); load one split, and save that, or draw "
+            "the splits where copies are made: Materializer(splits=...)"
+        )
+    return dict.fromkeys(splits, kinds.pop()[0])
+
+
+def _as_counted(function: SampleTransform) -> tuple[Any, ...]:
+    """Return what decides what a function of `map` makes of a sample."""
+    transform, *options = function.arguments
+    return (as_drawn(transform), *options)
 
 
 def _check_whole(folder: pathlib.Path, manifest: Manifest) -> None:

@@ -288,6 +288,9 @@ class SampleTransform:
         untouched: names of the fields that a pipeline leaves alone, on purpose.
         number: number of the transform among those that a sample goes through, so that no two draw the same numbers.
 
+    Attributes:
+        arguments: transform, seed, untouched and number: what decides what becomes of a sample.
+
     Raises:
         OptionError: the transform is none of these, a pipeline would leave a field out of step with the image, or
             `untouched` names no field.
@@ -297,7 +300,8 @@ class SampleTransform:
         self, transform: Any, features: Features, seed: int, untouched: tuple[str, ...] = (), number: int = 0
     ) -> None:
         _check_untouched(untouched, features)
-        self._arguments = transform, features, seed, untouched, number
+        self._features = features
+        self.arguments = transform, seed, untouched, number
         self._seed = seed
         self._number = number
         self._stage = _stage_of(transform, features, untouched)
@@ -306,7 +310,7 @@ class SampleTransform:
     @property
     def has_copies(self) -> bool:
         """Whether each thread has its own copy of the transform."""
-        return takes_arrays(self._arguments[0])
+        return takes_arrays(self.arguments[0])
 
     def __call__(self, sample: dict[str, Any], epoch: int, *, seeds_globals: bool = False) -> dict[str, Any]:
         """Return the transformed sample.
@@ -364,4 +368,5 @@ class SampleTransform:
         return found
 
     def __reduce__(self) -> tuple[type[SampleTransform], tuple[Any, Features, int, tuple[str, ...], int]]:
-        return SampleTransform, self._arguments
+        transform, *others = self.arguments
+        return SampleTransform, (transform, self._features, *others)

@@ -553,6 +553,19 @@ def test_shards_are_fetched_ahead(web, cache):
     assert [sample["key"] for sample in walk] == data.keys()[1:]
 
 
+def test_shards_of_partners_are_fetched_ahead(web, copied, cache):
+    """As those of the records themselves, from wherever they come."""
+    here = load(copied)
+    walk = iter(here.join(load(web.url, cache_dir=cache), prefix="far_"))
+
+    next(walk)
+    arrived()
+    web.faults[".tfrecord"] = 404
+
+    for sample, own in zip(walk, here[1:], strict=True):
+        assert np.array_equal(sample["far_image"], own["image"])
+
+
 def test_record_by_key_is_a_range_of_its_shard(web, copied, cache):
     """Neither the rest of the shard nor another one is fetched."""
     data = load(web.url, "train", cache_dir=cache)
