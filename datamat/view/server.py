@@ -155,11 +155,10 @@ class _Answer(http.server.BaseHTTPRequestHandler):
 
     def _asked_for(self, asked: Mapping[str, str]) -> Shot | None:
         """Return the sample that a request names by number or key; None where there is none."""
-        item: int | str | None = _number(asked.get("at"))
-        if item is None:
-            item = asked.get("key", "")
-        elif item >= len(self._collection):
+        position = _number(asked.get("at"))
+        if position is not None and position >= len(self._collection):
             return None
+        item = asked.get("key", "") if position is None else position
         with contextlib.suppress(KeyError):
             return self._collection.shot(item, _LARGEST if "large" in asked else _FULL, in_full=True)
         return None

@@ -66,7 +66,7 @@ def _table_of(feature: Feature, value: Any, rows: int) -> Table | None:
     if preview is not None and preview.preview != "outlines":
         return None
     if isinstance(value, np.ndarray):
-        is_table = value.ndim == 2 and value.size and value.shape[1] <= _MOST_COLUMNS  # noqa: PLR2004 -- rows, columns
+        is_table = value.ndim == 2 and value.size and value.shape[1] <= _MOST_COLUMNS
         cells = ([in_words(feature, item) for item in row] for row in value[:rows]) if is_table else ()
         return _cut((), cells, len(value) - rows) if is_table else None
     if isinstance(value, dict) and value:

@@ -70,7 +70,7 @@ def output(tmp_path_factory):
 
 
 class Cards(html.parser.HTMLParser):
-    """Parses a page: its cards with their attributes, keys and texts; its tags; buttons; options of splits and classes."""
+    """Parses a page: cards with attributes, keys and texts; tags, buttons, options of splits and classes."""
 
     def __init__(self, text):
         super().__init__()
