@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import html.parser
 import os
 import pathlib
 
+import numpy as np
 import pytest
 import small_pairs
 
-from datamat import Materializer, SourceError, describe, load, materialize
+from datamat import Materializer, Scalar, SourceError, describe, load, materialize
+from datamat.codecs import decode_image, encode_png
 from datamat.directory.display import Table, render_html
 from datamat.directory.manifest import Manifest
 from datamat.testing import InlineExecutor
@@ -23,7 +26,7 @@ class Balance(html.parser.HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.stack, self.tags, self.styles, self.text = [], set(), [], []
+        self.stack, self.tags, self.styles, self.text, self.pictures = [], set(), [], [], []
         self.feed(text)
         self.close()
         assert not self.stack
@@ -31,6 +34,8 @@ class Balance(html.parser.HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
         self.styles += [value for name, value in attrs if name == "style"]
+        if tag == "img":
+            self.pictures.append(base64.b64decode(dict(attrs)["src"].removeprefix("data:image/jpeg;base64,")))
         if tag not in VOID:
             self.stack.append(tag)
 
@@ -118,6 +123,36 @@ def test_materializer_of_a_function_shows_itself_before_its_features_are_known(t
 
     assert "3 records" in repr(report)
     assert "3 of 3" in "\n".join(Balance(report._repr_html_()).text)
+
+
+@pytest.mark.parametrize("errors", ["skip", "quarantine"])
+def test_report_shows_failures_with_their_pictures(tmp_path, errors):
+    """Ten of them, each with a small picture where one can be read; a file that is gone, or no picture, has none."""
+    for number in range(14):
+        (tmp_path / f"{number:02d}.png").write_bytes(encode_png(np.full((200, 300, 3), 9 * number, np.uint8)))
+    (tmp_path / "02.png").write_bytes(b"no picture")
+
+    report = materialize(
+        fails, sorted(tmp_path.glob("*.png")), tmp_path / "out", errors=errors, executor=InlineExecutor(),
+        features={"x": Scalar("int64")}, progress=False,
+    )  # fmt: skip
+    shown = Balance(report._repr_html_())
+    for path in tmp_path.glob("*.png"):
+        path.unlink()
+    without = report._repr_html_()
+
+    assert len(report.failures) == 13
+    assert "and 3 more" in "".join(shown.text) and "<i>no 0" in "".join(shown.text)
+    count = sum("02" not in failure.reason for failure in report.failures[:10])
+    assert [len(decode_image(data)) for data in shown.pictures] == [64] * count
+    assert without.count("<img") == (count if errors == "quarantine" else 0)
+
+
+def fails(path):
+    """Fail for all but the last."""
+    if not path.stem.startswith("13"):
+        raise ValueError(f"<i>no {path.stem}")
+    return {"x": 1}
 
 
 def test_source_of_a_materializer_shows_no_secret(tmp_path):

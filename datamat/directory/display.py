@@ -6,6 +6,7 @@ notebook that does not trust the file shows it too, since there is no script.
 
 from __future__ import annotations
 
+import base64
 import html
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +30,8 @@ class Table(NamedTuple):
 
     Attributes:
         head: titles of the columns.
-        rows: cells of each row; what is no text is shown as `str` has it, an integer with separators.
+        rows: cells of each row; what is no text is shown as `str` has it, an integer with separators; bytes
+            are a JPEG file.
     """
 
     head: Sequence[str]
@@ -84,6 +86,9 @@ def _row(cells: Sequence[Any], first: str, others: str) -> str:
 
 
 def _cell(value: Any, tag: str) -> str:
+    if isinstance(value, bytes):
+        picture = f'<img alt="" src="data:image/jpeg;base64,{base64.b64encode(value).decode()}">'
+        return f'<{tag} style="{_CELL}">{picture}</{tag}>'
     is_number = isinstance(value, int) and not isinstance(value, bool)
     text = f"{value:,}" if is_number else shorten(str(value))
     return f'<{tag} style="{_NUMBER if is_number else _CELL}">{html.escape(text)}</{tag}>'

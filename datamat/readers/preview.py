@@ -80,11 +80,14 @@ class Panel:
         fields: names of the fields that it shows.
         pixels: uint8 (height, width, 3), RGB.
         legend: what its colours mean: the classes that are in it, by the name of their field.
+        mask: the mask to lay over the pixels, uint8 (height, width, 4), RGBA, clear where outlines are; None where
+            there is none, or the pixels have it.
     """
 
     fields: tuple[str, ...]
     pixels: np.ndarray
     legend: Mapping[str, tuple[Swatch, ...]]
+    mask: np.ndarray | None = None
 
 
 @frozen()
@@ -129,7 +132,13 @@ class Picture:
 
 
 def look_at(
-    sample: Mapping[str, Any], features: Features, *, width: int, height: int, opacity: float, in_full: bool = False
+    sample: Mapping[str, Any],
+    features: Features,
+    *,
+    width: int,
+    height: int,
+    opacity: float | None,
+    in_full: bool = False,
 ) -> Scene:
     """Return a sample as pictures, with all that belongs into them, and words.
 
@@ -142,7 +151,8 @@ def look_at(
         features: schema of the sample.
         width: most pixels from left to right of a picture.
         height: most pixels from top to bottom.
-        opacity: opacity of the masks, from 0 (invisible) to 1 (the image is hidden).
+        opacity: opacity of the masks, from 0 (invisible) to 1 (the image is hidden); None keeps the mask of a picture
+            apart from it, as `Panel.mask`.
         in_full: whether words are whole; else long lists end after a few values.
     """
     values = features.nesting.split(sample)
@@ -163,16 +173,19 @@ class _Canvas:
     size: tuple[int, int]  # height and width of what it shows, in pixels of the sample
     pixels: np.ndarray
     legend: dict[str, list[Swatch]]
+    mask: np.ndarray | None = None
 
     def panel(self) -> Panel:
         legend = {name: tuple(swatches) for name, swatches in self.legend.items()}
-        return Panel(tuple(self.fields), self.pixels, legend)
+        return Panel(tuple(self.fields), self.pixels, legend, self.mask)
 
 
 class _Easel:
     """Draws the panels of a sample."""
 
-    def __init__(self, values: Mapping[str, Any], features: Features, width: int, height: int, opacity: float) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], features: Features, width: int, height: int, opacity: float | None
+    ) -> None:
         self.panels: list[_Canvas] = []
         self._values, self._features = values, features
         self._width, self._height, self._opacity = width, height, opacity
@@ -213,11 +226,15 @@ class _Easel:
                 continue
             fits = self._main is not None and self._main.shape[:2] == ids.shape
             under = self._main if fits and self._main is not None else np.full((*ids.shape, 3), _PAPER, np.uint8)
-            painted = _painted(under, ids, feature, self._opacity)
+            painted = _painted(under, ids, feature, 1.0 if self._opacity is None else self._opacity)
             if fits and is_free:
-                self.panels[0].pixels = self._scaled(painted)
-                self.panels[0].fields.append(name)
                 panel, is_free = self.panels[0], False
+                panel.fields.append(name)
+                if self._opacity is None:
+                    opaque = np.full((*ids.shape, 1), 255, np.uint8)
+                    panel.mask = self._scaled(np.concatenate([painted, opaque], axis=2))
+                else:
+                    panel.pixels = self._scaled(painted)
             else:
                 panel = self._add([name], painted)
             seen = np.flatnonzero(np.bincount(ids.reshape(-1), minlength=1)).tolist()
@@ -229,6 +246,7 @@ class _Easel:
         if not names:
             return
         panel = self.panels[0] if self.panels else self._add([], self._paper_for(names))
+        before = panel.pixels.copy()
         for number, name in enumerate(names):
             preview = self._of_kind["outlines"][name]
             outlines = preview.outlines(self._values[name], *panel.size)
@@ -238,6 +256,8 @@ class _Easel:
             swatches = said.swatches([number for number, outline in enumerate(outlines) if len(outline)])
             if swatches:
                 panel.legend[said.fields[0] if said.classes_are_given else name] = swatches
+        if panel.mask is not None:
+            panel.mask[(before != panel.pixels).any(2)] = 0
 
     def _mask_colours(self) -> dict[str, tuple[int, int, int]]:
         """Return the colour of each class of the masks that are drawn: boxes of the same classes have it, too."""
@@ -314,7 +334,7 @@ class _Said(NamedTuple):
         fields, classes, names, scores = list[str](), list[int](), list[str](), list[float]()
         for other in others:
             value, feature = values[other], features[other]
-            if preview_of(feature) or np.ndim(value) != 1 or not len(value) or len(value) != len(values[name]):
+            if preview_of(feature) or not _is_row(value) or len(value) != len(values[name]):
                 continue
             times = count // len(value)  # of the points of several people, all of one belong to its label
             plain = [one for one in np.asarray(value).tolist() for _ in range(times)]
@@ -359,6 +379,13 @@ def _is_of(other: str, name: str) -> bool:
     """Return whether one field is named after another, as `box_labels` after `boxes`."""
     stem = name.rpartition("/")[2].rstrip("s").removesuffix("e")
     return stem in other.rpartition("/")[2]
+
+
+def _is_row(value: Any) -> bool:
+    """Return whether a value is a list of numbers, texts or other things that are no lists, and not empty."""
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1 and bool(len(value))
+    return isinstance(value, list) and bool(value) and not any(isinstance(one, (list, np.ndarray)) for one in value)
 
 
 def _name_of(names: Sequence[str], number: int) -> str:
@@ -426,11 +453,14 @@ def in_words(feature: Feature, value: Any, in_full: bool = False) -> str:
         return value
     if isinstance(value, bytes):
         return count_of(len(value), "byte")
-    if np.ndim(value) == 0 and isinstance(value, (np.generic, int, float)):
+    if isinstance(value, (np.generic, int, float)):
         return _number_in_words(value, names)
-    if np.ndim(value) == 1 and isinstance(value, (np.ndarray, list, tuple)):
+    if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim == 1):
         most = _MOST_IN_FULL if in_full else _MOST_ITEMS
-        items = [one if isinstance(one, str) else _number_in_words(one, names) for one in list(value)[:most]]
+        items = [
+            in_words(feature, one) if isinstance(one, (str, np.ndarray)) else _number_in_words(one, names)
+            for one in value[:most]
+        ]
         return ", ".join(items) + (f", ... ({len(value):,})" if len(value) > most else "")
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {value.shape}" if value.size > _MOST_ITEMS or not in_full else str(value.tolist())

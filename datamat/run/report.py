@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Literal
 
 from datamat.directory.counts import Counts
 from datamat.directory.failures import Failure
+from datamat.directory.files import WORK
 from datamat.directory.keys import ShardName
-from datamat.errors import IncompleteRunError, count_of
+from datamat.errors import DatamatError, IncompleteRunError, count_of
 from datamat.events import (
     LimitReached,
     PartDamaged,
@@ -26,6 +28,7 @@ from datamat.events import (
     WorkersStarted,
 )
 from datamat.options import Remedies
+from datamat.run.quarantine import QUARANTINE_FOLDER, safe_name
 from datamat.run.timeline import Timeline, TimelineBuilder
 from datamat.values import frozen
 
@@ -38,6 +41,9 @@ __all__ = [
     "RunTally",
     "describe_dropped",
 ]
+
+_MOST_FAILURES = 10  # that a notebook shows
+_LARGEST_FILE, _MOST_PIXELS, _THUMBNAIL = 16 << 20, 32 << 20, 96  # of their pictures: bytes, pixels, and pixels a side
 
 
 class RunTally:
@@ -327,9 +333,17 @@ class RunReport:
         return f"RunReport({self._headline})"
 
     def _repr_html_(self) -> str:
-        from datamat.directory.display import render_html
+        from datamat.directory.display import Table, render_html
 
-        return render_html("RunReport", self._facts, notes=filter(None, [self.limit]))
+        rows = [
+            [failure.key, failure.reason, _thumbnail(failure, self.output)]
+            for failure in self.failures[:_MOST_FAILURES]
+        ]
+        num_more = len(self.failures) - len(rows)
+        more = f"and {num_more:,} more failed; {self.remedies.failures} says why" if num_more else ""
+        return render_html(
+            "RunReport", self._facts, [Table(["failed", "reason", ""], rows)], filter(None, [more, self.limit])
+        )
 
     @property
     def _facts(self) -> list[tuple[str, str]]:
@@ -347,3 +361,24 @@ class RunReport:
         if self.num_workers and not self.did_nothing:
             facts.append(("workers busy", f"{self.busy_share:.0%}"))
         return facts
+
+
+def _thumbnail(failure: Failure, output: pathlib.Path | str) -> bytes | str:
+    """Return the picture of a sample that failed, small, as a JPEG file; "" where there is none that can be read."""
+    import cv2
+
+    from datamat import codecs
+    from datamat.codecs.files import PICTURES
+
+    kept = pathlib.Path(output, WORK, QUARANTINE_FOLDER, safe_name(failure.split or "none"), safe_name(failure.key))
+    with contextlib.suppress(OSError, ValueError):
+        for path in [failure.path, *map(str, sorted(kept.iterdir()) if kept.is_dir() else ())]:
+            if not path.lower().endswith(PICTURES):
+                continue
+            with contextlib.suppress(DatamatError, cv2.error):
+                data = codecs.read_file(path, max_bytes=_LARGEST_FILE)
+                info = codecs.probe(data, max_pixels=_MOST_PIXELS)
+                scale = min(_THUMBNAIL / max(info.width, info.height), 1.0)
+                small = cv2.resize(codecs.decode_image(data, channels=3), None, fx=scale, fy=scale, interpolation=3)
+                return codecs.encode_jpeg(small)
+    return ""

@@ -6,18 +6,19 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from datamat.directory.display import feature_table, statistics_table
+from datamat.directory.display import Table, feature_table, statistics_table
 from datamat.directory.provenance import ProvenanceFinder
 from datamat.errors import DatamatError, count_of
 from datamat.folders import open_folder
 from datamat.readers.dataset import load
-from datamat.readers.preview import in_words, look_at
+from datamat.readers.preview import look_at, preview_of
 from datamat.values import frozen
+from datamat.view.tables import fields_of
 
 if TYPE_CHECKING:
     from datamat.directory.manifest import Manifest
@@ -26,13 +27,16 @@ if TYPE_CHECKING:
     from datamat.readers.preview import Scene
 
 
-__all__ = ["PER_PAGE", "Collection", "Shot"]
+__all__ = ["OPACITIES", "PER_PAGE", "Collection", "Shot"]
 
 PER_PAGE = 24
 """Number of samples that are shown at a time."""
 
-_OPACITY = 0.45
+OPACITIES = {"0": "no masks", "25": "masks 25%", "50": "masks 50%", "75": "masks 75%", "100": "masks alone"}
+"""Opacities of masks to choose from, in percent, with what is said of each; the styles know the others than 50."""
+
 _MOST_LETTERS, _MOST_IN_FULL = 600, 50_000  # of a text on a card, and on the page of a sample
+_MOST_ROWS, _MOST_ROWS_IN_FULL = 16, 64  # of a table, likewise
 _MOST_SEARCHED, _LONGEST_S = 5_000, 3.0  # samples that a request looks through for a class
 
 
@@ -45,7 +49,7 @@ class Shot:
         split: name of its split.
         key: its key; "" where it cannot be read.
         scene: its pictures and words; None where it cannot be read.
-        fields: name, text and declaration of each field.
+        fields: name, value and declaration of each field; the value is text or a table.
         classes: numbers of its classes, as `_Collection.classes` has them.
         problem: why it cannot be shown; "" otherwise.
     """
@@ -54,7 +58,7 @@ class Shot:
     split: str
     key: str = ""
     scene: Scene | None = None
-    fields: tuple[tuple[str, str, str], ...] = ()
+    fields: tuple[tuple[str, str | Table, str], ...] = ()
     classes: frozenset[int] = frozenset()
     problem: str = ""
 
@@ -115,6 +119,12 @@ class Collection:
         ]
 
     @property
+    def opacity_options(self) -> list[tuple[str, str]]:
+        """Value and text of each opacity of masks to choose; none where no picture can have a mask."""
+        drawn = {preview.preview for feature in self.features.values() if (preview := preview_of(feature))}
+        return [*OPACITIES.items()] if drawn >= {"image", "mask"} else []
+
+    @property
     def split_facts(self) -> list[tuple[str, str, str, str]]:
         """Name, number of samples, number of shards and megabytes of each split."""
         return [
@@ -157,15 +167,6 @@ class Collection:
             found += [self.starts[split] + place * len(dataset) // share for place in range(share)]
         return found
 
-    def find(self, text: str) -> int | None:
-        """Return the number of the first sample whose key holds a text, in either case; None where there is none."""
-        wanted = text.casefold()
-        for split, dataset in self.splits.items() if wanted else ():
-            for number, key in enumerate(dataset.keys()):
-                if wanted in key.casefold():
-                    return self.starts[split] + number
-        return None
-
     def shot(self, item: int | str, size: int, *, in_full: bool = False) -> Shot:
         """Return what is shown of a sample; one that is damaged says so.
 
@@ -179,16 +180,16 @@ class Collection:
         """
         position, number = (None, item) if isinstance(item, str) else (item, item - self.starts[self._split_at(item)])
         split = self._split_of(item) if isinstance(item, str) else self._split_at(item)
-        most = _MOST_IN_FULL if in_full else _MOST_LETTERS
+        most, rows = (_MOST_IN_FULL, _MOST_ROWS_IN_FULL) if in_full else (_MOST_LETTERS, _MOST_ROWS)
         try:
             sample = self.splits[split][number]
-            scene = look_at(sample, self.features, width=size, height=size, opacity=_OPACITY, in_full=in_full)
+            scene = look_at(sample, self.features, width=size, height=size, opacity=None, in_full=in_full)
         except (DatamatError, OSError, ValueError) as error:  # damage, or what decodes it is missing
             return Shot(position, split, problem=f"{type(error).__name__}: {error}")
         values = self.features.nesting.split(sample)
         fields = [
-            (name, _cut(in_words(feature, values.get(name), in_full=True), most), feature.declared())
-            for name, feature in self.features.items()
+            (name, _cut(value, most) if isinstance(value, str) else _cut_cells(value), declared)
+            for name, value, declared in fields_of(self.features, values, rows)
         ]
         scene = dataclasses.replace(scene, words=tuple((name, _cut(text, most)) for name, text in scene.words))
         return Shot(position, split, scene.key, scene, tuple(fields), self.classes_of(values))
@@ -204,22 +205,35 @@ class Collection:
             )
         return frozenset(found)
 
-    def search(self, start: int, split: str, wanted: int | None) -> tuple[list[int], int | None]:
+    def search(self, start: int, split: str, wanted: int | None, text: str = "") -> tuple[list[int], int | None]:
         """Return the next samples of a split with a class, and where to go on; None at the end.
 
         Args:
             start: first position to look at.
             split: name of the split; "" for all.
             wanted: number of the class; None for any.
+            text: what their keys hold, in upper or lower case.
         """
-        low, high = self.bounds(split)
-        position, found, ends_at = max(start, low), list[int](), time.monotonic() + _LONGEST_S
-        last = min(high, position + _MOST_SEARCHED)
-        while position < last and len(found) < PER_PAGE and (wanted is None or time.monotonic() < ends_at):
+        found, ends_at = list[int](), time.monotonic() + _LONGEST_S
+        for looked, position in enumerate(self._holding(text, start, split)):
+            is_long = wanted is not None and (looked == _MOST_SEARCHED or time.monotonic() > ends_at)
+            if is_long or len(found) == PER_PAGE:
+                return found, position
             if wanted is None or self._has(position, wanted):
                 found.append(position)
-            position += 1
-        return found, position if position < high else None
+        return found, None
+
+    def _holding(self, text: str, start: int, split: str) -> Iterator[int]:
+        """Yield the positions from `start` on of the samples of a split whose keys hold a text."""
+        low, high = self.bounds(split)
+        if not text:
+            yield from range(max(start, low), high)
+            return
+        wanted = text.casefold()
+        for name in [split] if split else self.splits:
+            for position, key in enumerate(self.splits[name].keys(), self.starts[name]):
+                if position >= start and wanted in key.casefold():
+                    yield position
 
     def _has(self, position: int, wanted: int) -> bool:
         split = self._split_at(position)
@@ -259,3 +273,7 @@ def _classes_in(feature: Feature, value: Any) -> list[str]:
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}… ({len(text):,} letters)"
+
+
+def _cut_cells(table: Table) -> Table:
+    return Table(table.head, [[_cut(cell, _MOST_LETTERS) for cell in row] for row in table.rows])

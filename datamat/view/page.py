@@ -24,8 +24,6 @@ from datamat.view.collection import PER_PAGE, Collection
 if TYPE_CHECKING:
     import jinja2
 
-    from datamat.readers.preview import Panel
-
 
 __all__ = ["CARD", "ViewPage", "encoded", "environment", "render", "view"]
 
@@ -137,12 +135,17 @@ def environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     found.filters["as_jpeg"] = _as_jpeg
+    found.filters["as_png"] = _as_png
     return found
 
 
-def _as_jpeg(panel: Panel) -> str:
-    data = codecs.encode_jpeg(np.ascontiguousarray(panel.pixels), quality=_QUALITY)
+def _as_jpeg(pixels: np.ndarray) -> str:
+    data = codecs.encode_jpeg(np.ascontiguousarray(pixels), quality=_QUALITY)
     return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"
+
+
+def _as_png(pixels: np.ndarray) -> str:
+    return f"data:image/png;base64,{base64.b64encode(codecs.encode_png(pixels)).decode()}"
 
 
 def encoded(text: str) -> bytes:

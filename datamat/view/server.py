@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from datamat.errors import OptionError
 from datamat.parallel.logs import get_logger
-from datamat.view.collection import PER_PAGE, Collection
+from datamat.view.collection import OPACITIES, PER_PAGE, Collection
 from datamat.view.page import CARD, encoded, render
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ViewServer", "viewing"]
 
-_FULL = 900  # largest width and height of a picture on the page of a sample
+_FULL, _LARGEST = 900, 4096  # largest width and height of a picture on the page of a sample, and of a large one there
 _LOOPBACK = "127.0.0.1"
 _MOST_PORTS = 65_536
 _logger = get_logger("datamat.readers")
@@ -147,21 +147,21 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         elif page == "":
             self._send(200, self._overview(asked))
         elif page == "sample" and (shot := self._asked_for(asked)) is not None:
-            self._send(200, self._sample(shot))
+            self._send(200, self._sample(shot, asked))
         elif page == "sample":
-            self._refuse(404, f"No key holds {asked.get('key') or 'nothing'}.", link=".")
+            self._refuse(404, "There is no such sample.", link=".")
         else:
             self._refuse(404, "There is no such page.")
 
     def _asked_for(self, asked: Mapping[str, str]) -> Shot | None:
-        """Return the sample that a request names by number, key or part of one; None where there is none."""
+        """Return the sample that a request names by number or key; None where there is none."""
         position = _number(asked.get("at"))
-        if position is not None and position < len(self._collection):
-            return self._collection.shot(position, _FULL, in_full=True)
+        if position is not None and position >= len(self._collection):
+            return None
+        item = asked.get("key", "") if position is None else position
         with contextlib.suppress(KeyError):
-            return self._collection.shot(asked["key"], _FULL, in_full=True)
-        found = self._collection.find(asked.get("key", ""))
-        return None if found is None else self._collection.shot(found, _FULL, in_full=True)
+            return self._collection.shot(item, _LARGEST if "large" in asked else _FULL, in_full=True)
+        return None
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 -- named by the base class
         """Log a request at the level DEBUG, without the random path."""
@@ -172,32 +172,52 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         split, wanted = asked.get("split", ""), _number(asked.get("class"))
         split = split if split in collection.splits else ""
         wanted = wanted if wanted is not None and wanted < len(collection.classes) else None
+        text, mask = asked.get("key", "").strip(), _opacity(asked)
         low, high = collection.bounds(split)
         start = max(_number(asked.get("from")) or 0, low)
-        found, after = collection.search(start, split, wanted)
-        query = {"split": split, "class": "" if wanted is None else wanted}
+        found, after = collection.search(start, split, wanted, text)
+        query = {"split": split, "class": "" if wanted is None else wanted, "key": text, "mask": mask}
         steps = {"first": low} if start > low else {}
-        if wanted is None and start > low:
+        if wanted is None and not text and start > low:
             steps["◀ back"] = max(start - PER_PAGE, low)
         if after is not None:
             steps["on ▶"] = after
         links = {name: f"?{urllib.parse.urlencode({**query, 'from': place})}" for name, place in steps.items()}
         end = high if after is None else after
         note = f"{len(found):,} shown of samples {min(start + 1, end):,} to {end:,}"
-        shots = (collection.shot(place, CARD) for place in found)
-        chosen = {"split": split, "class": str(query["class"])}
+        shots = [(collection.shot(place, CARD), f"sample?at={place}&mask={mask}") for place in found]
+        if start == low and (exact := self._with_key(text, split, wanted)):  # before those whose keys hold more
+            link = f"sample?{urllib.parse.urlencode({'key': text, 'mask': mask})}"
+            shots = [(exact, link), *(pair for pair in shots if pair[0].key != text)]
+        chosen = {"split": split, "class": str(query["class"]), "key": text, "mask": mask}
         return render(
-            "overview.html", collection.title, collection=collection, note=note, shots=shots, links=links, **chosen
+            "overview.html", collection.title, collection=collection, note=note, shots=shots, links=links, chosen=chosen
         )
 
-    def _sample(self, shot: Shot) -> str:
+    def _with_key(self, key: str, split: str, wanted: int | None) -> Shot | None:
+        """Return the sample with a key, if it is of a split and a class."""
+        with contextlib.suppress(KeyError):
+            shot = self._collection.shot(key, CARD)
+            if shot.split == (split or shot.split) and (wanted is None or wanted in shot.classes):
+                return shot
+        return None
+
+    def _sample(self, shot: Shot, asked: Mapping[str, str]) -> str:
         collection, position = self._collection, shot.position
-        links = {}
+        steps = {}
         if position is not None and position:
-            links["◀ back"] = f"sample?at={position - 1}"
+            steps["◀ back"] = position - 1
         if position is not None and position + 1 < len(collection):
-            links["on ▶"] = f"sample?at={position + 1}"
-        return render("sample.html", collection.title, collection=collection, shot=shot, links=links)
+            steps["on ▶"] = position + 1
+        return render(
+            "sample.html",
+            collection.title,
+            collection=collection,
+            shot=shot,
+            steps=steps,
+            mask=_opacity(asked),
+            is_large="large" in asked,
+        )
 
     def _refuse(self, status: int, said: str, *, link: str = "") -> None:
         title = {403: "Forbidden", 404: "Not found"}[status]
@@ -218,3 +238,7 @@ class _Answer(http.server.BaseHTTPRequestHandler):
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+def _opacity(asked: Mapping[str, str]) -> str:
+    return asked["mask"] if asked.get("mask") in OPACITIES else "50"

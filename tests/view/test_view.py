@@ -21,13 +21,18 @@ import numpy as np
 import pytest
 
 from datamat import (
+    BBoxes,
     ClassLabel,
     Features,
     Image,
+    Json,
+    ListOf,
     Mask,
     OptionError,
     OutputError,
+    Scalar,
     ShardOptions,
+    Tensor,
     Text,
     load,
     materialize,
@@ -65,12 +70,12 @@ def output(tmp_path_factory):
 
 
 class Cards(html.parser.HTMLParser):
-    """Parses a page: its cards with their attributes, keys and texts; its tags; the options of its lists."""
+    """Parses a page: cards with attributes, keys and texts; tags, buttons, options of splits and classes."""
 
     def __init__(self, text):
         super().__init__()
         self.cards, self.tags, self.links, self.options, self.heading = [], [], {}, {}, False
-        self.link = ""
+        self.link, self.select, self.buttons = "", "", []
         self.feed(text)
         self.close()
 
@@ -82,7 +87,11 @@ class Cards(html.parser.HTMLParser):
         self.heading = tag == "h3" or (self.heading and tag == "a")
         if tag == "a":
             self.link = found["href"]
-        if tag == "option":
+        if tag == "button":
+            self.buttons.append(found)
+        if tag == "select":
+            self.select = found["id"]
+        if tag == "option" and self.select != "mask":
             self.options[found["value"]] = ""
             self.option = found["value"]
 
@@ -95,7 +104,7 @@ class Cards(html.parser.HTMLParser):
             self.cards[-1]["key" if self.heading else "text"] += data
         if self.link:
             self.links[data] = self.link
-        if self.tags[-1:] == ["option"]:
+        if self.tags[-1:] == ["option"] and self.select != "mask":
             self.options[self.option] += data
 
 
@@ -128,7 +137,7 @@ def test_page_shows_every_sample_with_its_split_classes_and_fields(page):
         assert (dog in classes) == (number % 3 == 1)
         assert f"data-{card['data-split']}-00000-of-00001.tfrecord" in card["text"]
         assert number == 7 or f"한국어 {number}" in card["text"]
-    assert not re.search(r'(src|href)="(?!data:image/jpeg;base64,)', page.html)
+    assert not re.search(r'(src|href)="(?!data:image/(jpeg|png);base64,)', page.html)
 
 
 def test_page_shows_the_statistics_of_the_splits_that_it_shows(page, output):
@@ -149,7 +158,7 @@ def test_text_of_a_sample_is_text(page):
     shown = Cards(page.html)
 
     assert shown.tags.count("script") == 1
-    assert shown.tags.count("img") == NUM_SAMPLES
+    assert shown.tags.count("img") == 2 * NUM_SAMPLES  # each with its mask
     assert "onerror" in "".join(card["text"] for card in shown.cards)
     assert KINDS[1] not in page.html and "out <i>" not in page.html
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page.html)[1]
@@ -293,12 +302,57 @@ def test_sample_has_all_fields_and_where_it_came_from(server):
 
     status, by_link = get(server.url + link)
     _, by_key = get(server.url + "sample?key=00000007")
-    assert "00000007" in get(server.url + "sample?key=0007")[1]  # a part of the key
 
-    assert status == 200 and {"◀ back", "on ▶"} <= Cards(by_link).links.keys()
+    assert status == 200
+    assert [button["value"] for button in Cards(by_link).buttons if button.get("name") == "at"] == ["0", "2"]
     for text in ("Where it came from", "kind", "uint8 (24, 32, 3)", "data-", ".tfrecord", "seed"):
         assert text in by_key
     assert "<script" not in by_key and "&lt;script&gt;" in by_key
+
+
+def test_part_of_a_key_finds_a_page_of_samples(server):
+    """In either case, and with a class; a key that is whole comes first, and there are more pages where many match."""
+    options = Cards(get(server.url)[1]).options
+
+    assert sorted(flat(walk(server, "?key=1"))) == [f"{n:08d}" for n in range(NUM_SAMPLES) if "1" in str(n)]
+    assert flat(walk(server, "?key=00000042")) == ["00000042"]
+    assert [len(keys) for keys in walk(server, "?key=000")] == [24, 24, 12]
+    cats = f"?key=1&class={number_of(options, 'kind: cat')}"
+    assert sorted(flat(walk(server, cats))) == [f"{n:08d}" for n in range(0, NUM_SAMPLES, 3) if "1" in str(n)]
+    status, text = get(server.url + "?key=" + urllib.parse.quote('"><script>'))
+    assert status == 200 and Cards(text).cards == [] and "<script" not in text
+
+
+def test_whole_key_comes_before_keys_that_hold_it(tmp_path):
+    """Numbers without zeros before them: 7, then 17, 70 and all others."""
+    materialize(
+        lambda number: {"x": number}, range(80)[::-1], tmp_path / "out", key=lambda item: f"Row{item}", progress=False,
+        executor=InlineExecutor(),
+    )  # fmt: skip
+
+    with viewing(tmp_path / "out") as server:
+        for digit in range(1, 8):
+            found = flat(walk(server, f"?key=Row{digit}"))
+            assert found[0] == f"Row{digit}"
+            wanted = sorted([found[0], *(f"Row{number}" for number in range(10 * digit, 10 * digit + 10))])
+            assert sorted(found) == sorted(flat(walk(server, f"?key=row{digit}"))) == wanted
+
+
+def test_opacity_of_masks_is_kept_from_page_to_page(server):
+    """What is asked for is chosen on the page, and in its links; another value is the usual one."""
+    for mask, chosen in {"0": "0", "75": "75", "": "50", "x": "50", '"><b>': "50"}.items():
+        for path in ("?", "sample?at=3&"):
+            text = get(f"{server.url}{path}mask={urllib.parse.quote(mask)}")[1]
+            assert re.findall(r'<option value="(\d+)" selected>[^<]*mask', text) == [chosen]
+            assert not {link for link in Cards(text).links.values() if f"mask={chosen}" not in link}
+
+
+def test_picture_of_a_sample_is_drawn_with_more_pixels(server):
+    """A request says so, and cannot choose how many."""
+    small, large = (get(server.url + f"sample?at=3{more}")[1] for more in ("", "&large=1"))
+
+    widths = [int(re.search(r'<img [^>]*width="(\d+)"', text)[1]) for text in (small, large)]
+    assert widths == [900, 4096]
 
 
 PATHS = [
@@ -370,6 +424,75 @@ def test_server_listens_on_the_loopback_address_and_ends_with_its_block(output):
 
     with socket.create_server(("127.0.0.1", port)):
         pass
+
+
+# ---------------------------------------------------------------- fields
+
+TABLES = {
+    "cars": [{"name": ATTACK, "area": 1.5}, {"name": "개", "area": 2.0}],
+    "spots": {"at": np.array([3, 4]), "kind": np.array([0, 1])},
+    "pose": np.array([[1, 2.5], [3, 4]], np.float32),
+    "json": [{"id": n, "tags": ["a", "b"]} for n in range(100)],
+    "sides": {"left": [1, 2], "right": ["x", None]},
+    "facts": {"camera": "front", "gps": [1, 2]},
+    "ragged": [[1], [2, 3]],
+    "plain": [1, 2, 3],
+    "empty": {},
+}
+WANTED = {
+    "cars": ["area", "name", "1.5", ATTACK, "2", "개"],
+    "spots": ["at", "kind", "3", "cat", "4", KINDS[1]],
+    "pose": ["1", "2.5", "3", "4"],
+    "json": ["id", "tags", "0", '["a", "b"]', "1"],
+    "sides": ["left", "right", "1", "x", "2", "null"],
+    "facts": ["camera", "front", "gps", "[1, 2]"],
+    "ragged": ["1", "2", "3"],
+}
+
+
+class Tables(html.parser.HTMLParser):
+    """Parses the fields on the page of a sample: the texts of the cells of the table that is in each, by name."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.cells, self.depth, self.name, self.expects_name = {}, 0, "", False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.depth += tag == "table"
+        self.expects_name = (self.expects_name or tag == "tr") and self.depth == 1
+
+    def handle_endtag(self, tag):
+        self.depth -= tag == "table"
+
+    def handle_data(self, data):
+        if self.depth == 2:
+            self.cells.setdefault(self.name, []).extend([data] * bool(data.strip()))
+        elif self.expects_name and data.strip():
+            self.name, self.expects_name = data, False
+
+
+def test_values_with_rows_are_tables(tmp_path):
+    """Lists of dicts and dicts of lists, numbers, JSON; all of it is text, and long ones end with how many more."""
+    features = {
+        "cars": ListOf({"name": Text(), "area": Scalar("float32")}),
+        "spots": {"at": ListOf(Scalar("int64")), "kind": ListOf(ClassLabel(names=KINDS))},
+        "pose": Tensor((2, 2), "float32"),
+        **{name: Json() for name in ("json", "sides", "facts", "ragged", "plain", "empty")},
+    }
+    materialize(
+        lambda _: TABLES, range(1), tmp_path / "out", features=features, progress=False, executor=InlineExecutor()
+    )
+
+    with viewing(tmp_path / "out") as server:
+        text = get(server.url + "sample?at=0")[1]
+    page = view(tmp_path / "out").html
+
+    found = Tables(text).cells
+    assert {name: found[name][: len(cells)] for name, cells in WANTED.items()} == WANTED
+    assert found.keys() == WANTED.keys()
+    assert found["json"][-1] == "… and 36 more" and "… and 84 more" in page
+    assert "<script" not in text and page.count("<script") == 1
 
 
 # ---------------------------------------------------------------- the command
@@ -486,3 +609,51 @@ def test_browser_keeps_the_shape_of_pictures(browse, tmp_path, width):
             red, green, blue = np.moveaxis(decode_image((tmp_path / "shape.png").read_bytes(), channels=3), 2, 0)
             rows, columns = np.nonzero((red > 200) & (green < 60) & (blue > 200))
             assert np.ptp(columns) / np.ptp(rows) == pytest.approx(4 / 3, rel=0.05), url
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "percent", [100, pytest.param(0, marks=pytest.mark.long), pytest.param("", marks=pytest.mark.long)]
+)
+def test_browser_lays_masks_over_pictures(browse, tmp_path, percent):
+    """As opaque as is chosen; boxes are seen over them always."""
+    mask = Mask(names=("a",), palette=((0, 0, 255),))
+    box = np.array([[0.25, 0.25, 0.75, 0.75]], np.float32)
+    materialize(
+        lambda _: {"image": np.full((90, 120, 3), (255, 0, 0), np.uint8), "mask": np.zeros((90, 120), np.uint8),
+                   "boxes": box},
+        range(1), tmp_path / "out", features=Features({"image": Image(), "mask": mask, "boxes": BBoxes()}),
+        progress=False, executor=InlineExecutor(),
+    )  # fmt: skip
+    view(tmp_path / "out").save(tmp_path / "page.html")
+
+    address = (tmp_path / "page.html").as_uri() + f"#mask={percent}" * bool(percent != "")
+    browse(address, f"--screenshot={tmp_path / 'mask.png'}", "--window-size=800,600")
+    pixels = decode_image((tmp_path / "mask.png").read_bytes(), channels=3).astype(int)
+
+    blue = 255 * (50 if percent == "" else percent) // 100
+    plain = np.abs(pixels - [255 - blue, 0, blue]).max(2) < 12
+    outline = np.abs(pixels - [255, 64, 64]).max(2) < 40
+    rows, columns = np.nonzero(plain)
+    assert plain.sum() > 20_000
+    assert outline[rows.min() : rows.max(), columns.min() : columns.max()].sum() > 300
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("width", [800, pytest.param(1280, marks=pytest.mark.long)])
+def test_browser_shows_a_picture_as_large_as_the_window(browse, tmp_path, width):
+    """A press on its button does, without a script of the page."""
+    materialize(
+        lambda _: {"image": np.full((90, 120, 3), (255, 0, 255), np.uint8)}, range(1), tmp_path / "out",
+        features=Features({"image": Image()}), progress=False, executor=InlineExecutor(),
+    )  # fmt: skip
+    press = "<script>document.querySelector('[popovertarget]').click()</script></body>"
+    with viewing(tmp_path / "out") as server:
+        text = get(server.url)[1].replace("</body>", press)
+    (tmp_path / "page.html").write_text(re.sub(r"<meta http-equiv[^>]*>", "", text), encoding="utf-8")
+
+    browse((tmp_path / "page.html").as_uri(), f"--screenshot={tmp_path / 'zoom.png'}", f"--window-size={width},900")
+
+    pixels = decode_image((tmp_path / "zoom.png").read_bytes(), channels=3).astype(int)
+    rows, columns = np.nonzero(np.abs(pixels - [255, 0, 255]).max(2) < 20)
+    assert np.ptp(columns) > 0.9 * min(width, 900 * 4 / 3) and np.ptp(rows) > 0.9 * 600

@@ -1,7 +1,7 @@
 const all = [...document.querySelectorAll("article")], one = (id) => document.getElementById(id);
 const asked = new URLSearchParams(location.hash.slice(1));
 let page = (parseInt(asked.get("page")) || 1) - 1;
-for (const id of ["split", "class", "words"]) if (asked.has(id)) one(id).value = asked.get(id);
+for (const id of ["split", "class", "words", "mask"]) if (asked.has(id) && one(id)) one(id).value = asked.get(id);
 function show() {
   const split = one("split").value, kind = one("class").value, words = one("words").value.trim().toLowerCase();
   const found = all.filter((card) => (!split || card.dataset.split === split)
