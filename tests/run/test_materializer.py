@@ -557,7 +557,7 @@ def test_nondeterministic_transform_is_refused(pairs, tmp_path):
         ({"exclude": "*"}, "leave no shard to make"),
         ({"errors": 0.1}, "errors is 0.1; want 'raise', 'skip', 'quarantine', or an ErrorPolicy"),
         ({"errors": "ignore"}, "action is 'ignore'; want 'raise', 'skip' or 'quarantine'"),
-        ({"existing": "keep"}, "existing is 'keep'; want 'update', 'replace' or 'refuse'"),
+        ({"existing": "keep"}, "existing is 'keep'; want one of 'update', 'append', 'replace', 'refuse'"),
         ({"logger": "x"}, "logger is 'x'; want a logger"),
         ({"hooks": print}, "hooks is .*; want a list"),
         ({"task_index": 3}, "task_index is 3 and num_tasks None; give both"),

@@ -222,7 +222,7 @@ def test_materialize_takes_the_options_of_a_run(tmp_path):
 
     for existing, error, message in (
         ("refuse", OutputError, "existing='refuse'"),
-        ("append", OptionError, "existing is 'append'; want 'update', 'replace' or 'refuse'"),
+        ("keep", OptionError, "existing is 'keep'; want one of 'update', 'append', 'replace', 'refuse'"),
     ):
         with pytest.raises(error, match=message):
             materialize(lambda n: {"n": n + 1}, range(10), tmp_path / "out", existing=existing, **HERE)
