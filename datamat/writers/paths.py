@@ -209,8 +209,9 @@ def _linked(root: pathlib.Path, pattern: str) -> set[pathlib.Path]:
 
 
 _TABLE_LOGS = {
-    "_delta_log": ("Delta", "deltalake.DeltaTable({0!r}).to_pyarrow_table()"),
+    "_delta_log": ("Delta", "deltalake.DeltaTable({0!r})"),
     "metadata/*.metadata.json": ("Iceberg", "pyiceberg.table.StaticTable.from_metadata(...).scan().to_arrow()"),
+    "_versions/*.manifest": ("Lance", "lance.dataset({0!r})"),
     ".hoodie": ("Hudi", "hudi.HudiTable({0!r}).read_snapshot()"),
 }
 """What tables with a log have, what they are called, and what reads them."""

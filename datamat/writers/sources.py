@@ -28,7 +28,7 @@ from datamat.sources.rows import Rows
 from datamat.writers.base import DataSource
 from datamat.writers.kinds import KINDS, PACKINGS, SOURCE_KINDS
 from datamat.writers.objects import are_arrays, is_stream, source_of
-from datamat.writers.paths import SPLITS, ending_of, listed_files, paths_of, visible_files
+from datamat.writers.paths import SPLITS, ending_of, listed_files, paths_of, refuse_table_logs, visible_files
 from datamat.writers.records import DAMAGES
 from datamat.writers.splits import SplitSource
 from datamat.writers.text_tables import TEXT_TABLES
@@ -38,8 +38,8 @@ __all__ = ["open_source"]
 _WANTED = (
     "a folder finished by datamat, prepared by TFDS or saved by Hugging Face datasets; Parquet or Arrow files, or a "
     "folder of them; an object with len() and items by position (list, torch Dataset, datasets.Dataset); an iterator, "
-    "or a function that returns one; a table of pyarrow, pandas or polars; equally long numpy arrays in a tuple or by "
-    "name; or a dict of these by split"
+    "or a function that returns one; a table of pyarrow, pandas, polars, DuckDB, Spark or Delta; equally long numpy "
+    "arrays in a tuple or by name; or a dict of these by split"
 )
 
 
@@ -164,6 +164,7 @@ def _kind_of(paths: Sequence[pathlib.Path]) -> str:
     if len(kinds) == 1:
         return kinds.pop()
     if first.is_dir() and not endings & set(PICTURES):
+        refuse_table_logs(first)
         marks = [mark for kind in KINDS.values() for mark in kind.marks if mark[:1] != "*"]
         raise SourceError(
             f"{first} holds none of {', '.join(marks)}, which identify datasets, and "

@@ -1,4 +1,4 @@
-"""Tables in memory, of pyarrow, pandas or polars, as rows; types are recognized by name, so nothing is imported."""
+"""Tables of pyarrow, pandas, polars, Spark and others, as rows; types are recognized by name: nothing is imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["TableRows", "content_of", "is_arrow_dataset", "is_of_package", "list
 
 
 def table_of(value: Any) -> pa.Table | None:
-    """Return a table of any package in `_TABLES` as a pyarrow table; None for anything else.
+    """Return a table of any package in `_TABLES`, or what else gives Arrow, as a pyarrow table; None for anything else.
 
     NaN in numbers of pandas stays NaN; levels of its index that have names become columns.
 
@@ -28,12 +28,18 @@ def table_of(value: Any) -> pa.Table | None:
     Raises:
         SourceError: two columns share a name, or a column holds values that Arrow cannot store.
     """
-    convert = _known(value, _TABLES)
+    convert = _known(value, _TABLES) or (_of_stream if _gives_arrow(value) else None)
     table: pa.Table | None = convert and convert(value)
     if table is not None and len(set(table.column_names)) < len(table.column_names):
         names = ", ".join(table.column_names)
         raise SourceError(f"the table has two columns with the same name ({names}); rename one")
     return table
+
+
+def _gives_arrow(value: Any) -> bool:
+    """Tell whether a value is a table by Arrow's own interface, and no iterator, nor a dataset that reads its files."""
+    is_read_in_parts = isinstance(value, Iterator) or is_of_package(value, "datasets")
+    return hasattr(type(value), "__arrow_c_stream__") and not is_read_in_parts and listed_column(value) is None
 
 
 def listed_column(value: Any) -> list[Any] | None:
@@ -190,7 +196,8 @@ _TABLES: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("pandas", "DataFrame"): _of_pandas,
     ("polars", "DataFrame"): _of_polars,
     ("polars", "LazyFrame"): lambda frame: _of_polars(frame.collect()),
-    ("duckdb", "DuckDBPyRelation"): _of_stream,
+    ("pyspark", "DataFrame"): lambda frame: frame.toArrow(),
+    ("deltalake", "DeltaTable"): lambda table: table.to_pyarrow_table(),
 }
 _COLUMNS: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("pyarrow", "ChunkedArray"): lambda column: column.to_pylist(),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
+import pyarrow as pa
 import pytest
 from prepared import Prepared
 
@@ -285,6 +288,37 @@ def test_parquet_file_of_hugging_face_keeps_its_types(table, tmp_path):
     table.to_parquet(tmp_path / "rows.parquet")
 
     _check_table(imported(tmp_path / "rows.parquet", tmp_path / "out", ImportWriter(kind="huggingface")))
+
+
+def _numbers(source, output):
+    """Import a table; return its numbers by its names."""
+    imported(source, output)
+    return {str(sample["name"]): int(sample["n"]) for sample in load(output)}
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("java_ends")
+def test_frame_of_spark_is_a_source(tmp_path):
+    """Its rows are collected by the driver."""
+    sql = pytest.importorskip("pyspark.sql")
+    if not shutil.which("java"):
+        pytest.skip("Spark needs Java 17, and there is no java on the path")
+    session = sql.SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+    try:
+        frame = session.createDataFrame([("a", 1), ("b", 2)], ["name", "n"])
+        assert _numbers(frame, tmp_path / "out") == {"a": 1, "b": 2}
+    finally:
+        session.stop()
+
+
+def test_table_of_delta_is_a_source(tmp_path):
+    """Rows that an overwrite has deleted are not in it."""
+    deltalake = pytest.importorskip("deltalake")
+    for names, mode in ((["old"], "error"), (["a", "b"], "overwrite")):
+        rows = pa.table({"name": names, "n": [*range(len(names))]})
+        deltalake.write_deltalake(tmp_path / "delta", rows, mode=mode)
+
+    assert _numbers(deltalake.DeltaTable(tmp_path / "delta"), tmp_path / "out") == {"a": 0, "b": 1}
 
 
 def test_torch_iterable_dataset_is_a_source(tmp_path):

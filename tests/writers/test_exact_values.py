@@ -153,6 +153,15 @@ def test_table_with_a_log_is_not_read_by_its_files(tmp_path, log, place):
             list(Index.from_table(tmp_path / place))
 
 
+def test_folder_of_lance_names_what_reads_it(tmp_path):
+    """Its files are none that anything else reads."""
+    (tmp_path / "rows.lance" / "_versions").mkdir(parents=True)
+    (tmp_path / "rows.lance" / "_versions" / "1.manifest").write_bytes(b"")
+
+    with pytest.raises(SourceError, match=r"a table of Lance, .*Materializer\(lance\.dataset\("):
+        Materializer(tmp_path / "rows.lance", output=tmp_path / "out")
+
+
 def test_files_of_one_table_may_differ(tmp_path):
     """In the width of a type, in how text is stored, in columns without values or that are not there."""
     rows = tmp_path / "rows"
