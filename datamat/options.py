@@ -492,8 +492,8 @@ class RunOptions:
             or in a bucket, each with its own call. Each takes shards that no other has. See the guide on Slurm.
         num_tasks: how many they are. It decides nothing but where each begins: tasks may come and go.
         existing: what becomes of what is finished. "update" rebuilds shards whose inputs changed and adds new rows; it
-            raises, before anything is touched, if finished rows are no longer in the source. "append" makes new shards
-            of the rows whose keys are not there, and leaves all others alone, whatever has become of their source. With
+            raises, before anything is touched, if finished rows are no longer in the source. "append" puts rows whose
+            keys are not there yet into new shards, and leaves all others alone, even if their source is gone. With
             "replace", the source alone decides, and their records go. "refuse" raises wherever a finished shard would
             be replaced or removed.
         retry_failed: also try the rows again that failed in earlier runs, which the ledger lists, and complete their

@@ -1,10 +1,9 @@
-"""What was made when, in a finished set that was changed where it is: each generation of rows has shards of its own.
+"""What was made when, in a finished set to which rows were appended: each generation of rows has shards of its own.
 
     manifest    number of shards, by split, of each generation ──┐
     _index      key and shard of each row ───────────────────────┴──> generation of each row of the source
 
-A row that is there stays in its generation; all others make a new one, but for those that were dropped. So shards keep
-their rows, and their bytes.
+A row that is there stays in its generation; all others make a new one. So shards keep their rows, and their bytes.
 """
 
 from __future__ import annotations
@@ -73,9 +72,6 @@ class Generations:
                 stay = np.asarray(store.split_codes)[rows] == store.splits.index(split)
                 ends = np.cumsum([counts.get(split, 0) for counts in self.counts])
                 found[rows[stay]] = np.searchsorted(ends, self.indexes[split].shards[places[stay]], side="right")
-        if self.manifest.removed:
-            rows = store.find_all(self.manifest.removed)
-            found[rows[rows >= 0]] = -1
         return found
 
     def known(self, store: RowStore) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:

@@ -288,12 +288,12 @@ class Job:
         return dataclasses.replace(plan, left_aside=store.left_aside, groups=store.groups)
 
     def _generations(self) -> Generations | None:
-        """Return what was made when, where rows were appended to the output, or dropped from it."""
+        """Return what was made when, where rows were appended to the output, and stay in their shards."""
         if self.how.existing == "replace":
             return None
         with contextlib.suppress(OutputError, CorruptDataError):  # there is none; or whoever repairs it says so
             manifest = Manifest.read(self.output)
-            if manifest.generations or manifest.removed:
+            if manifest.generations:
                 return Generations.of(self.output, manifest)
         return None
 
@@ -325,7 +325,6 @@ class Job:
             ingredients=digests.to_json(),
             also=dict(others),
             generations=() if self.appends_to else plan.generations,
-            removed=() if self.appends_to else plan.removed,
         )
         return self.records.describe(manifest)
 

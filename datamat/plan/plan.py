@@ -154,7 +154,6 @@ class Plan:
         left_aside: number, suffixes and first names of the files that the index has not taken; "" if it took all.
         groups: how many groups drew the splits, and which; "" if keys did, or the index named them.
         generations: of a set to which rows were appended, the number of shards, by split, of each generation.
-        removed: keys of rows that were dropped from the set, and are in no shard; and of records.
     """
 
     name: str
@@ -163,7 +162,6 @@ class Plan:
     left_aside: str = ""
     groups: str = ""
     generations: tuple[Mapping[str, int], ...] = ()
-    removed: tuple[str, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -394,8 +392,7 @@ def make_plan(  # noqa: PLR0913 -- what decides a plan, by name
             shards.append(ShardSpec(shard_name, split, number, shard_fingerprint, parts))
         first += len(rows)
     store.set_order(np.concatenate(order) if len(order) > 1 else order[0])
-    removed = () if generations is None else generations.manifest.removed
-    return Plan(name, tuple(shards), options.ranks, generations=_by_generation(made), removed=removed)
+    return Plan(name, tuple(shards), options.ranks, generations=_by_generation(made))
 
 
 def _fingerprint(terms: str, identities: np.ndarray) -> str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from datamat.directory.files import SPOOL, locked
 from datamat.directory.keys import ShardName
 from datamat.directory.ledger import LEDGER_FILE, Ledger
-from datamat.directory.manifest import Manifest, run_folder
+from datamat.directory.manifest import INDEX_FOLDER, Manifest, run_folder
 from datamat.directory.publication import finish_publication, version_there
 from datamat.errors import CorruptDataError, OptionError, OutputError, OutputLockedError
 from datamat.folders import AbsentError
@@ -75,6 +75,7 @@ def append(job: Job, run: Callable[[Job], RunReport]) -> RunReport:
     """
     began = time.perf_counter()
     refuse_own_source(job)
+    _refuse_positions(job)
     work_folder(job.output)
     for _ in range(_MOST_ROUNDS):
         with contextlib.suppress(OutputLockedError), locked(job.work / "lock"):
@@ -83,7 +84,6 @@ def append(job: Job, run: Callable[[Job], RunReport]) -> RunReport:
         seen = version_there(job.folder)
         if not seen:
             return run(dataclasses.replace(job, how=dataclasses.replace(job.how, existing="update")))
-        _refuse_positions(job)
         before = Manifest.read(job.folder)
         with _at_hand(job) as folder:
             known = Generations.of(folder, before, is_append=True)
@@ -147,7 +147,7 @@ def _compared(job: Job, known: Generations) -> tuple[int, int, Mapping[str, int]
             touched, edited = compared(known.indexes[split], places, store, rows, store.inputs(rows))
             num_there += len(rows)
             num_differing += len({*touched, *edited})
-        return num_there, num_differing, job.copies_by_split(store), bool((known.turns(store) < 0).all())
+        return num_there, num_differing, job.copies_by_split(store), num_there == len(store)
 
 
 def _check_fit(job: Job, before: Manifest, copies: Mapping[str, int]) -> None:
@@ -212,7 +212,7 @@ def _joined(job: Job, place: LocalOutput, before: Manifest, stage: Job, folder: 
     check_size(sets, before.name)
     renamed = renamed_in(sets, before.name)
     waiting_in = run_folder(job.work)
-    (waiting_in / "_index").mkdir(parents=True, exist_ok=True)
+    (waiting_in / INDEX_FOLDER).mkdir(parents=True, exist_ok=True)
     index = tuple(
         info
         for split in renamed

@@ -217,8 +217,8 @@ def check_size(sets: Sequence[FinishedSet], name: str) -> None:
     num_bytes = len(joined_manifest(sets, name, renamed_in(sets, name), tuple(index.values())).render())
     if num_bytes > MOST_MANIFEST_BYTES:
         raise OptionError(
-            f"merge: the manifest would have {num_bytes:,} bytes, of which readers take {MOST_MANIFEST_BYTES:,}; merge "
-            "fewer directories, or join them where they are read, by `concat`"
+            f"the manifest would have {num_bytes:,} bytes, of which readers take {MOST_MANIFEST_BYTES:,}; keep the "
+            "directories apart, and join them where they are read, by `concat`"
         )
 
 

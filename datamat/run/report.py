@@ -186,8 +186,8 @@ class RunReport:
         left_aside: number, suffixes and first names of the files of the source that the index has not taken.
         remedies: calls that `str` recommends next.
         timeline: which worker made which part when, and how long each stage took.
-        num_rows_there: rows of the source that were there before rows were appended, and were left alone.
-        num_rows_differing: how many of these are others in the source now.
+        num_rows_there: of an append, rows of the source that were already there and were left alone.
+        num_rows_differing: how many of these differ from the source now.
         failures: the samples that this run skipped or quarantined, in the order in which parts were done; those of
             shards that it left as they were are among `datamat.failures(output)`.
     """
@@ -296,12 +296,9 @@ class RunReport:
             if number
         ]
         if self.num_rows_there:
-            differ = (
-                f", of which {self.num_rows_differing:,} are others in the source now"
-                if self.num_rows_differing
-                else ""
-            )
-            remarks.append(f"{count_of(self.num_rows_there, 'row')} were there and stay as they are{differ}")
+            remark = f"{count_of(self.num_rows_there, 'row')} already there, left as they are"
+            differing = f"; {self.num_rows_differing:,} of them differ from the source now"
+            remarks.append(remark + (differing if self.num_rows_differing else ""))
         return [*remarks, *([", ".join(reused)] if reused else []), *([self.left_aside] if self.left_aside else [])]
 
     @property

@@ -13,7 +13,7 @@ import pytest
 import small_pairs
 from loopback_s3 import s3
 
-from datamat import OptionError, OutputError, WorkerOptions, failures, load, materialize, status, verify
+from datamat import OptionError, OutputError, WorkerOptions, convert, failures, load, materialize, status, verify
 from datamat.events import RunEnded, ShardFinished
 from datamat.folders import open_folder
 from datamat.testing import InlineExecutor
@@ -85,7 +85,7 @@ def test_rows_that_are_new_become_new_shards(output, formats):
     assert numbers_of(output) == list(range(80))
     assert set(before) < set(shards(output))
     assert (report.num_rows, report.num_rows_there, report.num_rows_differing) == (80, 20, 0)
-    assert report.is_complete and "20 rows were there and stay as they are" in str(report)
+    assert report.is_complete and "20 rows already there, left as they are" in str(report)
     assert status(output).is_complete
     assert inner(output) == []
     assert load(output).manifest.generations[0] == {"train": 3, "val": 3}
@@ -126,7 +126,7 @@ def test_rows_that_are_there_stay_whatever_their_source_now_is(tmp_path):
     assert after.keys() - before.keys() == {"val004"}
     assert all(np.array_equal(after[key], image) for key, image in before.items())
     assert report.num_rows_there == 24 and report.num_rows_differing == 1
-    assert "of which 1 are others in the source now" in str(report)
+    assert "1 of them differ from the source now" in str(report)
 
 
 def test_ordinary_run_of_a_set_that_has_grown(output):
@@ -209,11 +209,17 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(output, options, m
 
 
 def test_keys_that_are_positions_are_refused(tmp_path):
-    """The first of the new inputs would pass for the first of the old."""
-    squares(range(10), tmp_path / "out", key=None)
-
+    """The first of the new inputs would pass for the first of the old: that is said before the first is made."""
     with pytest.raises(OptionError, match=r"an input has its position as key.* pass key= in both calls"):
-        append(range(10, 20), tmp_path / "out", key=None)
+        append(range(10), tmp_path / "out", key=None)
+
+
+def test_conversion_is_refused(tmp_path):
+    """Its rows are those of another dataset, whose shards it keeps."""
+    squares(range(10), tmp_path / "out")
+
+    with pytest.raises(OptionError, match="a conversion has no new rows; leave out existing='append'"):
+        convert(tmp_path / "out", tmp_path / "parquet", format="parquet", existing="append")
 
 
 @pytest.mark.parametrize("option", [{"retry_failed": True}, {"include": "train-*"}, {"exclude": "val-*"}])

@@ -142,7 +142,7 @@ def test_manifest_that_no_reader_would_take_is_refused(sets, tmp_path, monkeypat
     found = (tmp_path / "c/manifest.json").stat().st_size
 
     monkeypatch.setattr(merging, "MOST_MANIFEST_BYTES", found - 20)
-    with pytest.raises(OptionError, match=rf"manifest would have {found // 1000},\d+ bytes.* merge fewer directories"):
+    with pytest.raises(OptionError, match=rf"would have {found // 1000},\d+ bytes.* keep the directories apart"):
         merge(sets, tmp_path / "d", name="longer")
     monkeypatch.setattr(merging, "MOST_MANIFEST_BYTES", found + 20)
     merge(sets, tmp_path / "e", name="longer")
