@@ -69,7 +69,6 @@ __all__ = [
     "read_versions",
     "refuse_file",
     "run_folder",
-    "salvaged",
     "salvaged_shards",
     "shard_pattern",
     "shards_of",
@@ -1096,19 +1095,15 @@ def read_entries(entries: pathlib.Path) -> dict[str, ShardFiles]:
     return {files[0].name: files for files in found if files}
 
 
-def salvaged_shards(folder: pathlib.Path) -> list[ShardInfo]:
-    """Return what `salvaged` does of the manifest of a directory; nothing where it cannot be read."""
-    try:
-        return salvaged(manifest_bytes(folder))
-    except (OSError, ValueError):
-        return []
-
-
-def salvaged(content: bytes) -> list[ShardInfo]:
+def salvaged_shards(place: Folder) -> list[ShardInfo]:
     """Return the entries of files that are still readable in a damaged manifest: the innermost objects of its text.
 
     Trust one only if the file has the checksum of its entry.
     """
+    try:
+        content = place.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES) or b""
+    except (CorruptDataError, OutputError):  # it is no file, or cannot be read
+        return []
     found = []
     for entry in re.findall(r"\{[^{}]*\}", content.decode(errors="replace")):
         with contextlib.suppress(ValueError):  # of JSON, and CorruptDataError, which is one

@@ -20,6 +20,7 @@ from datamat.directory.manifest import (
     salvaged_shards,
 )
 from datamat.errors import OutputError, count_of
+from datamat.folders import LocalFolder
 from datamat.options import option
 from datamat.plan.changes import (
     Comparison,
@@ -75,7 +76,7 @@ def _datasets(output: pathlib.Path, work: pathlib.Path, finished: Finished) -> s
     if manifest is not None:
         found.add(manifest.name)
     else:  # it may be damaged
-        found |= {ShardName.parse(info.name).dataset for info in salvaged_shards(output)}
+        found |= {ShardName.parse(info.name).dataset for info in salvaged_shards(LocalFolder(output))}
         found |= _datasets_by_their_files(output)
     for shard in read_snapshot(work / "rows") or ():
         if any(part_folder(work, shard.name).glob("*.json")):

@@ -401,8 +401,8 @@ class Materializer:
     def repair(self, **options: Unpack[WorkKeywords]) -> datamat.RunReport:
         """Rebuild what is damaged, to the bytes that it had: shards, offsets, index files, manifest.
 
-        Files that belong to no shard are moved to `.datamat/quarantine/foreign`. In a store, what is damaged waits in
-        `.datamat/damaged` until it is replaced.
+        Files that belong to no shard are moved to `.datamat/quarantine/foreign`. In a store, a damaged
+        shard stays until the one that is made again is written in its place.
 
         Args:
             options: as for `run`.

@@ -13,8 +13,8 @@ interrupted run leaves them: the run then makes the damaged ones alone, and join
 Offsets need no source: they are found again in their shard. Files that belong to nothing are moved to
 `.datamat/quarantine/foreign`, not deleted; links leave a note there of where they led.
 
-In a store, whatever is damaged is copied to `.datamat/damaged` and deleted: the run misses it, and makes the
-shard again. The copies go once the set is whole; if a shard does not come, its copy gets the name back.
+In a store, a damaged object stays until the run writes the shard that takes its place. Nothing of it is kept for that:
+the run makes all of its rows again.
 """
 
 from __future__ import annotations
@@ -33,18 +33,17 @@ from datamat.directory.keys import KeyDigest, row_runs, stored_key
 from datamat.directory.manifest import (
     INDEX_FOLDER,
     MANIFEST_FILE,
-    MOST_MANIFEST_BYTES,
     Manifest,
     by_shard,
     file_names,
     index_file,
     keys_file,
-    salvaged,
     salvaged_shards,
 )
 from datamat.directory.publication import finish_publication
 from datamat.directory.sidecars.exporting import export, known_sidecars, sidecar_names
 from datamat.errors import CorruptDataError, OutputError, join_problems
+from datamat.folders import LocalFolder
 from datamat.folders.local import regular_path
 from datamat.formats import Offsets, get_format
 from datamat.plan.changes import find_changes
@@ -52,8 +51,8 @@ from datamat.plan.inputs import content_digest
 from datamat.run.growing import GrowingShard
 from datamat.run.receipts import PartInfo, Receipt, part_path, replace_file, write_receipt
 from datamat.run.slices import session_of
-from datamat.run.upload import RemoteOutput, note_uploaded
-from datamat.run.wanted import NOTHING_WANTED, Wanted
+from datamat.run.upload import output_of
+from datamat.run.wanted import Wanted
 
 if TYPE_CHECKING:
     import pathlib
@@ -71,7 +70,7 @@ if TYPE_CHECKING:
 
 __all__ = ["repair", "repair_without_source"]
 
-_DAMAGED, _FOREIGN = f"{WORK}/damaged", f"{WORK}/quarantine/foreign"
+_FOREIGN = f"{WORK}/quarantine/foreign"
 _COPY_BYTES = 1 << 20
 _MOST_ROUNDS = 4  # what one round repairs may have hidden more damage from `verify`
 _FILES_OF_WORK = ("lock", "inputs", "ledger.jsonl", "names.json", "sidecars.json")
@@ -85,12 +84,9 @@ def repair(job: Job) -> RunReport:
     from datamat.run.tasks import start
 
     place, work, logger = job.folder, job.work, job.how.logger
-    prepared = _prepared if place.local_path() else _prepared_in_store  # what is damaged is at hand, or is not
     _clear_the_way(job)
     work_folder(job.output)
     session_of(job).refuse_if_alive(logger)
-    with locked(work / "lock"):
-        _restore_damaged(place)  # of a repair that was killed
     report = None
     for _ in range(_MOST_ROUNDS):
         with locked(work / "lock"):
@@ -100,13 +96,8 @@ def repair(job: Job) -> RunReport:
                 return report
             for problem in found.problems:
                 logger.warning("%s: %s", job.place, problem)
-            wanted = prepared(job, found)
-        try:
-            report = start(job, mode="repair", wanted=wanted)
-        except BaseException:
-            with contextlib.suppress(OutputError), locked(work / "lock"):
-                _restore_damaged(place)
-            raise
+            wanted = _prepared(job, found)
+        report = start(job, mode="repair", wanted=wanted)
         if found.ok:
             return report
     found = examine(place, deep=False, recomputed=None)
@@ -116,10 +107,11 @@ def repair(job: Job) -> RunReport:
 def _clear_the_way(job: Job) -> None:
     """Move aside what is in the way of the files of `.datamat` and of index files."""
     output, work, index = job.output, job.work, job.output / INDEX_FOLDER
+    here = LocalFolder(output)
     for name in _FILES_OF_WORK if work.is_dir() else ():
         if os.path.lexists(work / name) and not (work / name).is_file():
             refuse_links(work)
-            _set_aside(output, work, f"{WORK}/{name}")
+            _set_aside(here, f"{WORK}/{name}")
     is_folder = index.is_dir() and not index.is_symlink()
     found = [f"{INDEX_FOLDER}/{path.name}" for path in index.iterdir()] if is_folder else [INDEX_FOLDER]
     wrong = [name for name in found if os.path.islink(output / name) or is_folder == (output / name).is_dir()]
@@ -128,50 +120,14 @@ def _clear_the_way(job: Job) -> None:
         refuse_links(work)
         with locked(work / "lock"):
             for name in wrong:
-                _set_aside(output, work, name)
+                _set_aside(here, name)
 
 
 def _prepared(job: Job, report: VerifyReport) -> Wanted:
-    """Prepare a damaged directory for a run that rebuilds what is damaged, and nothing else; return what that wants.
+    """Prepare a damaged output for a run that rebuilds what is damaged, and nothing else; while the job is locked.
 
     Args:
-        job: the job, whose rows and plan must equal those of the directory.
-        report: damage that `verify` found.
-
-    Raises:
-        OutputError: source or options have changed, so what was damaged cannot come back as it was.
-    """
-    output, damaged = job.output, set(report.files)
-    manifest = None if MANIFEST_FILE in damaged else Manifest.read(output)
-    infos = list(manifest.all_files) if manifest else salvaged_shards(output)
-    with job.planned() as planned:
-        if manifest:
-            _check_unchanged(planned, infos)
-        damaged -= _set_strangers_aside(planned, damaged)
-        if manifest:
-            damaged -= _repair_offsets(output, damaged)
-            hurt = {info.name for info in infos if {info.file, info.index_file} & damaged}
-            files = by_shard(infos)
-            for shard in planned.plan.shards:
-                if shard.name in hurt:
-                    _keep_intact_parts(planned, shard, files[shard.name])
-            return Wanted.of(manifest, hurt)
-    return Wanted({info.file: (info.fingerprint, _checksums(output, info)) for info in infos})
-
-
-def _restore_damaged(store: Folder) -> None:
-    """Give back their names to damaged objects that no repair has replaced: some of their records may be whole."""
-    for name in store.list(_DAMAGED, deep=True) or ():
-        if store.stat(name) is None:
-            store.copy(f"{_DAMAGED}/{name}", name)
-        store.delete(f"{_DAMAGED}/{name}")
-
-
-def _prepared_in_store(job: Job, report: VerifyReport) -> Wanted:
-    """Prepare a damaged output in a store for a run that rebuilds what is damaged; while the job is locked.
-
-    Args:
-        job: the job, whose output is the scratch folder.
+        job: the job, whose rows and plan must equal those of the output.
         report: damage that `verify` found.
 
     Returns:
@@ -180,34 +136,29 @@ def _prepared_in_store(job: Job, report: VerifyReport) -> Wanted:
     Raises:
         OutputError: source or options have changed, so what was damaged cannot come back as it was.
     """
-    store, damaged = job.folder, set(report.files)
+    place, damaged = job.folder, set(report.files)
+    is_here = place.local_path() is not None  # the shards lie where they were made, and can be read
+    manifest = None
     if MANIFEST_FILE in damaged:
-        # What they say is compared with the store by the run, and byte for byte when this is verified again.
-        content = store.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES) or b""
-        note_uploaded(store, by_shard(salvaged(content)).values())
-        (job.output / MANIFEST_FILE).unlink(missing_ok=True)
-        _set_objects_aside(store, {MANIFEST_FILE})
-        return NOTHING_WANTED
-    RemoteOutput(store, job.output, job.how.logger).lay_out()
-    manifest = Manifest.read(job.output)
-    shards = by_shard(manifest.all_files)
+        infos = salvaged_shards(place)
+    else:
+        output_of(job).begin()
+        manifest = Manifest.read(job.output)
+        infos = list(manifest.all_files)
     with job.planned() as planned:
-        _check_unchanged(planned, list(manifest.all_files))
-    ours = manifest.file_names | sidecar_names(manifest) | known_sidecars(job.output)
-    for name in sorted(damaged - ours):
-        store.move(name, f"{_FOREIGN}/{name}")
-    hurt = {name for name, files in shards.items() if {one for i in files for one in (i.file, i.index_file)} & damaged}
-    # A run makes shards again that are not there, with their offsets.
-    gone = damaged & ours | {info.file for name in hurt for info in shards[name]}
-    _set_objects_aside(store, gone)
-    return Wanted.of(manifest, hurt)
-
-
-def _set_objects_aside(store: Folder, names: set[str]) -> None:
-    """Move objects to quarantine, as far as they are there."""
-    for name in sorted(names):
-        if store.stat(name) is not None:
-            store.move(name, f"{_DAMAGED}/{name}")
+        if manifest:
+            _check_unchanged(planned, infos)
+        damaged -= _set_strangers_aside(planned, damaged)
+        if not manifest:
+            return Wanted({info.file: (info.fingerprint, _checksums(job.output, info)) for info in infos})
+        if is_here:
+            damaged -= _repair_offsets(job.output, damaged)
+        hurt = {info.name for info in infos if {info.file, info.index_file} & damaged}
+        files = by_shard(infos)
+        for shard in planned.plan.shards:
+            if is_here and shard.name in hurt:
+                _keep_intact_parts(planned, shard, files[shard.name])
+        return Wanted.of(manifest, hurt)
 
 
 def _keep_intact_parts(planned: PlannedJob, shard: ShardSpec, files: ShardFiles) -> None:
@@ -313,16 +264,21 @@ def _copied_part(
     return lines, keys
 
 
-def _set_aside(output: pathlib.Path, work: pathlib.Path, name: str) -> None:
+def _set_aside(place: Folder, name: str) -> None:
     """Move a file to quarantine; of a link, leave only a note of where it led."""
-    aside = work / "quarantine" / "foreign"
-    aside.mkdir(parents=True, exist_ok=True)
-    place = next(path for path in _places(aside / name.replace("/", "-")) if not os.path.lexists(path))
+    aside = f"{_FOREIGN}/{name.replace('/', '-')}"
+    output = place.local_path()
+    if output is None:
+        if place.stat(name) is not None:
+            place.move(name, aside)
+        return
+    (output / _FOREIGN).mkdir(parents=True, exist_ok=True)
+    target = next(path for path in _places(output / aside) if not os.path.lexists(path))
     for folder, folders, files in os.walk(output / name):
         for path in (os.path.join(folder, inner) for inner in (*folders, *files)):
             _note_link(path, f"{path}.link")
-    if not _note_link(output / name, place):
-        os.replace(output / name, place)
+    if not _note_link(output / name, target):
+        os.replace(output / name, target)
     fsync_folder((output / name).parent)
 
 
@@ -413,18 +369,16 @@ def _set_strangers_aside(planned: PlannedJob, damaged: set[str]) -> set[str]:
     """Move aside whatever belongs to no shard of the plan, or is in a file's place without being a file."""
     from datamat.directory.verify import unreadable
 
-    extensions = [made.extension for made in planned.job.formats]
-    ours = {name for shard in planned.plan.shards for names in file_names(shard.name, extensions) for name in names}
+    job = planned.job
+    extensions = [made.extension for made in job.formats]
+    shards = {name for shard in planned.plan.shards for names in file_names(shard.name, extensions) for name in names}
     indexes = {name for split in planned.plan.splits for name in (index_file(split), keys_file(split))}
-    ours |= {MANIFEST_FILE, *indexes}
-    sidecars = known_sidecars(planned.job.output)
-    strange = {
-        name
-        for name in damaged | ours | sidecars  # a damaged manifest hides damage to the others
-        if os.path.lexists(planned.job.output / name)
-        # A damaged index may still be readable: the run takes digests of inputs that it does not read again from it.
-        and (name in damaged - (ours - indexes) or unreadable(planned.job.output, name))
-    }
+    # A damaged index may still be readable: the run takes digests of inputs that it does not read again from it.
+    strange = damaged - shards - {MANIFEST_FILE}
+    if job.folder.local_path() is not None:  # a damaged manifest hides damage to the others
+        there = damaged | shards | indexes | {MANIFEST_FILE} | known_sidecars(job.output)
+        strange |= {name for name in there if unreadable(job.output, name)}
+        strange = {name for name in strange if os.path.lexists(job.output / name)}
     for name in sorted(strange):
-        _set_aside(planned.job.output, planned.job.work, name)
-    return strange - ours
+        _set_aside(job.folder, name)
+    return strange

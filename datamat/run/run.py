@@ -43,7 +43,7 @@ from datamat.directory.manifest import (
 )
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, count_of, join_problems
 from datamat.events import PartDamaged, PlanMade, RunEnded, SampleRecovered, ShardFinished
-from datamat.folders import AbsentError
+from datamat.folders import AbsentError, LocalFolder
 from datamat.options import option
 from datamat.plan.changes import (
     equal_shards,
@@ -121,7 +121,7 @@ def run_job(
         session = session_of(job)
         if task is None:
             session.refuse_if_alive(job.how.logger)
-        with opened_output(job) as place:
+        with opened_output(job, salvages=mode == "repair") as place:
             report = _run_locked(job, mode, place, session, began, wanted)
             if report.is_complete:
                 session.take_ledgers(job.work)
@@ -273,7 +273,7 @@ class Run:
         except CorruptDataError as error:
             self._logger.warning("%s: shards that it no longer lists are rebuilt", error)
             (self._work / "shards").mkdir(exist_ok=True)
-            for files in by_shard(salvaged_shards(self._output)).values():
+            for files in by_shard(salvaged_shards(LocalFolder(self._output))).values():
                 if not (self._work / "shards" / f"{files[0].name}.json").exists():
                     write_entry(self._work / "shards", files)
             return False

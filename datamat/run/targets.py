@@ -33,6 +33,7 @@ from datamat.directory.manifest import (
     salvaged_shards,
 )
 from datamat.errors import OutputError, count_of, join_problems
+from datamat.folders import LocalFolder
 
 if TYPE_CHECKING:
     import pathlib
@@ -126,7 +127,7 @@ def _series_of_damaged(output: pathlib.Path) -> set[str]:
         return set()
     if not is_manifest(content):
         return set()
-    return _known_series(None, [(info,) for info in salvaged_shards(output)]) | {MANIFEST_FILE}
+    return _known_series(None, [(info,) for info in salvaged_shards(LocalFolder(output))]) | {MANIFEST_FILE}
 
 
 def _names_in(folder: Folder) -> list[str]:

@@ -58,6 +58,7 @@ from datamat.directory.manifest import (
     by_shard,
     is_manifest,
     run_folder,
+    salvaged_shards,
     write_entry,
 )
 from datamat.directory.publication import (
@@ -96,7 +97,6 @@ if TYPE_CHECKING:
 __all__ = [
     "RemoteOutput",
     "laid_out",
-    "note_uploaded",
     "opened_output",
     "output_of",
     "scratch_folder",
@@ -105,7 +105,6 @@ __all__ = [
 
 _PLAN = "plan.json"
 _OF_RUN = re.compile(r"run-(\d{5})/")
-_LEFT = re.compile(rf"{_OF_RUN.pattern}|damaged/")  # by runs, and by repairs, which restore what is damaged
 _SMALL = ("sidecars.json", "inputs")
 _MOST_BYTES = 1 << 32
 _TAR = "tar"
@@ -194,22 +193,23 @@ def _holds(store: Folder, name: str, path: pathlib.Path) -> bool:
 # ---------------------------------------------------------------- in the driver
 
 
-def output_of(job: Job, *, is_shared: bool = False) -> LocalOutput:
+def output_of(job: Job, *, is_shared: bool = False, salvages: bool = False) -> LocalOutput:
     """Return the output of a job, at which nothing has begun; see `opened_output`."""
     if job.store is None:
         return LocalOutput(job.output)
-    return RemoteOutput(job.store, job.output, job.how.logger, is_shared=is_shared)
+    return RemoteOutput(job.store, job.output, job.how.logger, is_shared=is_shared, salvages=salvages)
 
 
 @contextlib.contextmanager
-def opened_output(job: Job, *, is_shared: bool = False) -> Iterator[LocalOutput]:
+def opened_output(job: Job, *, is_shared: bool = False, salvages: bool = False) -> Iterator[LocalOutput]:
     """Yield the output of a job; one in a store is brought together with its scratch folder.
 
     Args:
         job: the job; its output is the folder, or the scratch folder, of which the lock is held.
         is_shared: whether other tasks write there, too.
+        salvages: whether a manifest that is damaged is replaced, not refused.
     """
-    output = output_of(job, is_shared=is_shared)
+    output = output_of(job, is_shared=is_shared, salvages=salvages)
     output.begin()
     try:
         yield output
@@ -248,6 +248,7 @@ class RemoteOutput(LocalOutput):
         folder: the scratch folder.
         logger: receives a warning where cleaning up fails.
         is_shared: whether other tasks write there, too.
+        salvages: whether shards are taken over by what a damaged manifest still says, which is replaced.
     """
 
     holds_shards = False
@@ -259,8 +260,10 @@ class RemoteOutput(LocalOutput):
         logger: logging.Logger,
         *,
         is_shared: bool = False,
+        salvages: bool = False,
     ) -> None:
         super().__init__(folder)
+        self._salvages = salvages
         self._store = store
         self._work = folder / WORK
         self._logger = logger
@@ -285,7 +288,11 @@ class RemoteOutput(LocalOutput):
     def lay_out(self) -> None:
         """Bring the scratch folder in line with the store, in which nothing is written."""
         self._seen = version_there(self._store)  # before its content: if it changes in between, `publish` learns of it
-        self._content = content = self._read(MANIFEST_FILE)
+        content = self._read(MANIFEST_FILE)
+        if self._salvages and content is not None and not _is_whole(content):
+            _note_uploaded(self._store, by_shard(salvaged_shards(self._store)).values())
+            content = None
+        self._content = content
         self._forget_uploaded()
         here = _content(self._folder / MANIFEST_FILE)
         if content is not None and content != here:
@@ -358,6 +365,7 @@ class RemoteOutput(LocalOutput):
             self._leave(self._folder, info)
         self._fetch_made(f"{info.file}.idx" for info in files if info.extension == _TAR)
         if self._content is None:
+            (self._work / "shards").mkdir(exist_ok=True)
             write_entry(self._work / "shards", files)
 
     def _has_listed(self, info: ShardInfo) -> bool:
@@ -621,7 +629,7 @@ class RemoteOutput(LocalOutput):
         each(self._store.delete, [name for name in names if name.endswith(f"/{_PLAN}")])
 
     def _of_runs(self) -> list[str]:
-        return [f"{WORK}/{name}" for name in self._store.list(WORK, deep=True) or () if _LEFT.match(name)]
+        return [f"{WORK}/{name}" for name in self._store.list(WORK, deep=True) or () if _OF_RUN.match(name)]
 
     def end(self) -> None:
         """Upload the ledger and what is in quarantine; no ledger where another run is at work."""
@@ -657,7 +665,14 @@ class _Known(dict[str, StoredObject]):
             commit_json(self._path, {name: dataclasses.astuple(found) for name, found in self.items()})
 
 
-def note_uploaded(store: Folder, shards: Iterable[ShardFiles]) -> None:
+def _is_whole(content: bytes) -> bool:
+    try:
+        return bool(Manifest.parse(content, ""))
+    except CorruptDataError:
+        return False
+
+
+def _note_uploaded(store: Folder, shards: Iterable[ShardFiles]) -> None:
     """Write the entries of shards that are in a store, by which the next run takes over those that are there whole."""
     for files in shards:
         objects = {}
