@@ -10,11 +10,16 @@ import os
 import pathlib
 import random
 import signal
+import tempfile
 import time
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 from leftovers import no_process_left
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["no_process_left"]
 
@@ -202,6 +207,15 @@ def _expected_s(item: pytest.Item) -> float:
     marker = item.get_closest_marker("timeout")
     limit = marker.args[0] if marker and marker.args else 0.0
     return max(limit / 30, 4.0 if item.get_closest_marker("long") else 0.1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have scratch folders, which are named by URLs alone, in a folder that no other run of these tests uses."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
+        patch.setattr(tempfile, "tempdir", None)
+        yield
 
 
 @pytest.fixture
