@@ -358,7 +358,7 @@ def leave_stand_in(path: pathlib.Path, num_bytes: int) -> None:
 
 
 def is_stand_in(path: str | os.PathLike[str] | os.DirEntry[str]) -> bool:
-    """Return whether `leave_stand_in` put a file there."""
+    """Return True if `leave_stand_in` put a file there."""
     try:
         found = path.stat(follow_symlinks=False) if isinstance(path, os.DirEntry) else os.lstat(path)
     except OSError:
@@ -633,7 +633,7 @@ def _lock_without_locks(path: pathlib.Path) -> int:
 
 
 def _is_at(descriptor: int, path: pathlib.Path) -> bool:
-    """Return whether an open file is the one at this path."""
+    """Return True if an open file is the one at this path."""
     mine = os.fstat(descriptor)
     with contextlib.suppress(FileNotFoundError):
         found = os.stat(path, follow_symlinks=False)
@@ -642,7 +642,7 @@ def _is_at(descriptor: int, path: pathlib.Path) -> bool:
 
 
 def _is_alive(pid: int) -> bool:
-    """Return whether another process has this number."""
+    """Return True if another process has this number."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -341,7 +341,7 @@ class HashedKeys(Protocol):
         """Return the numbers of the rows whose keys have the hash of this one; None where that cannot be read."""
 
     def is_whole(self) -> bool:
-        """Return whether the file is as the manifest says: all of it is read, once."""
+        """Return True if the file is as the manifest says: all of it is read, once."""
 
     def key_of(self, shard: int, record: int) -> str:
         """Return the key of a record, by the number of its shard in the split and its number there."""
@@ -429,7 +429,7 @@ class SplitIndex:
         return None if number is None else RecordPlace(row, shard, number)
 
     def _has_key(self, place: RecordPlace, key: RecordKey, *, is_read: bool) -> bool:
-        """Return whether the record at a place has a key: the record knows, and so does the index file."""
+        """Return True if the record at a place has a key: the record knows, and so does the index file."""
         assert self._hashed is not None, "it has found the place"
         if place.shard in self._places:
             return True

@@ -234,7 +234,7 @@ class _ListedFile:
         return digest_file(path)
 
     def is_whole(self, path: str | os.PathLike[str]) -> bool:
-        """Return whether a file holds exactly the bytes of this entry; raises as `checksum_of` does."""
+        """Return True if a file holds exactly the bytes of this entry; raises as `checksum_of` does."""
         return os.stat(path).st_size == self.num_bytes and self.checksum_of(path) == self.checksum
 
 
@@ -956,7 +956,7 @@ _DIGEST_LINE = b'\n "digest": "%b",'
 
 
 def _has_its_digest(content: bytes) -> bool:
-    """Return whether the content of a manifest's file is what `render` gave, bit by bit, without rendering it again."""
+    """Return True if the content of a manifest's file is what `render` gave, bit by bit, without rendering it again."""
     start = content.find(b"\n", content.find(_LINE_BEFORE) + 1)
     end = start + len(_DIGEST_LINE % bytes(32))
     digest = xxhash.xxh3_128(content[:start])
@@ -965,7 +965,7 @@ def _has_its_digest(content: bytes) -> bool:
 
 
 def is_manifest(content: bytes) -> bool:
-    """Return whether the content of a file was a manifest of datamat, whatever has become of it."""
+    """Return True if the content of a file was a manifest of datamat, whatever has become of it."""
     return b'"datamat_manifest"' in content
 
 

@@ -39,7 +39,7 @@ _PLAIN = {bool, int, float, type(None)}
 
 
 def looks_like_path(text: str) -> bool:
-    """Return whether a text may be a path, so that asking the file system for it is worthwhile."""
+    """Return True if a text may be a path, so that asking the file system for it is worthwhile."""
     return 0 < len(text) < _LONGEST_PATH and bool(_LIKE_PATH.search(text)) and not _NO_PATH.search(text)
 
 

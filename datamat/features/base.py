@@ -76,7 +76,7 @@ _NO_NUMBERS = {"string", "bytes", "object"}
 
 
 def holds_numbers(dtype: str) -> bool:
-    """Return whether values of a dtype, as `Feature.value_type` names it, are numbers or arrays of them."""
+    """Return True if values of a dtype, as `Feature.value_type` names it, are numbers or arrays of them."""
     return dtype not in _NO_NUMBERS
 
 
@@ -217,7 +217,7 @@ def as_bfloat16(numbers: np.ndarray) -> np.ndarray:
 
 
 def is_number_dtype(dtype: np.dtype[Any]) -> bool:
-    """Return whether an array of a dtype holds numbers, truth values or times; ml_dtypes' floats are of kind "V"."""
+    """Return True if an array of a dtype holds numbers, truth values or times; ml_dtypes' floats are of kind "V"."""
     return dtype.kind in "biufcmM" or (dtype.kind == "V" and dtype.type is not np.void)
 
 
@@ -516,7 +516,7 @@ class Feature(abc.ABC):
         return {part: gathered([row[part] for row in rows], one.kind) for part, one in types.items()}
 
     def encodes_many(self) -> bool:
-        """Return whether `encode_many` was overridden, and not left behind by a subclass with another `encode`."""
+        """Return True if `encode_many` was overridden, and not left behind by a subclass with another `encode`."""
         return type(self).encode_many is not Feature.encode_many
 
     def decode_into(self, stored: Any, out: np.ndarray | None, *, are_intact: bool = False) -> Any:
@@ -531,7 +531,7 @@ class Feature(abc.ABC):
         return self.decode(stored)
 
     def is_ragged(self) -> bool:
-        """Return whether a batch holds the values as a list, even where they could be one array."""
+        """Return True if a batch holds the values as a list, even where they could be one array."""
         dtype, shape = self.value_type()
         return None in shape or not holds_numbers(dtype)
 
@@ -550,7 +550,7 @@ class Feature(abc.ABC):
         return None
 
     def decodes_many(self) -> bool:
-        """Return whether `decode_many` was overridden, and not left behind by a subclass with another `decode`."""
+        """Return True if `decode_many` was overridden, and not left behind by a subclass with another `decode`."""
         return type(self).decode_many is not Feature.decode_many
 
     # ---------------------------------------------------------------- statistics
@@ -663,7 +663,7 @@ _FIELD = "the field"
 
 
 def is_of_kind(value: Any, kind: Kind) -> bool:
-    """Return whether a value is a column of one record of some kind."""
+    """Return True if a value is a column of one record of some kind."""
     if kind == "bytes":
         return isinstance(value, bytes)
     if kind == "bytes_list":
@@ -672,7 +672,7 @@ def is_of_kind(value: Any, kind: Kind) -> bool:
 
 
 def is_block_of_kind(values: Any, kind: Kind) -> bool:
-    """Return whether values are a column of n records of some kind: of numbers also an array (n,) or (n, k)."""
+    """Return True if values are a column of n records of some kind: of numbers also an array (n,) or (n, k)."""
     if kind == "bytes":
         return isinstance(values, Sequence) and set(map(type, values)) <= {bytes}
     if kind == "bytes_list":

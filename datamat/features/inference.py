@@ -119,7 +119,7 @@ def _of_dict(name: str, value: dict[Any, Any]) -> Any:
 
 
 def _is_no_json(value: Any) -> bool:
-    """Return whether JSON would make another of it: an array, bytes, a time, or a dict or list of dicts with one."""
+    """Return True if JSON would make another of it: an array, bytes, a time, or a dict or list of dicts with one."""
     if isinstance(value, dict):
         return any(map(_is_no_json, value.values()))
     if isinstance(value, (list, tuple)):

@@ -54,11 +54,11 @@ class Geometry(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has the target 'points', and does not define with_points")
 
     def needs_every_point(self) -> bool:
-        """Return whether `with_points` cannot do without a point that left the image."""
+        """Return True if `with_points` cannot do without a point that left the image."""
         return False
 
     def may_lose_rows(self) -> bool:
-        """Return whether `with_points` may drop rows of a value."""
+        """Return True if `with_points` may drop rows of a value."""
         return False
 
 

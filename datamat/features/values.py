@@ -798,14 +798,14 @@ def _dtype_of_ids(vocab_size: int | None) -> str:
 
 
 def _are_flat(values: Any) -> bool:
-    """Return whether each value of a column of a block, all of which are arrays, has one dimension."""
+    """Return True if each value of a column of a block, all of which are arrays, has one dimension."""
     if isinstance(values, RaggedColumn):
         return values.values.ndim == 1
     return values.ndim == 2 if isinstance(values, np.ndarray) else all(value.ndim == 1 for value in values)
 
 
 def _is_raw_by_default(shape: Shape, dtype: str) -> bool:
-    """Return whether numbers of a shape are stored as bytes where the declaration leaves it open.
+    """Return True if numbers of a shape are stored as bytes where the declaration leaves it open.
 
     Lists of wider integers, (None,), stay numbers: most are ids or counts, which varints hold in one to three bytes. As
     bytes, tokens below 50,000 would take 1.3 to 2.1 times the space in int32, 2 to 4.1 times in int64, for a third of
@@ -827,7 +827,7 @@ _LEAST_PIXELS, _LEAST_MAP = 8, 16  # a dimension that is smaller is not one of a
 
 
 def _looks_like_pixels(shape: Shape) -> bool:
-    """Return whether arrays of a shape are maps, volumes or frames, which one looks at, rather than numbers."""
+    """Return True if arrays of a shape are maps, volumes or frames, which one looks at, rather than numbers."""
     if len(shape) == 2:
         return all(size is not None and size >= _LEAST_MAP for size in shape)
     sizes = list(shape)
@@ -879,7 +879,7 @@ def _scalar_of(feature: Feature, value: Any, dtype: np.dtype[Any]) -> np.ndarray
 
 
 def _is_changed(value: Any, found: np.ndarray) -> bool:
-    """Return whether conversion changed a number; the declaration permits rounding a float, and nothing else."""
+    """Return True if conversion changed a number; the declaration permits rounding a float, and nothing else."""
     if isinstance(value, int):
         return bool(found.item() != value)
     return bool(np.isfinite(value) and not np.isfinite(found))

@@ -555,5 +555,5 @@ _DENIED = frozenset({"PermissionDeniedError", "UnauthenticatedError"})
 
 
 def _is_unsupported(text: str) -> bool:
-    """Return whether a store says that it does not know a condition."""
+    """Return True if a store says that it does not know a condition."""
     return " 501 " in text or "NotImplemented" in text

@@ -357,7 +357,7 @@ class UrlPath:
 
 
 def _is_absent(error: Exception) -> bool:
-    """Return whether an error says that there is no such file; of a server that is down, it does not."""
+    """Return True if an error says that there is no such file; of a server that is down, it does not."""
     if (status := status_of(error)) is not None:
         return status in {404, 410}
     return isinstance(error, FileNotFoundError) and all(

@@ -47,7 +47,7 @@ _jitter = random.SystemRandom()
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether what failed may succeed when it is tried again: not where something is missing or forbidden."""
+    """Return True if what failed may succeed when it is tried again: not where something is missing or forbidden."""
     chain = list(chain_of(error))
     if (status := status_of(error)) is not None:
         return status in _SOON or (status >= 500 and status not in _NEVER)
@@ -101,7 +101,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Return whether a host did not answer at all, and this machine is not to blame, as when it has no network."""
+    """Return True if a host did not answer at all, and this machine is not to blame, as when it has no network."""
     for one in chain_of(error):
         if isinstance(one, socket.gaierror):
             return one.errno != socket.EAI_AGAIN

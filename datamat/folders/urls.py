@@ -41,7 +41,7 @@ _URL = re.compile(r"[A-Za-z][\w+.-]+(://|::)|(?i:data):[\w/+.-]*[;,]")  # at lea
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a URL for fsspec.
+    """Return True if a path is a URL for fsspec.
 
     Args:
         path: path or URL.
@@ -129,7 +129,7 @@ def _origin_of(url: str) -> str:
 
 
 def _begins_with(url: str, place: str) -> bool:
-    """Return whether a URL is at a place, or below it: `https://a.example` does not stand for `https://a.example.org`."""
+    """Return True if a URL is at a place, or below it: `https://a.example` does not stand for `https://a.example.org`."""
     below = place.partition("://")[2].partition("/")[2].rstrip("/")
     path = url.partition("://")[2].partition("/")[2]
     return _origin_of(url) == _origin_of(place) and f"{path}/".startswith(f"{below}/" if below else "")
@@ -234,7 +234,7 @@ def redacted(text: str, url: str, options: Mapping[str, Any]) -> str:
 
 
 def is_inline(url: str) -> bool:
-    """Return whether a URL is itself the file: `data:image/png;base64,...`."""
+    """Return True if a URL is itself the file: `data:image/png;base64,...`."""
     return url[:5].lower() == "data:"
 
 

@@ -767,7 +767,7 @@ def _bytes_field(values: Sequence[bytes]) -> tuple[_Field | _Run, _Size]:
 
 
 def _is_wide(lengths: NDArray[np.int64]) -> bool:
-    """Return whether values of these lengths would make a matrix of mostly gaps, or one that takes long to copy."""
+    """Return True if values of these lengths would make a matrix of mostly gaps, or one that takes long to copy."""
     width, total = int(lengths.max()), int(lengths.sum())
     return total > _WIDE_BYTES * len(lengths) or width * len(lengths) > 2 * total + 64 * len(lengths)
 

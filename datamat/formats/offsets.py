@@ -149,7 +149,7 @@ class Offsets:
 
 
 def _is_table(text: str, num_columns: int) -> bool:
-    """Return whether every line is `num_columns` runs of digits, separated by single spaces, and ends in a newline."""
+    """Return True if every line is `num_columns` runs of digits, separated by single spaces, and ends in a newline."""
     try:
         raw = np.frombuffer(text.encode("ascii"), np.uint8)
     except UnicodeEncodeError:

@@ -371,7 +371,7 @@ class _PartFile(io.RawIOBase):
 
 
 def _is_paged(column: ArrowColumn) -> bool:
-    """Return whether values of a column get pages of their own; those that are null or in lists begin with levels."""
+    """Return True if values of a column get pages of their own; those that are null or in lists begin with levels."""
     return (
         column.storage.is_large
         and column.stored.dtype == "binary"
@@ -385,7 +385,7 @@ def _codec(column: ArrowColumn) -> str:
 
 
 def _has_dictionary(column: ArrowColumn) -> bool:
-    """Return whether pages hold a column of small values by a dictionary; the others are plain.
+    """Return True if pages hold a column of small values by a dictionary; the others are plain.
 
     All readers know these two; Daft and fastparquet do not know pyarrow's others. Parquet's narrowest integers have 32
     bits: Zstandard leaves 1.4 bytes per number of 8-bit noise, and with a dictionary of 256 numbers 1.0.

@@ -567,7 +567,7 @@ def _record(members: Mapping[str, bytes], fields: _Fields) -> dict[str, Column]:
 
 
 def _is_one(stored: ArrowType) -> bool:
-    """Return whether a column holds one value or none, and not a list."""
+    """Return True if a column holds one value or none, and not a list."""
     return stored.is_nullable and (stored.holds_numbers or not stored.sizes)
 
 

@@ -883,7 +883,7 @@ def register_iterable(kind: type) -> None:
 
 
 def _reads_in_one_go(window: Any) -> bool:
-    """Return whether an order reads each shard in one go, given its window; that of a mix is a list."""
+    """Return True if an order reads each shard in one go, given its window; that of a mix is a list."""
     return all(map(_reads_in_one_go, window)) if isinstance(window, list) else window is not None
 
 

@@ -441,7 +441,7 @@ def _clear(path: pathlib.Path) -> None:
 
 
 def _used_now(copy: pathlib.Path, num_bytes: int) -> bool:
-    """Return whether a copy exists and has its size, and mark it as used now."""
+    """Return True if a copy exists and has its size, and mark it as used now."""
     try:
         found = copy.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_size != num_bytes:

@@ -244,7 +244,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return len(self._records.positions)
 
     def __contains__(self, key: object) -> bool:
-        """Return whether a record has this key."""
+        """Return True if a record has this key."""
         return isinstance(key, str) and self._selection.place_of(self._records.positions_of(key)) is not None
 
     def keys(self) -> list[str]:

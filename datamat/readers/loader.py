@@ -348,7 +348,7 @@ class _BatchColumn:
 
 
 def _is_array(value: Any) -> bool:
-    """Return whether a value is a number, or an array or tensor of numbers."""
+    """Return True if a value is a number, or an array or tensor of numbers."""
     if isinstance(value, (bool, int, float, complex, np.number, np.bool_)):
         return True
     if isinstance(value, np.ndarray):

@@ -376,13 +376,13 @@ class _Said(NamedTuple):
 
 
 def _is_of(other: str, name: str) -> bool:
-    """Return whether one field is named after another, as `box_labels` after `boxes`."""
+    """Return True if one field is named after another, as `box_labels` after `boxes`."""
     stem = name.rpartition("/")[2].rstrip("s").removesuffix("e")
     return stem in other.rpartition("/")[2]
 
 
 def _is_row(value: Any) -> bool:
-    """Return whether a value is a list of numbers, texts or other things that are no lists, and not empty."""
+    """Return True if a value is a list of numbers, texts or other things that are no lists, and not empty."""
     if isinstance(value, np.ndarray):
         return value.ndim == 1 and bool(len(value))
     return isinstance(value, list) and bool(value) and not any(isinstance(one, (list, np.ndarray)) for one in value)
@@ -571,7 +571,7 @@ def _looked_at(samples: Iterable[Mapping[str, Any]], features: Features, opacity
 
 
 def _is_wide(sample: Mapping[str, Any], features: Features) -> bool:
-    """Return whether the main picture of a sample is a strip."""
+    """Return True if the main picture of a sample is a strip."""
     values = features.nesting.split(sample)
     drawn = {name: preview_of(feature) for name, feature in features.items() if values.get(name) is not None}
     pictures = {name: preview for name, preview in drawn.items() if preview and preview.preview == "image"}

@@ -373,7 +373,7 @@ class _KeysFile:
             return None
 
     def is_whole(self) -> bool:
-        """Return whether the file is as the manifest says; all of it is read, once: 1 ms for a million rows."""
+        """Return True if the file is as the manifest says; all of it is read, once: 1 ms for a million rows."""
         if self._is_whole is None:
             assert self._info is not None, "otherwise there is no file"
             assert self._file is not None, "it was asked"
@@ -577,7 +577,7 @@ class ShardOpener:
         return path
 
     def _wants_copy(self, store: ShardStore, info: ShardInfo) -> tuple[bool, Download | None]:
-        """Return whether to wait for a copy of a shard, and the download to read from until then."""
+        """Return True if to wait for a copy of a shard, and the download to read from until then."""
         if store.copy_of(info) is not None or self._loaded.here is not None or not self._format.reads_ranges:
             return True, None
         download = None if self.fetcher is None else self.fetcher.running(info)

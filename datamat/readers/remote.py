@@ -223,7 +223,7 @@ class Download:
             return not self.is_over
 
     def reaches(self, stop: int) -> bool:
-        """Return whether the bytes up to `stop` are there; wait for them if they are near, and while they come."""
+        """Return True if the bytes up to `stop` are there; wait for them if they are near, and while they come."""
         with self._changed:
             while stop > self._num_bytes:
                 before = self._num_bytes

@@ -483,7 +483,7 @@ class Selection:
         return Selection(make)
 
     def is_all(self, total: int) -> bool:
-        """Return whether these are all positions, in order."""
+        """Return True if these are all positions, in order."""
         return self.positions == range(total) if isinstance(self.positions, range) else False
 
     @functools.cached_property
@@ -609,7 +609,7 @@ def kept_by_row(
 
 
 def _is_true(condition: Callable[[dict[str, Any]], Any], sample: dict[str, Any]) -> bool:
-    """Return whether a function is true of a sample or row, which it may write to.
+    """Return True if a function is true of a sample or row, which it may write to.
 
     Raises:
         SampleError: the function raised, or returned what is neither true nor false.

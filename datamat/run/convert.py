@@ -246,7 +246,7 @@ def _first_samples(dataset: ShardedDataset, errors: ErrorPolicy) -> Iterator[Map
 
 
 def _fits(declared: Any, name: str, sample: Mapping[str, Any]) -> bool:
-    """Return whether a value is as declared."""
+    """Return True if a value is as declared."""
     if declared is None:
         return False
     try:
@@ -257,7 +257,7 @@ def _fits(declared: Any, name: str, sample: Mapping[str, Any]) -> bool:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal to the bit, as they must be to be stored alike."""
+    """Return True if two values are equal to the bit, as they must be to be stored alike."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray) and one.dtype != object:

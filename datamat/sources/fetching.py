@@ -72,10 +72,10 @@ class Fetcher(abc.ABC):
 
     @abc.abstractmethod
     def is_absent(self, path: str) -> bool:
-        """Return whether a file has to be fetched."""
+        """Return True if a file has to be fetched."""
 
     def stays(self, path: str) -> bool:
-        """Return whether a file is here, and never dropped."""
+        """Return True if a file is here, and never dropped."""
         return False
 
     def lacks(self, path: str) -> int:
@@ -130,7 +130,7 @@ def sent(kind: type[Any], *args: Any) -> Any:
 
 
 def fetches_files() -> bool:
-    """Return whether this process fetches files of a source behind a URL, or of URLs in rows."""
+    """Return True if this process fetches files of a source behind a URL, or of URLs in rows."""
     return bool(_active)
 
 

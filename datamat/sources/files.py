@@ -112,7 +112,7 @@ def refuse_output_in(place: str, takes: Callable[[str], bool]) -> None:
 
 
 def output_lies_in(place: str) -> bool:
-    """Return whether the run that lists its source has its output below a folder, or that of a glob pattern."""
+    """Return True if the run that lists its source has its output below a folder, or that of a glob pattern."""
     folder = os.path.realpath(re.split(r"/[^/]*[*?[]", place, maxsplit=1)[0])
     return any(path.startswith(os.path.join(folder, "")) for path in _outputs.get())
 
@@ -180,7 +180,7 @@ def note_files(
 
 
 def follows_links() -> bool:
-    """Return whether links that lead out of the source are followed now."""
+    """Return True if links that lead out of the source are followed now."""
     return _follows.get()
 
 
@@ -294,7 +294,7 @@ class SourceFiles:
 
 
 def may_be_input(path: str, source: str) -> bool:
-    """Return whether a text is the path of a file, or of a folder in the source: nobody means to read others whole."""
+    """Return True if a text is the path of a file, or of a folder in the source: nobody means to read others whole."""
     full = os.path.join(source, path)
     return os.path.isfile(full) or (_is_below(full, source) and os.path.isdir(full))
 

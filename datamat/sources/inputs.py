@@ -133,7 +133,7 @@ class InputFinder:
         beside: Sequence[RowField],
         has_files: bool,
     ) -> bool:
-        """Return whether a field names folders whose files are the sample, not a folder of samples, or a class.
+        """Return True if a field names folders whose files are the sample, not a folder of samples, or a class.
 
         A mere name counts only where rows have no other files: "cat" may be a class, and a folder, too.
         """

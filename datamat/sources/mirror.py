@@ -298,7 +298,7 @@ class SourceMirror(Fetcher):
         return part, digest.hexdigest()
 
     def _is_as_listed(self, name: str, part: str, wanted: os.stat_result, digest: str) -> bool:
-        """Return whether a file has the size and the version of its placeholder."""
+        """Return True if a file has the size and the version of its placeholder."""
         if os.path.getsize(part) != wanted.st_size:
             return False
 

@@ -138,7 +138,7 @@ class Texts(Sequence[str]):
         return np.fromiter(map(xxhash.xxh3_64_intdigest, self.pieces()), np.uint64, len(self))
 
     def are_plain(self) -> bool:
-        """Return whether all are made of ASCII letters, digits, `_`, `-` and `.`, but no `..`, and none is empty.
+        """Return True if all are made of ASCII letters, digits, `_`, `-` and `.`, but no `..`, and none is empty.
 
         Then each is a key as it is.
         """

@@ -223,7 +223,7 @@ def url_folder(output: str | os.PathLike[str], scratch: str | os.PathLike[str] |
 
 
 def is_path_of_url(paths: Sequence[str]) -> bool:
-    """Return whether one of some paths is that of a URL of a row."""
+    """Return True if one of some paths is that of a URL of a row."""
     return any(isinstance(files, UrlFiles) for path in paths for files, _ in behind(path))
 
 
@@ -277,12 +277,12 @@ def _begins_as_page(path: str) -> bool:
 
 
 def is_page(head: bytes) -> bool:
-    """Return whether the first bytes of a file are those of a page, and not of other XML."""
+    """Return True if the first bytes of a file are those of a page, and not of other XML."""
     return _PAGE.match(head) is not None
 
 
 def is_page_by_name(url: str) -> bool:
-    """Return whether a URL says that it is that of a page."""
+    """Return True if a URL says that it is that of a page."""
     return lasting(url).partition("?")[0].lower().endswith((".html", ".htm"))
 
 

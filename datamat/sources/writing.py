@@ -486,7 +486,7 @@ class _Long:
 
 
 def _are_exact(values: Sequence[Any]) -> bool:
-    """Return whether floats hold these integers without loss."""
+    """Return True if floats hold these integers without loss."""
     return all(-_EXACT <= value <= _EXACT for value in values)
 
 

@@ -54,7 +54,7 @@ def _lists_in_dicts(features: Features, values: Mapping[str, Any]) -> Iterator[t
 
 
 def _is_list(feature: Feature) -> bool:
-    """Return whether values have any number of items, and are no pictures."""
+    """Return True if values have any number of items, and are no pictures."""
     preview = preview_of(feature)
     shape = feature.value_type()[1]
     return bool(shape) and shape[0] is None and (preview is None or preview.preview == "outlines")
