@@ -312,7 +312,7 @@ def test_status_of_a_store_that_is_being_written(source, bucket):
 
     status = read_status(bucket.url, storage_options=bucket.options)
     assert status.state == "unfinished"
-    assert "process 7 on elsewhere began to write there last: whether" in status.note
+    assert "process 7 on elsewhere began to write there last; a store does not show" in status.note
 
 
 def test_status_of_anything_else(bucket):
