@@ -313,7 +313,7 @@ def test_what_cannot_be_inspected_is_refused(tmp_path):
         describe(written(tmp_path / "x.json", json.dumps({"a": 1} | {str(n): n for n in range(99)}).encode()))
     with pytest.raises(OutputError, match=r"holds no manifest\.json"):
         describe(tmp_path)
-    with pytest.raises(OutputError, match=r"is no file of records, .* correct the path"):
+    with pytest.raises(OutputError, match=r"is not a file of records, .* correct the path"):
         describe(tmp_path / "nothing")
     with pytest.raises(OptionError, match="records is -1"):
         describe(tmp_path, records=-1)

@@ -532,7 +532,7 @@ def test_commands_that_read_take_a_url(stored, capsys):
         (["verify", "URL/nothing"], "holds no manifest.json; correct the path or URL, or finish its run"),
         (["convert", "URL/nothing", "--format", "parquet"], "holds no manifest.json; correct the path or URL"),
         (["convert", "URL", "--shards", "3", "--output", "URL/inside"], "give another URL"),
-        (["describe", "URL/nothing"], "is no file of records, and holds no manifest.json; correct the path"),
+        (["describe", "URL/nothing"], "is not a file of records, and has no manifest.json; correct the path"),
         (["preview", "URL/nothing"], "holds no manifest.json; correct the path or URL"),
         (["verify", "s3://nowhere/out"], "no such bucket"),
         (["verify", "URL", "--sample", "0.5"], "name the JOB in place of the directory"),
