@@ -304,7 +304,7 @@ def damaged(data):
 
 NOISE = [np.random.default_rng(number).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8) for number in range(12)]
 BROKEN = {
-    "nothing": (b"", "0 bytes are no video; want a whole MP4, MOV, WebM"),
+    "nothing": (b"", "0 bytes are not a video; want a complete MP4, MOV, WebM"),
     "text": (b"no video at all, but some text", "30 bytes are no video"),
     "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(600), "bytes are no video"),
     "a playlist": (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", "bytes are no video"),
