@@ -263,7 +263,7 @@ def test_lock_holder_is_reported_without_disturbing_it(tmp_path):
         (b"\x80\x04\x95", "is not JSON"),
         (b'{"a": 1, "a": 2}', "the name 'a' stands twice"),
         (b'{"a": NaN}', "NaN is not a JSON number"),
-        (b'{"a": -Infinity}', "-Infinity is no number"),
+        (b'{"a": -Infinity}', "-Infinity is not a JSON number"),
         (b"\xff{}", "is not JSON"),
         (b"[" * 100_000, "nested too deeply"),
         (b"1" * 10_000, "is not JSON"),

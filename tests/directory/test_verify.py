@@ -409,7 +409,7 @@ def test_files_of_others_are_ignored(copied):
         ),
         (
             lambda features: features["image"].update(shape=[None, None, 1]),
-            "is not as .*'image': png with",
+            "does not match .*'image': png with",
         ),
     ],
 )

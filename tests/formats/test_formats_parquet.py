@@ -536,7 +536,7 @@ def test_part_without_its_footer_is_refused(tmp_path, change):
         "metadata": data[:-40] + b"\xff" * 32 + data[-8:],
     }[change]
 
-    with pytest.raises(CorruptDataError, match=r"bytes 0 to \d+ are no Parquet file: "):
+    with pytest.raises(CorruptDataError, match=r"bytes 0 to \d+ are not a Parquet file: "):
         shard_format.trailer(io.BytesIO(data), [(0, len(data))])
 
 
