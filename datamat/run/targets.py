@@ -160,8 +160,8 @@ def refuse_own_source(job: Job) -> None:
             is_inside = _is_below(source, os.path.realpath(job.output))
         if is_inside:
             raise OutputError(
-                f"output {job.place} is, or holds, the source {source}, and a run could overwrite it; give an output "
-                "outside of the source"
+                f"output {job.place} is, or holds, the source {source}, and a run could overwrite it; choose an output "
+                "outside the source"
             )
 
 
@@ -206,5 +206,5 @@ def _refuse_inputs_in(output: pathlib.Path, planned: PlannedJob) -> None:
         raise OutputError(
             f"{output} holds input files of {count_of(len(keys), 'row')} ({join_problems(keys)}), so that the output "
             "would be "
-            "its own source; give an output outside of the source"
+            "its own source; choose an output outside the source"
         )
