@@ -94,7 +94,7 @@ def test_directory_without_a_dataset_gives_two(tmp_path, capsys, place):
 
 def test_file_that_is_not_there_gives_two(tmp_path, capsys):
     assert main(["describe", f"{tmp_path}/nothing"]) == 2
-    assert f"datamat: {tmp_path}/nothing is no file of records, and holds no manifest.json" in capsys.readouterr().err
+    assert f"datamat: {tmp_path}/nothing is not a file of records, and has no manifest.json" in capsys.readouterr().err
 
 
 def test_json_has_the_error_of_a_job(tmp_path, capsys, monkeypatch):

@@ -364,7 +364,7 @@ def _directory(data: bytes, order: str, start: int, name: str) -> tuple[_Tags, i
 
 
 def _has_pages(data: bytes, order: str, start: int, name: str) -> bool:
-    """Return whether a later directory holds another image, and not a smaller version of the first."""
+    """Return True if a later directory holds another image, and not a smaller version of the first."""
     seen = set[int]()
     while start and start not in seen:
         seen.add(start)

@@ -334,7 +334,7 @@ def check_pixels(data: bytes, *, name: str = "") -> None:
 
 
 def can_keep_image(info: ImageInfo, *, channels: int = 3, dtype: str = "uint8") -> bool:
-    """Return whether encoded bytes may be stored as they are: whether all decoders read the same `channels` from them.
+    """Return True if encoded bytes may be stored as they are: whether all decoders read the same `channels` from them.
 
     A grey file may serve as RGB, because every decoder can repeat its channel. Decoders disagree on EXIF orientation,
     which cv2 applies and TensorFlow and Pillow do not, and on palettes, small depths, transparent colours, inks and
@@ -357,7 +357,7 @@ def can_keep_image(info: ImageInfo, *, channels: int = 3, dtype: str = "uint8") 
 
 
 def can_keep_mask(info: ImageInfo, *, dtype: str = "uint8") -> bool:
-    """Return whether encoded bytes may be stored as a mask: an upright grey PNG of as many bits as the dtype.
+    """Return True if encoded bytes may be stored as a mask: an upright grey PNG of as many bits as the dtype.
 
     Of other files, some decoders return palette colours, or scale 1, 2 and 4 bits up to 255.
     """

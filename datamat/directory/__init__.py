@@ -1,1 +1,1 @@
-"""What a finished directory is on disk: files, keys, manifest, ledger, sidecars; and how it is verified."""
+"""A finished directory on disk: files, keys, manifest, ledger, sidecars, and their verification."""

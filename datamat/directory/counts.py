@@ -1,4 +1,4 @@
-"""How many rows, records and bytes there are in a part, a shard, a directory, or in what a run has done."""
+"""Counts of rows, records and bytes in a part, a shard, a directory or a run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["Counts"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers of rows, records and bytes, which are carried and added as one.
+    """Numbers of rows, records and bytes, which are added together.
 
     Attributes:
         num_rows: input rows.
         num_failed: rows among them that failed.
-        num_dropped: rows among them that were left out on purpose.
-        num_dropped_records: records that were left out on purpose, from rows that gave others.
-        num_records: records that the others gave.
+        num_dropped: rows among them that were intentionally left out.
+        num_dropped_records: records that were intentionally left out from rows that gave others.
+        num_records: records of the other rows.
         num_bytes: size of these records in all formats.
     """
 
@@ -30,15 +30,15 @@ class Counts:
 
     @classmethod
     def of(cls, *counted: Any) -> Counts:
-        """Return the sum of what parts, shards, events or other counts have under these names."""
+        """Return the sum of the counts of parts, shards, events or other objects with these attributes."""
         return cls(*(sum(getattr(one, field.name) for one in counted) for field in dataclasses.fields(cls)))
 
     def by_name(self) -> dict[str, Any]:
-        """Return the numbers by name, for what has fields of these names."""
+        """Return the numbers by name, for classes with fields of these names."""
         return dataclasses.asdict(self)
 
     def to_ledger(self) -> dict[str, int]:
-        """Return the numbers as the ledger has them: rows that were left out only where there are any."""
+        """Return the numbers for the ledger: dropped rows only if there are any."""
         found = {"rows": self.num_rows, "failed": self.num_failed, "dropped": self.num_dropped}
         found |= {"records": self.num_records, "bytes": self.num_bytes}
         return {name: count for name, count in found.items() if count or name != "dropped"}

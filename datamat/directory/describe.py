@@ -1,4 +1,4 @@
-"""What a file of records holds, whoever wrote it: its fields, their types, and samples."""
+"""Describe a file of records from any writer: its fields, their types, and samples."""
 
 from __future__ import annotations
 
@@ -51,30 +51,30 @@ __all__ = [
 
 # ---------------------------------------------------------------- findings
 #
-# What the values of one field have in common: kind, lengths, range, images and their sizes, text.
+# Common properties of the values of a field: kind, lengths, range, images and their sizes, text.
 #
-# Values are examined one record at a time and dropped, so that memory stays at a few numbers per field. Of an image
-# only the header is read.
+# Values are examined one record at a time and dropped, so that memory stays at a few numbers per field. Only the header
+# of an image is read.
 
 
-_MOST_VALUES = 16  # distinct integers that are listed one by one; of more, only the range is given
+_MOST_VALUES = 16  # up to this many distinct integers are listed; otherwise only the range is given
 _MOST_SHOWN = 60
 _PICTURE_STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"BM")
 _ANY_SIZE = 1 << 62
-_MOST_INDEX_BYTES = 1 << 28  # of the index behind a URL, which is compared only if it has no more
+_MOST_INDEX_BYTES = 1 << 28  # largest index behind a URL that is compared
 
 
 @frozen()
 class ColumnProfile:
-    """What `describe` found in one field.
+    """The findings of `describe` about one field.
 
     Attributes:
         name: name of the field.
         kind: "image", "text", "bytes", or the name of a numpy dtype.
-        num_records: number of examined records that hold the field.
+        num_records: number of examined records with the field.
         lengths: smallest and largest number of values in one record.
-        details: range, sizes and encodings, in words.
-        feature: feature that can hold every value; None if bytes are neither images nor text, or there is no value.
+        details: description of range, sizes and encodings.
+        feature: feature that can hold every value; None if bytes are neither images nor text, or there are no values.
     """
 
     name: str
@@ -114,7 +114,7 @@ class ColumnProfiler:
                 self._add_bytes(value)
 
     def found(self) -> ColumnProfile:
-        """Return what was found."""
+        """Return the findings."""
         kind = self._kind()
         lengths = self._lengths.bounds
         return ColumnProfile(
@@ -173,7 +173,7 @@ class ColumnProfiler:
 
 
 def picture_of(value: bytes) -> ImageInfo | None:
-    """Return the header of an encoded image, or None where the bytes are no image that datamat reads."""
+    """Return the header of an encoded image; None if the bytes are not an image that datamat reads."""
     if not value.startswith(_PICTURE_STARTS):
         return None
     try:
@@ -183,7 +183,7 @@ def picture_of(value: bytes) -> ImageInfo | None:
 
 
 def preview_values(values: Sequence[bytes] | np.ndarray) -> str:
-    """Return the values of one field of one record as text to display, shortened where they are long."""
+    """Return the values of one field of one record as text, shortened if long."""
     if isinstance(values, np.ndarray):
         few = ", ".join(f"{value:g}" if values.dtype.kind == "f" else str(value) for value in values[:8].tolist())
         more = f", ... ({count_of(len(values), 'value')})" if len(values) > 8 else ""
@@ -273,24 +273,24 @@ def _shown_bytes(value: bytes) -> str:
 
 # ---------------------------------------------------------------- messages
 #
-# What the payload of a record is: `tf.train.Example`, `tf.train.SequenceExample`, or something else, from any writer.
+# The kind of a record's payload: `tf.train.Example`, `tf.train.SequenceExample`, or something else, from any writer.
 #
-# Nothing in a TFRecord or ArrayRecord file says what its payloads are. A payload is taken for a message only where
-# every byte of its outer structure reads as one (tensorflow/core/example/example.proto); anything else is raw.
+# TFRecord and ArrayRecord files do not declare their payloads. A payload counts as a message only if every byte of its
+# outer structure parses as one (tensorflow/core/example/example.proto); anything else is raw.
 
 
 EXAMPLE, SEQUENCE, RAW = "tf.train.Example", "tf.train.SequenceExample", "raw payload"
 
 Values: TypeAlias = "Sequence[bytes] | np.ndarray"
-"""What one field of a record holds: several bytes values, or a 1-D array of numbers."""
+"""The values of one field of a record: a list of bytes, or a 1-D array of numbers."""
 
 _LISTS = 2  # SequenceExample { Features context = 1; FeatureLists feature_lists = 2; }
 
 
 def parse_payload(payload: bytes, *, joins_steps: bool = True) -> tuple[str, Mapping[str, Any]]:
-    r"""Return what a payload is and its fields.
+    r"""Return the kind of a payload and its fields.
 
-    A feature list is the field `NAME[]`: the values of all its steps one after another, or a tuple of the values of
+    A feature list becomes the field `NAME[]`: the values of all its steps concatenated, or a tuple of the values of
     each step. A raw payload is one field without a name.
 
     Example:
@@ -313,10 +313,10 @@ def parse_payload(payload: bytes, *, joins_steps: bool = True) -> tuple[str, Map
 
 
 def _message_fields(data: bytes) -> set[int]:
-    """Return the numbers of the outer fields; none where one is not a map of names.
+    """Return the numbers of the outer fields; empty if one is not a map of names.
 
     Raises:
-        CorruptDataError: it is no message at all.
+        CorruptDataError: it is not a message at all.
     """
     numbers = set()
     for number, wire_type, start, stop in fields(data, 0, len(data)):
@@ -347,7 +347,7 @@ def _feature_lists(data: bytes) -> dict[str, tuple[Values, ...]]:
 
 
 def _feature(data: bytes) -> Values:
-    """Decode one Feature, as the only one of an Example."""
+    """Decode one Feature, as if alone in an Example."""
     value = b"\x12" + varint(len(data)) + data
     entry = b"\x0a" + varint(len(value)) + value
     return _columns(b"\x0a" + varint(len(entry)) + entry)[""]
@@ -367,47 +367,46 @@ def _joined(steps: Sequence[Values]) -> Values:
 
 # ---------------------------------------------------------------- inspection
 #
-# What is in a file of records, whoever wrote it: how many, with which fields, and whether it is whole.
+# The content of a file of records from any writer: number of records, fields, and damage.
 #
 #     first bytes ──> which format ──> records, one at a time ──> ColumnProfiler per field, the first records as text
-#                                               └── damage: where, and what could be read before it
+#                                               └── damage: its place, and the number of records before it
 #
-# TFRecord (also gzip), Parquet, tar (also gzip), ArrayRecord, and finished directories of datamat. Every checksum that
-# the format has is verified. Images are known by their headers and not decoded; memory does not grow with the file.
+# TFRecord (also gzip), Parquet, tar (also gzip), ArrayRecord, and finished directories of datamat. All checksums of the
+# format are verified. Images are recognised by their headers and not decoded; memory does not grow with the file.
 
 
 ReadRecord: TypeAlias = "Callable[[], tuple[str, Mapping[str, Values]]]"
-"""Parses a record that was read: its kind, and its fields."""
+"""Parses a record: returns its kind and its fields."""
 
-_LOOKED_INTO = 100_000  # records whose fields are examined; further ones are only read and counted
+_LOOKED_INTO = 100_000  # records whose fields are examined; others are only read and counted
 _BATCH_ROWS = 64
 _RECORDS_AT_ONCE = 16
-_MOST_MEMBER_BYTES = 1 << 30  # of a member of an archive, which is read as a whole
-_MOST_INFLATION = 1032  # of deflate: 258 bytes out of two bits
+_MOST_MEMBER_BYTES = 1 << 30  # largest member of an archive, which is read at once
+_MOST_INFLATION = 1032  # maximum of deflate: 258 bytes from two bits
 _BLOCK_BYTES = 512  # of a tar archive
 _HEAD_BYTES = 1024
 _LENGTH = struct.Struct("<Q")
-_RIEGELI = bytes.fromhex("83af70d10d884a3f")  # hash of the first block's header, with which ArrayRecord files begin
+_RIEGELI = bytes.fromhex("83af70d10d884a3f")  # hash of the first block's header, at the start of ArrayRecord files
 _GZIP = b"\x1f\x8b"
 
 
 @frozen()
 class Description:
-    """What was found in a file; its `str` is what `datamat describe` prints.
+    """The description of a file; its `str` is the output of `datamat describe`.
 
     Attributes:
         path: the file or directory that was inspected.
-        format: format of the file, in words.
+        format: description of the file's format.
         num_bytes: size of the file, or of all shards.
-        num_records: number of records that could be read.
-        contents: number of records of each kind ("tf.train.Example"); of a directory, by split.
-        fields: profile of each field, in the order of appearance.
-        num_looked_into: number of records that `fields` describes.
+        num_records: number of readable records.
+        contents: number of records of each kind ("tf.train.Example"); for a directory, by split.
+        fields: profile of each field, in order of appearance.
+        num_looked_into: number of records described by `fields`.
         records: the first records, as text.
-        problem: the first damage: record, byte and what is wrong; "" if there is none.
-        statistics: of a finished directory, what is known about all values of each field, by split and field, as in
-            `Manifest.statistics`.
-        equal_inputs: of a finished directory, rows whose input file is also that of a row in another split.
+        problem: the first damage, with record, byte and reason; "" if there is none.
+        statistics: for a finished directory, statistics of each field, by split and field, as in `Manifest.statistics`.
+            equal_inputs: for a finished directory, rows whose input file also belongs to a row in another split.
     """
 
     path: str
@@ -470,21 +469,21 @@ class Description:
 def describe(
     path: str | os.PathLike[str], *, records: int = 1, storage_options: Mapping[str, Any] | None = None
 ) -> Description:
-    """Look inside a file of records, or a finished directory.
+    """Describe the content of a file of records or a finished directory.
 
     Args:
         path: a TFRecord, Parquet, tar or ArrayRecord file (TFRecord and tar may be gzipped), or a finished directory,
-            whose manifest is read and whose first shard is inspected. Or the URL of one of these, of any kind that
-            fsspec can read; the file comes to a temporary folder, and is removed.
-        records: number of first records to show.
-        storage_options: options for the URL, as fsspec has them: `{"key": ..., "secret": ...}`, or `{"anon": True}`.
+            whose manifest is read and whose first shard is inspected. Or any URL of one of these that fsspec can read;
+            the file is copied to a temporary folder, and then removed.
+        records: number of records to show.
+        storage_options: fsspec options for the URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
 
     Returns:
-        What was found. Damage does not raise: `problem` gives its place, and everything before it still counts.
+        The description. Damage does not raise: `problem` gives its place, and everything before it still counts.
 
     Raises:
-        InputError: the file is of no known format.
-        OutputError: nothing is there, or no finished directory of datamat, or the URL cannot be read.
+        InputError: the file's format is unknown.
+        OutputError: there is no such file or finished directory, or the URL cannot be read.
         OSError: the file cannot be opened.
         CorruptDataError: it is a pipe or a device, or, in a directory, a link that leads out of it.
         MissingDependencyError: the package that reads the format is not installed.
@@ -500,7 +499,7 @@ def describe(
         return _describe_directory(files, records)
     parent, name = open_file(path, storage_options)
     if not name or parent.stat(name) is None:
-        raise OutputError(f"{folder} is no file of records, and holds no {MANIFEST_FILE}; correct the path or URL")
+        raise OutputError(f"{folder} is not a file of records, and has no {MANIFEST_FILE}; correct the path or URL")
     files = FilesHere(parent)
     files.fetch_if_there(name, _ANY_SIZE)
     return _describe_file(files, files.path / name, parent.place(name), records)
@@ -589,14 +588,14 @@ def _table(fields: tuple[ColumnProfile, ...]) -> list[str]:
 
 
 def _declaration(feature: Feature) -> str:
-    """Return a feature as one would write it, without defaults."""
-    fields = {field.name: field for field in dataclasses.fields(feature)}  # type: ignore[arg-type]  # all of them are
+    """Return a feature as source code, without defaults."""
+    fields = {field.name: field for field in dataclasses.fields(feature)}  # type: ignore[arg-type]  # all are dataclasses
     given = {name: getattr(feature, name) for name, field in fields.items() if getattr(feature, name) != field.default}
     return f"{type(feature).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
 def _format_of(path: pathlib.Path) -> tuple[str, Callable[[pathlib.Path], Iterator[ReadRecord]]]:
-    """Return the format of a file, by its first bytes, and what reads it; raise `InputError` where it is none."""
+    """Return the format of a file, by its first bytes, and its reader; raise `InputError` if it is unknown."""
     with open_regular(path) as file:
         head = file.read(_HEAD_BYTES)
     inner = _inflated(head) if head.startswith(_GZIP) else head
@@ -623,7 +622,7 @@ def _inflated(head: bytes) -> bytes:
 
 
 def _is_framed(head: bytes) -> bool:
-    """Tell whether bytes begin as a TFRecord does: with a length and its checksum."""
+    """Return True if bytes begin like a TFRecord: with a length and its checksum."""
     return len(head) >= FRAMING_BYTES and frame([b""], _LENGTH.unpack_from(head)[0])[0] == head[:12]
 
 
@@ -682,7 +681,7 @@ def _row_of(batch: Any, names: list[str], row: int) -> tuple[str, dict[str, Valu
 
 
 def _values_of(scalar: Any) -> Values | None:
-    """Return one cell of a table as a record would hold it, lists flattened; None where it is null."""
+    """Return a cell of a table as the values of a record, with lists flattened; None for null."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -697,7 +696,7 @@ def _values_of(scalar: Any) -> Values | None:
         return numbers
     try:
         found = array.to_pylist()
-    except OverflowError:  # moments beyond the years that `datetime` knows
+    except OverflowError:  # times outside the years of `datetime`
         found = array.to_numpy(zero_copy_only=False).tolist()
     return [_bytes_of(value) for value in found]
 
@@ -715,7 +714,7 @@ def _bytes_of(value: Any) -> bytes:
 
 
 def _read_tar(path: pathlib.Path) -> Iterator[ReadRecord]:
-    """Yield the samples of an archive: members that stand together and have the name before the first dot in common."""
+    """Yield the samples of an archive: consecutive members with the same name before the first dot."""
     sample: dict[str, Values] = {}
     current = failure = None
     try:
@@ -729,7 +728,7 @@ def _read_tar(path: pathlib.Path) -> Iterator[ReadRecord]:
             _check_end(archive)
     except (tarfile.TarError, CorruptDataError, EOFError, OSError, OverflowError, ValueError, zlib.error) as error:
         failure = error
-    if sample:  # the members that it has are whole
+    if sample:  # its members are complete
         yield functools.partial(_as_it_is, sample)
     if failure is not None:
         raise CorruptDataError(str(failure)) from failure
@@ -746,7 +745,7 @@ def _files_of(archive: tarfile.TarFile, most_bytes: int) -> Iterator[tuple[str, 
                 f"{member.name}: its header says {member.size:,} bytes; want 0 to {most_bytes:,}, which is all that "
                 "this file can hold and describe reads"
             )
-        archive.members = []  # type: ignore[attr-defined]  # else the archive keeps them all
+        archive.members = []  # type: ignore[attr-defined]  # otherwise the archive keeps them all
         if member.isfile():
             file = archive.extractfile(member)
             yield member.name, file.read() if file else b""
@@ -759,7 +758,7 @@ def _sample_name(name: str, *, ending: bool = False) -> str:
 
 
 def _check_end(archive: tarfile.TarFile) -> None:
-    """Raise where an archive does not end as it should: `tarfile` takes a damaged header for the end."""
+    """Raise if an archive does not end properly: `tarfile` mistakes a damaged header for the end."""
     file: BinaryIO = archive.fileobj  # type: ignore[assignment]  # it was opened from a path
     file.seek(archive.offset)
     block = file.read(_BLOCK_BYTES)

@@ -1,7 +1,7 @@
-"""What objects show in a notebook: a title, facts and tables as HTML, in the colours of the notebook.
+"""HTML displays of objects in a notebook: a title, facts and tables, in the notebook's colours.
 
-Everything is escaped. No style of a display names a colour of its own, so that it reads as well dark as light; a
-notebook that does not trust the file shows it too, since there is no script.
+Everything is escaped. Styles define no colours, so that a display is readable in dark and light themes; untrusted
+notebooks show it, too, since there is no script.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Table(NamedTuple):
 
     Attributes:
         head: titles of the columns.
-        rows: cells of each row; what is no text is shown as `str` has it, an integer with separators; bytes
-            are a JPEG file.
+        rows: cells of each row; other values than texts are shown by `str`, integers with separators; bytes are a JPEG
+            file.
     """
 
     head: Sequence[str]
@@ -44,9 +44,9 @@ def render_html(
     """Return a display for `_repr_html_`.
 
     Args:
-        title: what the object is, in a few words.
+        title: short description of the object.
         facts: names with their values, one line each.
-        tables: tables below them; of a long one the first rows.
+        tables: tables below them; only the first rows of a long one are shown.
         notes: lines of text below these.
 
     Example:
@@ -67,7 +67,7 @@ def render_html(
 
 
 def shorten(text: str, most: int = _MOST_LETTERS) -> str:
-    """Return a text, or its beginning and an ellipsis where it is long.
+    """Return a text, or its beginning and an ellipsis if it is long.
 
     Example:
         >>> shorten("abcdef", 4)
@@ -95,13 +95,13 @@ def _cell(value: Any, tag: str) -> str:
 
 
 def feature_table(features: Features) -> Table:
-    """Return the fields of a schema with what was declared for each."""
+    """Return the fields of a schema with their declarations."""
     rows = [[name, feature.type_name, feature.declared()] for name, feature in features.items()]
     return Table(["field", "feature", "declared as"], rows)
 
 
 def statistics_table(statistics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
-    """Return what is known of the values of each field, by split and field, one line each."""
+    """Return the statistics of each field, by split and field, one line each."""
     from datamat.features.statistics import summarized_in_words
 
     rows = [

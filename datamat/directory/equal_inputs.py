@@ -1,4 +1,4 @@
-"""Equal inputs in different splits, found by the digests that `_index/` has of each input file."""
+"""Find equal inputs in different splits, by the digests of input files in `_index/`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 __all__ = ["EqualInputs", "equal_inputs"]
 
-_MOST_COMPARED = 20_000_000  # rows, which take 40 bytes each
+_MOST_COMPARED = 20_000_000  # rows, of 40 bytes each
 _MOST_NAMED = 3
 _LARGEST = np.dtype([("split", "i4"), ("row", "i8"), ("field", "i4"), ("size", "i8"), ("digest", "<u8", 2)])
 
 
 @frozen()
 class EqualInputs:
-    """Rows whose input is also that of a row in another split: a model would be tested with what it was trained on.
+    """Rows that share their input with a row in another split: a model would be tested on training data.
 
     Attributes:
         num_rows: number of such rows, in all splits.
-        first: the first few inputs, each as the key of a row by split.
+        first: the first few inputs, each as row keys by split.
     """
 
     num_rows: int = 0
@@ -47,19 +47,19 @@ class EqualInputs:
 
 
 def equal_inputs(folder: pathlib.Path, splits: Iterable[str]) -> EqualInputs:
-    """Compare the input files of different splits by the digests in the index.
+    """Compare the input files of different splits by their digests in the index.
 
-    Of a row with several files the largest counts: many masks are equal, and no pictures should be. A file that several
-    rows of a split share is a container of samples, of which no digest says whether they are equal.
+    For a row with several files the largest counts: many masks are equal, but pictures should not be. A file shared by
+    several rows of a split is a container of samples, whose digest does not show whether they are equal.
 
     Args:
         folder: a finished directory, or a folder with copies of its index files.
         splits: names of its splits.
 
     Returns:
-        Nothing where the index cannot be read, which `verify` reports, or is too large to compare.
+        None if the index cannot be read, which `verify` reports, or is too large to compare.
     """
-    with contextlib.suppress(CorruptDataError, OutputError, KeyError, ValueError, TypeError):  # of damaged files
+    with contextlib.suppress(CorruptDataError, OutputError, KeyError, ValueError, TypeError):  # damaged files
         return _compared(folder, list(splits))
     return EqualInputs()
 
@@ -87,13 +87,13 @@ def _compared(folder: pathlib.Path, names: Sequence[str]) -> EqualInputs:
 
 
 def _largest_inputs(folder: pathlib.Path, split: str) -> np.ndarray:
-    """Return size and digest of the largest input file of each row; size 0 where there is none."""
+    """Return size and digest of the largest input file of each row; size 0 if there is none."""
     table = read_index(folder, index_file(split), lambda name: name.endswith((SIZE, DIGEST)))
     found = np.zeros(len(table), _LARGEST)
     found["row"] = np.arange(len(table))
     for number, name in enumerate(name for name in table.column_names if name.endswith(DIGEST)):
         digests, sizes = (table[f"{name.removesuffix(DIGEST)}{ending}"].combine_chunks() for ending in (DIGEST, SIZE))
-        # Of the buffers: `pyarrow.compute`, which tells what is null, takes 0.2 s to import.
+        # From the buffers: `pyarrow.compute`, which finds nulls, takes 0.2 s to import.
         valid, values = sizes.buffers()
         size = np.frombuffer(values, "<i8", len(table))
         digest = np.frombuffer(digests.buffers()[1], "<u8", 2 * len(table)).reshape(-1, 2)
@@ -106,7 +106,7 @@ def _largest_inputs(folder: pathlib.Path, split: str) -> np.ndarray:
 
 
 def _named(folder: pathlib.Path, splits: Sequence[str], rows: np.ndarray) -> EqualInputs:
-    """Return what is equal among rows of `_LARGEST`, those of one digest together."""
+    """Return the equal inputs among rows of `_LARGEST`, grouped by digest."""
     tables = {}
     for code in np.unique(rows["split"]).tolist():
         table = read_index(folder, index_file(splits[code]))

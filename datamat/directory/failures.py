@@ -1,8 +1,8 @@
-"""Which samples a dataset does without, and why: `failures`, from the ledger of the run that made each shard.
+"""`failures`: the samples that are missing from a dataset, and why, from the ledger of the run that made each shard.
 
-The ledger is a history: it also tells of samples that have been made since, and of shards that are gone. But before a
-shard gets its name, a line with its checksum lists the keys that it lacks. So the lines of what is there are found,
-whatever runs came before, have begun since, or took place on other machines.
+The ledger is a history: it also lists samples that have since been made, and shards that are gone. But before a shard
+gets its name, a line with its checksum lists its missing keys. So the lines of present shards are found, regardless of
+earlier or later runs, and of runs on other machines.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _ACTIONS = {"sample_skipped": "skip", "sample_quarantined": "quarantine"}
 
 @frozen()
 class Failure:
-    """A sample that a run did without.
+    """A sample that a run left out because it failed.
 
     Attributes:
         key: key of its row.
-        reason: what went wrong, in one line.
+        reason: the error, in one line.
         exception: name of the exception's class.
-        traceback: traceback of the exception, of a very long one its ends; "" if none was raised: a worker died.
-        split: split that lacks it.
+        traceback: traceback of the exception, only its ends if it is very long; "" if a worker died instead.
+        split: split of the sample.
         shard: name of the file that lacks it; with several formats, that of the first.
         row: number of its row in the index, from 0: its place among the inputs of `materialize`.
-        path: path or URL of its input file, the one that the reason names if there are several; "" if it has none.
-        action: what became of it: "skip" or "quarantine".
-        attempts: how often it was tried.
+        path: path or URL of its input file (the one named in the reason if there are several); "" if it has none.
+        action: the response: "skip" or "quarantine".
+        attempts: number of attempts.
     """
 
     key: str
@@ -61,7 +61,7 @@ class Failure:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], action: str, *, split: str, shard: str) -> Failure:
-        """Return the failure that a line of the ledger, a receipt or an event describes."""
+        """Return the failure described by a ledger line, a receipt or an event."""
         return cls(
             key=values["key"],
             reason=values["message"],
@@ -77,20 +77,20 @@ class Failure:
 
 
 def failures(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> tuple[Failure, ...]:
-    """Return the samples that a finished dataset does without: those that a run skipped or quarantined.
+    """Return the samples missing from a finished dataset because a run skipped or quarantined them.
 
-    `RunReport.failures` has those of one run, `Status.failures` those of an output that is not finished.
+    `RunReport.failures` has those of one run, `Status.failures` those of an unfinished output.
 
     Args:
-        path: the directory, or its URL, of any kind that fsspec can read.
+        path: the directory, or any URL of it that fsspec can read.
         storage_options: options for the URL, as for `load`.
 
     Returns:
-        One for each row that failed, as many as the manifest counts, in the order of the manifest's shards.
+        One failure for each failed row counted in the manifest, in the order of its shards.
 
     Raises:
-        OutputError: there is no manifest, the ledger is gone or does not tell, or the URL cannot be read.
-        CorruptDataError: manifest or ledger is not as datamat writes it.
+        OutputError: there is no manifest, the ledger is missing or incomplete, or the URL cannot be read.
+        CorruptDataError: manifest or ledger are damaged.
 
     Example:
         >>> for failure in failures("out/camvid"):   # doctest: +SKIP
@@ -122,11 +122,11 @@ def _again(lacking: Iterable[ShardInfo]) -> str:
 
 
 def failures_in(entries: Iterable[LedgerEntry], lacking: Iterable[ShardInfo]) -> tuple[Failure, ...]:
-    """Return what the lines of ledgers say of the rows that shards lack, as far as they do.
+    """Return the failures of rows that shards lack, as far as the lines of ledgers list them.
 
     Args:
-        entries: the lines, oldest first; of several ledgers one after another.
-        lacking: the shards in which rows failed, in the order of the result.
+        entries: the lines, oldest first; several ledgers one after another.
+        lacking: the shards with failed rows, in the order of the result.
     """
     found: dict[tuple[str, str], dict[str, Failure]] = {}
     infos = {(info.name, info.checksum): info for info in lacking}

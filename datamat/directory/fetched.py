@@ -1,4 +1,4 @@
-"""Files of a folder as files of this machine, for whatever opens them by their paths."""
+"""Files of a folder as local files, for code that opens them by path."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["FilesHere"]
 
 @final
 class FilesHere:
-    """The files of a folder: where they are, if that is on this machine; else copies of those that are fetched.
+    """The files of a folder: the files themselves if they are on this machine, else copies of fetched ones.
 
     The copies are in a temporary folder, which is removed with this object. Thread-safe.
 
@@ -34,7 +34,7 @@ class FilesHere:
         root: the folder.
 
     Attributes:
-        path: the folder on this machine that has the files: the folder itself, or a temporary one in `TMPDIR`.
+        path: the local folder with the files: the folder itself, or a temporary one in `TMPDIR`.
         are_copies: whether it is a temporary one.
     """
 
@@ -45,18 +45,18 @@ class FilesHere:
         self.path = pathlib.Path(temporary_folder(self)) if found is None else found
 
     def manifest(self, *, strict: bool = True) -> Manifest:
-        """Return the manifest, and have its file here; raises as `Manifest.read` does."""
+        """Return the manifest after fetching its file; raise as `Manifest.read` does."""
         content = content_of_manifest(self.root)
         if self.are_copies:
             (self.path / MANIFEST_FILE).write_bytes(content)
         return Manifest.parse(content, self.root.place(MANIFEST_FILE), strict=strict).placed(self.root)
 
     def fetch_if_there(self, name: str, max_bytes: int) -> bool:
-        """Have a file here; return whether there is one.
+        """Fetch a file; return True if there is one.
 
         Args:
             name: path of the file below the folder.
-            max_bytes: size from which on a copy is cut: of a longer file it has a byte more, or some.
+            max_bytes: size beyond which a copy is cut: that of a larger file is only slightly longer.
 
         Raises:
             OutputError: it cannot be read, or the disk is full.
@@ -86,21 +86,21 @@ class FilesHere:
 
         Raises:
             OutputError: it is missing, or cannot be read.
-            CorruptDataError: it is no regular file of the folder.
+            CorruptDataError: it is not a regular file in the folder.
         """
         if not self.fetch_if_there(info.file, info.num_bytes):
             raise OutputError(f"{self.root.place(info.file)} is missing; run the job again to rebuild it")
         return regular_path(self.path, info.file)
 
     def fetch_all(self, sizes: Mapping[str, int], at_once: int = 16) -> dict[str, str]:
-        """Have several files here, fetched some at the same time; return why those are not here that are not, by name.
+        """Fetch several files concurrently; return the reasons for those that could not be fetched, by name.
 
         Args:
             sizes: `max_bytes` of each, by name.
-            at_once: how many to fetch at the same time.
+            at_once: number of files to fetch at the same time.
 
         Raises:
-            OutputError: as for `fetch_if_there`, but for what may not be read.
+            OutputError: as for `fetch_if_there`, except for files that may not be read.
         """
         from concurrent.futures import ThreadPoolExecutor
 
@@ -123,5 +123,5 @@ class FilesHere:
                 (self.path / name).unlink(missing_ok=True)
 
     def named(self, text: str) -> str:
-        """Return a text with the folder's name in place of that of the temporary one."""
+        """Return a text with the path of the temporary folder replaced by the folder's own."""
         return text.replace(str(self.path), str(self.root))

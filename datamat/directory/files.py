@@ -1,4 +1,4 @@
-"""Files on disk: written atomically, flushed, locked; read only where they are regular files of the directory."""
+"""Files on disk: written atomically, flushed, locked; read only if they are regular files in the directory."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ __all__ = [
 
 # ---------------------------------------------------------------- text
 #
-# Text from outside (file names, keys, messages of others), made safe to display.
+# Text from outside (file names, keys, messages of other programs), made safe to display.
 
 
 def printable(text: str) -> str:
@@ -80,34 +80,34 @@ def printable(text: str) -> str:
 
 
 WORK = ".datamat"
-"""The folder in an output that holds what runs need and users do not."""
+"""The folder in an output for files that runs need and users do not."""
 
 MADE = "made"
-"""Folder, below that, for what was made from shards that are in a store, and no longer on the disk."""
+"""The folder in it for files made from shards that are in a store and no longer on disk."""
 
 
 # ---------------------------------------------------------------- storage
 #
-# Files that appear complete under their name, or not at all.
+# Files that appear complete under their names or not at all.
 #
-# Everything that a reader may see goes through `commit`: it is written under a temporary name, flushed to the disk and
+# Every file visible to readers goes through `commit`: it is written under a temporary name, flushed to disk and
 # renamed, and then the folder is flushed. Without both flushes a power cut leaves final names with missing bytes, on
 # ext4 and xfs alike.
 #
-# Whoever writes to an output holds its lock (`locked`). A lock file can be deleted while it is held, and some file
-# systems have no locks. So before anything in an output gets its name, `check_lock` compares the file at the lock's
-# path with the one that is held: of two runs that both believe they hold the output, one sees the difference and stops.
+# A process that writes to an output holds its lock (`locked`). A lock file can be deleted while it is held, and some
+# file systems have no locks. So before any file in an output gets its name, `check_lock` compares the file at the
+# lock's path with the held one: of two runs that both believe to hold the output, one sees the difference and stops.
 
 
 SPOOL = "datamat-rows-"
-"""What the names of temporary folders begin with: of rows, of unpacked files, of what is fetched or shared."""
+"""Prefix of temporary folders: for rows, unpacked files, fetched and shared files."""
 
 _COPY_BYTES = 1 << 20
 _LINE = "\n"
 _HELD: dict[str, _HeldLock] = {}  # by their real paths
-_HELD_LOCK = threading.Lock()  # held while these and the system's locks are made to agree
-_STAND_IN_NS = 1_000_000_000  # a second after the beginning of time: every disk can keep that
-_MOST_JSON_BYTES = 1 << 28  # a manifest of half a million shards; more is no file of ours
+_HELD_LOCK = threading.Lock()  # held while these and the system's locks are synchronised
+_STAND_IN_NS = 1_000_000_000  # one second after the epoch, which every file system can store
+_MOST_JSON_BYTES = 1 << 28  # a manifest of half a million shards; larger files are not ours
 _OF_DISKS = frozenset({errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS, errno.ESTALE})
 _WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _HOLDER = re.compile(r"process (\d{1,9}) on (.+)")
@@ -115,8 +115,8 @@ _FLOCK = struct.Struct("hhqqi")  # struct flock of fcntl(2) on 64-bit Linux: typ
 
 
 def fsync_folder(folder: str | os.PathLike[str]) -> None:
-    """Flush a folder's own entries to the disk, so that a rename in it survives a power cut."""
-    if not hasattr(os, "O_DIRECTORY"):  # Windows, where no folder can be opened
+    """Flush a folder's entries to disk, so that a rename in it survives a power cut."""
+    if not hasattr(os, "O_DIRECTORY"):  # Windows, where folders cannot be opened
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -126,28 +126,28 @@ def fsync_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def empty_folder(folder: pathlib.Path) -> None:
-    """Make an empty folder; remove what was there under its name."""
+    """Make an empty folder, replacing anything of that name."""
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(folder)
     folder.mkdir()
 
 
 def temporary_folder(owner: object, below: str | None = None) -> str:
-    """Make a folder that is removed with its owner, by this process alone, and return its path.
+    """Make a folder that this process removes together with its owner, and return its path.
 
-    Those that killed processes have left there are removed. What is in use shows by a lock, not by a process number:
-    containers share folders, and each counts its processes from 1.
+    Folders left by killed processes are removed. Folders in use are recognised by a lock, not by a process id, since
+    containers share folders and each counts its processes from 1.
 
     Args:
-        owner: object that uses the folder; workers that inherit it by fork leave the folder where it is.
-        below: folder that it is made in; None for `TMPDIR`.
+        owner: object that uses the folder; workers that inherit it by fork do not remove the folder.
+        below: parent folder; None for `TMPDIR`.
     """
     below = tempfile.gettempdir() if below is None else below
     _remove_abandoned(below)
     while True:
         folder = tempfile.mkdtemp(prefix=SPOOL, dir=below)
         descriptor = _hold(folder)
-        if os.path.isdir(folder):  # else another process took it for abandoned before it was held
+        if os.path.isdir(folder):  # otherwise another process considered it abandoned before it was locked
             weakref.finalize(owner, _remove_own, folder, os.getpid(), descriptor)
             return folder
         if descriptor is not None:
@@ -155,10 +155,10 @@ def temporary_folder(owner: object, below: str | None = None) -> str:
 
 
 def default_scratch() -> pathlib.Path:
-    """Make the folder below `TMPDIR` in which this user's scratch files lie, for nobody else to read; return its path.
+    """Make this user's private scratch folder in `TMPDIR`; return its path.
 
     Raises:
-        OutputError: its name is taken by something that another user could change.
+        OutputError: something that another user could change has its name.
     """
     import getpass
 
@@ -167,14 +167,14 @@ def default_scratch() -> pathlib.Path:
 
 
 def private_folder(folder: pathlib.Path, remedy: str) -> pathlib.Path:
-    """Make a folder, unless it is there, that nobody else may read; return its path.
+    """Make a folder that no other user may read, unless it exists; return its path.
 
     Args:
-        folder: its path, in a folder that is there.
-        remedy: what else the user can do, for messages.
+        folder: its path, in an existing folder.
+        remedy: alternative for the user, for messages.
 
     Raises:
-        OutputError: its name is taken by something that another user could change.
+        OutputError: something that another user could change has its name.
         OSError: it cannot be made.
     """
     with contextlib.suppress(FileExistsError):
@@ -192,11 +192,11 @@ def private_folder(folder: pathlib.Path, remedy: str) -> pathlib.Path:
 
 
 _IN_USE = "in-use.lock"
-_REMOVED = "-removed"  # a temporary name ends with a letter, a digit or "_"
+_REMOVED = "-removed"  # temporary names end with a letter, a digit or "_"
 
 
 def _hold(folder: str) -> int | None:
-    """Lock a folder for as long as this process lives; return the descriptor, or None where nothing can be locked."""
+    """Lock a folder for the life of this process; return the descriptor, or None if locking is impossible."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -206,7 +206,7 @@ def _hold(folder: str) -> int | None:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks, where nothing shows what is in use
+        except OSError:  # a file system without locks, where use cannot be detected
             os.close(descriptor)
             os.unlink(path)
             return None
@@ -215,7 +215,7 @@ def _hold(folder: str) -> int | None:
 
 
 def _remove_abandoned(root: str) -> None:
-    """Remove the temporary folders of this user whose processes have ended without doing so."""
+    """Remove temporary folders of this user left by dead processes."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -227,7 +227,7 @@ def _remove_abandoned(root: str) -> None:
         if name.endswith(_REMOVED):
             shutil.rmtree(folder, ignore_errors=True)
             continue
-        with contextlib.suppress(OSError):  # another user's, held, or gone meanwhile
+        with contextlib.suppress(OSError):  # another user's, locked, or gone meanwhile
             descriptor = os.open(os.path.join(folder, _IN_USE), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -238,23 +238,23 @@ def _remove_abandoned(root: str) -> None:
 
 def _remove_own(folder: str, process: int, descriptor: int | None) -> None:
     if os.getpid() == process:
-        with contextlib.suppress(OSError):  # somebody has removed it
+        with contextlib.suppress(OSError):  # already removed
             _remove(folder)
         if descriptor is not None:
             os.close(descriptor)
 
 
 def _remove(folder: str) -> None:
-    """Rename a folder, then remove it: after a kill in between, its lock may be gone, and its name says it all."""
+    """Rename a folder, then remove it: if killed in between, its name marks it even if its lock is gone."""
     os.rename(folder, folder + _REMOVED)
     shutil.rmtree(folder + _REMOVED, ignore_errors=True)
 
 
 def refuse_links(folder: str | os.PathLike[str]) -> None:
-    """Refuse a folder that is a link, or holds one at any depth: a write through it would land elsewhere.
+    """Refuse a folder that is, or contains, a link: a write through it would land elsewhere.
 
     Raises:
-        OutputError: names the link.
+        OutputError: there is a link.
     """
     if os.path.islink(folder):
         raise OutputError(f"{os.fspath(folder)} is a link, which datamat does not write through: remove it")
@@ -266,15 +266,15 @@ def refuse_links(folder: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def disk_errors_explained(folder: pathlib.Path) -> Iterator[None]:
-    """Add a place and a remedy to system errors of the block that come from below a folder, or from its disk.
+    """Add a place and a remedy to system errors of the block about files in a folder, or about its disk.
 
-    A failed write does not name its file.
+    System errors of failed writes do not name the file.
 
     Args:
         folder: the output that the block writes to.
 
     Raises:
-        OutputError: in place of such an error.
+        OutputError: instead of such an error.
     """
     try:
         yield
@@ -294,15 +294,15 @@ def disk_errors_explained(folder: pathlib.Path) -> Iterator[None]:
 
 
 def publish(temporary: str | os.PathLike[str], final: str | os.PathLike[str], *, flushes_name: bool = True) -> None:
-    """Give a complete and flushed file its final name, and flush that name.
+    """Give a complete and flushed file its final name, and flush the name.
 
     Args:
         temporary: path of the complete file, on the same disk.
-        final: the path that it gets.
-        flushes_name: False where the caller flushes the folder, once for several names.
+        final: its final path.
+        flushes_name: False if the caller flushes the folder, once for several names.
 
     Raises:
-        OutputLockedError: the lock that this process took on the output has become another's.
+        OutputLockedError: another process has taken over the lock on the output.
     """
     check_lock(final)
     os.replace(temporary, final)
@@ -314,23 +314,23 @@ def publish(temporary: str | os.PathLike[str], final: str | os.PathLike[str], *,
 def commit(
     path: str | os.PathLike[str], *, through: pathlib.Path | None = None, flushes_name: bool = True
 ) -> Iterator[BinaryIO]:
-    """Open a file for writing that gets the name `path` only when the block ends without an error.
+    """Open a file for writing that is renamed to `path` only if the block ends without an error.
 
     Args:
-        path: final path of the file; its folder must exist. A file already there is replaced atomically.
-        through: folder, on the same disk, for the temporary file, so that what a kill leaves is not among finished
-            files; None takes the folder of `path`.
+        path: final path of the file, in an existing folder. An existing file is replaced atomically.
+        through: folder, on the same disk, for the temporary file, so that leftovers of a killed process are not among
+            finished files; None uses the folder of `path`.
         flushes_name: see `publish`.
 
     Yields:
-        A binary file, writable. It is removed if the block fails.
+        A writable binary file, which is removed if the block fails.
     """
     path = pathlib.Path(path)
     temporary = (through or path.parent) / f".{path.name}.{os.getpid()}.tmp"
-    # O_EXCL and O_NOFOLLOW: a link planted at the temporary name is refused, not written through.
+    # O_EXCL and O_NOFOLLOW: a planted link at the temporary name is refused, not written through.
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)  # left by a killed process that had our number
+        os.unlink(temporary)  # left by a killed process with our id
     descriptor = os.open(temporary, flags, 0o666)
     try:
         with open(descriptor, "wb") as file:
@@ -345,10 +345,10 @@ def commit(
 
 
 def leave_stand_in(path: pathlib.Path, num_bytes: int) -> None:
-    """Put a file in place of one that is in a store: of the same size, without content, and from 1970.
+    """Replace a file that is in a store by a stand-in: of the same size, without content, dated 1970.
 
-    It takes no room on the disk. What compares sizes and times takes it for the file; what reads it finds zeros, which
-    are no shard of any format.
+    It takes no disk space. Comparing sizes and times, it passes for the file; reading it gives zeros, which are not a
+    valid shard of any format.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with open(temporary, "wb") as file:
@@ -358,7 +358,7 @@ def leave_stand_in(path: pathlib.Path, num_bytes: int) -> None:
 
 
 def is_stand_in(path: str | os.PathLike[str] | os.DirEntry[str]) -> bool:
-    """Return whether `leave_stand_in` put a file there."""
+    """Return True if a file is a stand-in."""
     try:
         found = path.stat(follow_symlinks=False) if isinstance(path, os.DirEntry) else os.lstat(path)
     except OSError:
@@ -369,14 +369,14 @@ def is_stand_in(path: str | os.PathLike[str] | os.DirEntry[str]) -> bool:
 def render_json(value: Any) -> bytes:
     """Return a value as readable JSON with sorted keys: equal values give equal bytes.
 
-    It is what `json.dumps` gives for `indent=1`, of which Python has no fast version: here its fast encoder writes all
-    that holds no further dict or list, which is nearly everything in a manifest of many shards.
+    It equals `json.dumps` with `indent=1`, which Python implements slowly: here its fast encoder writes all values
+    without nested dicts or lists, which is nearly everything in a manifest of many shards.
     """
     return f"{_rendered(value, _LINE)}\n".encode()
 
 
 def _rendered(value: Any, line: str) -> str:
-    """Return a value as JSON; `line` is the line break and the indentation of the line that it stands on."""
+    """Return a value as JSON; `line` is the line break and the indentation of its line."""
     is_dict = isinstance(value, dict)
     if not value or not (is_dict or isinstance(value, (list, tuple))):
         return _encoder(",").encode(value)
@@ -386,7 +386,7 @@ def _rendered(value: Any, line: str) -> str:
         return f"{text[0]}{inner}{text[1:-1]}{line}{text[-1]}"
     if not is_dict:
         return f"[{inner}{f',{inner}'.join([_rendered(part, inner) for part in value])}{line}]"
-    # Of a dict of one name its text is what the name becomes, whatever its type.
+    # The text of a single-entry dict shows how its key is encoded, whatever its type.
     names = [(_encoder(",").encode({name: 0})[1:-4], name) for name in sorted(value)]
     pairs = [f"{text}: {_rendered(value[name], inner)}" for text, name in names]
     return f"{{{inner}{f',{inner}'.join(pairs)}{line}}}"
@@ -398,21 +398,21 @@ def _encoder(between: str) -> json.JSONEncoder:
 
 
 def commit_json(path: str | os.PathLike[str], value: Any, *, through: pathlib.Path | None = None) -> None:
-    """Write `value` as `render_json` gives it; see `commit`."""
+    """Write `value` as in `render_json`; see `commit`."""
     with commit(path, through=through) as file:
         file.write(render_json(value))
 
 
 def path_inside(folder: str | os.PathLike[str], name: Any, named_by: str | os.PathLike[str]) -> pathlib.Path:
-    """Return the path of a file that somebody's index file names, which must be a relative path below its folder.
+    """Return the path of a file named in a foreign index, which must be a relative path below its folder.
 
     Args:
-        folder: folder that the names of the index start from.
-        name: the name, as the index has it.
+        folder: folder to which the names are relative.
+        name: the name in the index.
         named_by: path of the index, for the message.
 
     Raises:
-        SourceError: the name leads out of the folder, or is not a path.
+        SourceError: the name leads out of the folder or is not a path.
 
     Example:
         >>> path_inside("set", "shards/0.mds", "set/index.json").as_posix()
@@ -422,23 +422,23 @@ def path_inside(folder: str | os.PathLike[str], name: Any, named_by: str | os.Pa
     if path is None or not path.name or "\0" in str(path) or path.is_absolute() or ".." in path.parts:
         raise SourceError(
             f"{os.fspath(named_by)} names the file {name!r}; want a relative path below {os.fspath(folder)}: "
-            "correct the index, or get it again from where you trust"
+            "correct the index, or get it again from a trusted place"
         )
     return pathlib.Path(folder, path)
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read a file of strict JSON: UTF-8, no name twice in an object, no NaN or Infinity.
+    """Read a file of strict JSON: UTF-8, no duplicate names in an object, no NaN or Infinity.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not that; names the file.
+        ValueError: it is not strict JSON; names the file.
     """
     return parse_json(read_regular(path, max_bytes=_MOST_JSON_BYTES), os.fspath(path))
 
 
 def parse_json(content: bytes, place: str) -> Any:
-    """Return the value of strict JSON, as `read_json` does; messages name `place` as its origin."""
+    """Parse strict JSON, as `read_json` does; messages name `place`."""
     try:
         return json.loads(content.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
     except RecursionError as error:
@@ -456,7 +456,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def digest_file(path: str | os.PathLike[str], *, start: int = 0, num_bytes: int | None = None) -> str:
@@ -481,20 +481,20 @@ def digest_file(path: str | os.PathLike[str], *, start: int = 0, num_bytes: int 
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path) -> Iterator[None]:
-    """Hold a lock file for the block; the system releases it when the process ends, however it ends.
+    """Hold a lock file for the block; the system releases it however the process ends.
 
-    It is a record lock (`fcntl`), which belongs to this process alone: a lock that forked workers inherit would outlive
-    a killed parent. Record locks do not distinguish threads of one process, so a table keeps the paths held here.
+    It is a record lock (`fcntl`), which belongs only to this process: a lock inherited by forked workers would outlive
+    a killed parent. Record locks do not distinguish threads of one process, so a table lists the paths held here.
 
-    On a file system without locks, the last process to come holds the file: it puts one of its own at the path, and the
-    earlier run stops at its next `check_lock`. It does not displace a process that is alive on this host.
+    On a file system without locks, the last process to arrive holds the file: it puts its own file at the path, and the
+    earlier run stops at its next `check_lock`. It does not displace a live process on this host.
 
     Args:
-        path: path of the lock file, made if it is missing.
+        path: path of the lock file, created if missing.
 
     Raises:
-        OutputLockedError: another run holds it; names the holder's process and host.
-        OutputError: something other than a file is there.
+        OutputLockedError: another run holds it; names the process and host.
+        OutputError: the path is not a regular file.
     """
     require_posix("writing a dataset")
     name = os.path.realpath(path)
@@ -509,43 +509,42 @@ def locked(path: pathlib.Path) -> Iterator[None]:
         with _HELD_LOCK:
             del _HELD[name]
             with contextlib.suppress(OSError):
-                os.ftruncate(descriptor, 0)  # it names nobody, also where the system keeps no locks
+                os.ftruncate(descriptor, 0)  # it then names no holder, even without system locks
             os.close(descriptor)
 
 
 def check_lock(path: str | os.PathLike[str]) -> None:
-    """Raise where this process locked the output that a path lies in, but no longer has the lock file.
+    """Raise if this process had locked the output of a path but no longer has the lock file.
 
-    Call it before anything in the output is renamed: somebody may have deleted the file, or put another in its place,
-    so that two processes are at work.
+    Call it before renaming anything in the output: if the file was deleted or replaced, two processes may be at work.
 
     Args:
         path: any path in the output.
 
     Raises:
-        OutputLockedError: the lock file is gone or another; names what is there.
+        OutputLockedError: the lock file is gone or replaced.
         OutputError: the whole output was removed.
     """
     if not _HELD:
         return
     place = os.path.join(os.path.dirname(path), "")
     for name, held in list(_HELD.items()):
-        if held.pid != os.getpid():  # in a forked worker the number of the descriptor may be another file's
+        if held.pid != os.getpid():  # in a forked worker the descriptor's number may be another file
             continue
-        # By the path that it was locked by, where that begins this one: links are followed for others only, since a run
-        # asks for each part, and each step of a path is a call of the system.
+        # By the locked path if it is a prefix of this one: links are resolved only for other paths, since a run checks
+        # this for each part, and each step of a path is a system call.
         if place.startswith(held.output) or f"{os.path.realpath(place)}{os.sep}".startswith(_output_of(name)):
             _check_held(held)
 
 
 def _output_of(lock: str | os.PathLike[str]) -> str:
-    """Return the folder that a lock file is for, with a separator at its end."""
+    """Return the output of a lock file, with a trailing separator."""
     return os.path.join(os.path.dirname(os.path.dirname(lock)), "")
 
 
 @frozen()
 class _HeldLock:
-    """A lock that is held: its open file, the process that holds it, where the file should be, and for which folder."""
+    """A held lock: its open file, the holding process, the path of the file, and the locked folder."""
 
     descriptor: int
     pid: int
@@ -565,7 +564,7 @@ def _check_held(held: _HeldLock) -> None:
     change = "was deleted"
     with contextlib.suppress(OSError, ValueError):
         holder = read_regular(held.path, max_bytes=200).decode(errors="replace").strip()
-        change = f"is another file now, of {holder or 'nobody'},"
+        change = f"was replaced by that of {holder or 'nobody'}"
     raise OutputLockedError(
         f"{held.path} {change} while this run (process {os.getpid()}) held it, and there may be two at work. This one "
         "stops; once no other is at work, run again to resume"
@@ -573,7 +572,7 @@ def _check_held(held: _HeldLock) -> None:
 
 
 def _lock(path: pathlib.Path) -> int:
-    """Lock the file, write our name into it, and return its descriptor."""
+    """Lock the file, write this process's name into it, and return its descriptor."""
     while True:
         descriptor = _open_lock(path)
         try:
@@ -588,7 +587,7 @@ def _lock(path: pathlib.Path) -> int:
         os.close(descriptor)
         if not has_locks:
             return _lock_without_locks(path)
-        # Else somebody deleted it between the two steps, and may have locked another one.
+        # Otherwise it was deleted between the two steps, and another one may have been locked.
 
 
 def _open_lock(path: pathlib.Path) -> int:
@@ -600,7 +599,7 @@ def _open_lock(path: pathlib.Path) -> int:
 
 
 def _take(descriptor: int, path: pathlib.Path) -> bool:
-    """Lock a file; return False where its file system keeps no locks."""
+    """Lock a file; return False if its file system has no locks."""
     import fcntl
 
     try:
@@ -614,7 +613,7 @@ def _take(descriptor: int, path: pathlib.Path) -> bool:
 
 
 def _lock_without_locks(path: pathlib.Path) -> int:
-    """Put a file of our own at the path, unless the one there names a process of this host that is alive."""
+    """Put our own file at the path, unless the present one names a live process on this host."""
     holder = read_regular(path, max_bytes=200).decode(errors="replace").strip()
     found = _HOLDER.fullmatch(holder)
     if found and found[2] == socket.gethostname() and _is_alive(int(found[1])):
@@ -633,7 +632,7 @@ def _lock_without_locks(path: pathlib.Path) -> int:
 
 
 def _is_at(descriptor: int, path: pathlib.Path) -> bool:
-    """Return whether an open file is the one at this path."""
+    """Return True if the open file is the one at this path."""
     mine = os.fstat(descriptor)
     with contextlib.suppress(FileNotFoundError):
         found = os.stat(path, follow_symlinks=False)
@@ -642,7 +641,7 @@ def _is_at(descriptor: int, path: pathlib.Path) -> bool:
 
 
 def _is_alive(pid: int) -> bool:
-    """Return whether another process has this number."""
+    """Return True if another process has this id."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -657,12 +656,12 @@ def _own_name() -> bytes:
 
 
 def lock_holder(path: pathlib.Path) -> str:
-    """Return who holds a lock file, as text ("process 71 on host"), or "" where nobody does.
+    """Return the holder of a lock file as text ("process 71 on host"); "" if there is none.
 
-    It takes no lock, never waits, and never disturbs a run that is about to lock.
+    It takes no lock, never waits, and never interferes with a run that is about to lock.
     """
     with _HELD_LOCK:
-        if os.path.realpath(path) in _HELD:  # closing any descriptor of the file would end this process's own lock
+        if os.path.realpath(path) in _HELD:  # closing any descriptor of the file would release this process's own lock
             return f"process {os.getpid()} on {socket.gethostname()}"
         try:
             descriptor = os.open(path, READ_FLAGS | getattr(os, "O_NOFOLLOW", 0))
@@ -679,11 +678,11 @@ def _holder_of(descriptor: int) -> str:
     try:
         import fcntl
 
-        if sys.platform != "linux":  # where the request has another layout
+        if sys.platform != "linux":  # the request has another layout there
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, *_, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
-    except (OSError, ImportError):  # the file system keeps no locks: the text is all there is
+    except (OSError, ImportError):  # the file system has no locks: only the text is known
         named = _HOLDER.fullmatch(found)
         is_gone = named and named[2] == socket.gethostname() and not _is_alive(int(named[1]))
         return "" if is_gone else found

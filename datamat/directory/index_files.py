@@ -1,4 +1,4 @@
-"""The index beside the shards, `_index/SPLIT.index` and `.keys`: its columns, read within bounds, and finding keys."""
+"""The index beside the shards, `_index/SPLIT.index` and `.keys`: safe reading of its columns, and key lookup."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ __all__ = [
 
 _FILES = "files"
 _OWN = ("key", "shard", "record", _FILES)
-KIND = b"datamat"  # of a column, in the metadata of its Arrow field
+KIND = b"datamat"  # kind of a column, in the metadata of its Arrow field
 
 
 _PREFIX = "field_"
 SIZE, DIGEST = ":size", ":digest"
-"""Endings of the columns with size and digest of an input file."""
+"""Suffixes of the columns with size and digest of an input file."""
 
 
 def column_values(columns: Any, name: str) -> list[Any]:
-    """Return a column of a `pyarrow.Table` or `RecordBatch` of an index file, as the index had its values."""
+    """Return a column of a `pyarrow.Table` or `RecordBatch` of an index file, with its original values."""
     values: list[Any] = columns.column(name).to_pylist()
     kind = (columns.schema.field(name).metadata or {}).get(KIND)
     if kind == b"path":
@@ -61,14 +61,14 @@ def column_values(columns: Any, name: str) -> list[Any]:
 
 
 def field_of_column(name: str) -> str | None:
-    """Return the field that a column holds, or None where it holds something else of the row."""
+    """Return the field in a column; None if the column is something else."""
     if name in _OWN or name.endswith((SIZE, DIGEST)):
         return None
     return name.removeprefix(_PREFIX).removesuffix(":") if name.startswith(_PREFIX) else name
 
 
 def column_of_field(name: str) -> str:
-    """Return the name of the column that holds a field: the field's own, unless another column could have it."""
+    """Return the name of the column of a field: the field's own, unless another column could have it."""
     if name == FILES:
         return _FILES
     if name in _OWN or ":" in name or name.startswith(_PREFIX):
@@ -78,13 +78,13 @@ def column_of_field(name: str) -> str:
 
 # ---------------------------------------------------------------- index reading
 #
-# Index files read back, whoever wrote them; `run.publish` says what they hold.
+# Reads index files from any source; `run.publish` documents their content.
 #
-# A small file can stand for a table of any size: one value and how often it comes, or zeros that compress to nothing.
-# So rows are counted before they are read, and the memory that they take is counted meanwhile.
+# A small file can expand to a table of any size: one value and a repeat count, or zeros that compress to nothing. So
+# rows are counted before they are read, and their memory is counted meanwhile.
 
 
-# Keys differ, and take some bytes each, however well they compress.
+# Keys differ, and so take some bytes each, however well they compress.
 _MOST_ROWS_PER_BYTE = 64
 _MOST_BYTES_PER_ROW = 4096
 _LEAST_BUDGET = 64 << 20
@@ -102,15 +102,15 @@ def read_index(
     """Return an index file of a directory as a `pyarrow.Table`, each column in one piece.
 
     Args:
-        folder: the directory; no link out of it is followed.
+        folder: the directory; links out of it are not followed.
         name: path of the file below it.
-        columns: names of the columns to read, or what tells by its name whether to read one; None reads all.
-        num_rows: number of rows that the manifest says; None reads any number.
-        info: entry of the file in the manifest; None takes any file.
+        columns: names of the columns to read, or a predicate of names; None reads all.
+        num_rows: number of rows in the manifest; None allows any number.
+        info: entry of the file in the manifest; None allows any file.
 
     Raises:
-        CorruptDataError: the file is missing, cannot be read, is not the one that the manifest lists, or would take
-            more memory than an index does.
+        CorruptDataError: the file is missing, unreadable, not the one in the manifest, or would take more memory than
+            an index needs.
         OutputError: descriptors or memory ran out.
     """
     require_package("pyarrow", "the index of a dataset")
@@ -121,14 +121,15 @@ def read_index(
     try:
         path = regular_path(folder, name)
         if info is not None and not info.is_whole(path):
-            raise CorruptDataError("it is not the file that the manifest lists: its size or checksum is another")
+            raise CorruptDataError("it is not the file in the manifest: its size or checksum differs")
         with open_regular(path) as file, parquet.ParquetFile(file) as opened:
             metadata, schema = opened.metadata, opened.schema_arrow
             budget = _budget(metadata, num_rows, os.fstat(file.fileno()).st_size)
             names = list(filter(columns, schema.names)) if callable(columns) else columns
             wanted = schema if names is None else pa.schema([schema.field(name) for name in names])
             texts = [field.name for field in schema if field.type in (pa.string(), pa.binary())]
-            # pyarrow wants the names of dictionary columns when it opens a file, and the file has them: open it twice.
+            # pyarrow needs the names of dictionary columns when it opens a file, but they are in the file: open it
+            # twice.
             with parquet.ParquetFile(file, metadata=metadata, read_dictionary=texts) as of_texts:
                 batches = list(_batches(of_texts, wanted, budget))
         return pa.Table.from_batches(batches, wanted).combine_chunks()
@@ -137,15 +138,15 @@ def read_index(
 
 
 def _budget(metadata: Any, wanted: int | None, num_bytes: int) -> int:
-    """Return how many bytes of memory a file may take; raise `CorruptDataError` where it declares more.
+    """Return the memory budget of a file in bytes; raise `CorruptDataError` if it declares more.
 
-    Nothing else is read from the metadata: pyarrow ends the process when it is asked for a column that is damaged.
+    Nothing else is read from the metadata: pyarrow aborts the process if a damaged column is accessed.
     """
     num_rows = metadata.num_rows
     if wanted not in (None, num_rows):
         raise CorruptDataError(f"it has {count_of(num_rows, 'row')}, the manifest says {wanted}")
     if num_rows > num_bytes * _MOST_ROWS_PER_BYTE:
-        raise CorruptDataError(f"it has {count_of(num_rows, 'row')} in {num_bytes} bytes, more than an index can")
+        raise CorruptDataError(f"it has {count_of(num_rows, 'row')} in {num_bytes} bytes, too many for an index")
     budget: int = max(_LEAST_BUDGET, num_rows * _MOST_BYTES_PER_ROW)
     if sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)) > budget:
         raise CorruptDataError(f"its {num_rows} rows take more than {budget} bytes of memory")
@@ -153,7 +154,7 @@ def _budget(metadata: Any, wanted: int | None, num_bytes: int) -> int:
 
 
 def _batches(opened: Any, schema: Any, budget: int) -> Iterator[Any]:
-    """Yield the rows, texts written out; raise `CorruptDataError` before they take more than the budget."""
+    """Yield the rows with expanded texts; raise `CorruptDataError` before they exceed the budget."""
     import pyarrow as pa
 
     left = budget
@@ -167,7 +168,7 @@ def _batches(opened: Any, schema: Any, budget: int) -> Iterator[Any]:
 
 
 def _expanded_bytes(column: Any) -> int:
-    """Return the bytes that a column takes once each of its texts is written out."""
+    """Return the bytes of a column with each of its texts expanded."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -176,7 +177,7 @@ def _expanded_bytes(column: Any) -> int:
     lengths = pc.fill_null(pc.binary_length(column.dictionary), 0).to_numpy(zero_copy_only=False)
     places = column.indices.drop_null().to_numpy(zero_copy_only=False)
     if len(places) and not 0 <= places.min() <= places.max() < len(lengths):
-        raise CorruptDataError("it refers to texts that it does not hold")
+        raise CorruptDataError("it refers to missing texts")
     return int(lengths[places].sum())
 
 
@@ -189,32 +190,31 @@ def _unread(path: pathlib.Path, error: Exception) -> Exception:
 
 # ---------------------------------------------------------------- from key to place
 #
-# The one way from the key of a row or record to its place in the shards.
+# Finds the place of a row or record in the shards by its key.
 #
-# The index holds the keys of rows. Those of records follow from them (KEY, or KEY#0, KEY#1, ... where copies were
-# drawn), except in shards where a transform gave several records for one copy, or rows failed: there the records are
-# asked for their keys, once for each such shard.
+# The index holds the keys of rows. Keys of records follow from them (KEY, or KEY#0, KEY#1, ... for copies), except in
+# shards in which a transform gave several records for one copy, or rows failed: there the keys are read from the
+# records, once for each such shard.
 #
-# `_index/SPLIT.keys` leads from the hash of a key to the row, and the rows before it to the shard: it is mapped, and
-# the record that is found shows whether it has the key. Without that file, memory holds the keys of all rows, and 30
-# bytes beside each.
+# `_index/SPLIT.keys` maps the hash of a key to the row, whose number gives the shard; it is memory-mapped, and the
+# record itself confirms the key. Without that file, the keys of all rows are held in memory, with 30 bytes for each.
 
 
 _mapped: dict[int, tuple[mmap.mmap, np.ndarray, np.ndarray]] = {}
-"""Maps of the files of hashes: not in the objects, from which pools take them away in a forked worker."""
+"""Memory maps of the hash files; not stored in the objects, since pools remove them there in forked workers."""
 
 
 @final
 class MappedKeys:
-    """The hashes of the keys of a split, in the file that a run wrote; all processes share its pages. Thread-safe.
+    """The key hashes of a split, in the file written by a run; processes share its pages. Thread-safe.
 
     Args:
-        folder: the directory, or a folder with a copy of the file; no link out of it is followed.
+        folder: the directory, or a folder with a copy of the file; links out of it are not followed.
         name: path of the file below it.
-        num_rows: number of rows that the manifest says.
+        num_rows: number of rows in the manifest.
 
     Raises:
-        CorruptDataError: the file is missing, or has not the size that so many rows take.
+        CorruptDataError: the file is missing or has the wrong size.
         OutputError: descriptors or memory ran out.
     """
 
@@ -239,13 +239,14 @@ class MappedKeys:
         weakref.finalize(self, _mapped.pop, id(self), None)
 
     def rows(self, row_key: str) -> list[int]:
-        """Return the numbers of the rows whose keys have the hash of this one, in order: almost always one or none.
+        """Return the numbers of the rows with this key's hash, in order: almost always one or none.
 
         Raises:
-            CorruptDataError: the file has been changed since it was opened.
+            CorruptDataError: the file was changed since it was opened.
         """
         pages, hashes, rows = _mapped[id(self)]
-        # Touching mapped pages that the file has lost would kill the process: one system call asks first.
+        # Accessing mapped pages beyond the end of a truncated file would kill the process: a system call checks this
+        # first.
         if pages.size() != self._num_bytes:
             raise CorruptDataError(f"{self.path}: it was changed while it was open")
         wanted = np.uint64(key_hash(row_key))
@@ -256,7 +257,7 @@ class MappedKeys:
         return found
 
     def rows_without(self, hashes: np.ndarray) -> np.ndarray:
-        """Return the numbers of the rows whose hashes are not among others, in order: 0.1 s for a million.
+        """Return the numbers of the rows whose hashes are not among these, in order: 0.1 s for a million.
 
         Args:
             hashes: uint64 (n,), in ascending order.
@@ -267,10 +268,10 @@ class MappedKeys:
 
 
 class IndexTable:
-    """An index file that was read: its rows by key, or by shard.
+    """The rows of an index file, by key or by shard.
 
     Args:
-        table: `pyarrow.Table` with the columns "key" and "shard" at least, as `read_index` returns it.
+        table: `pyarrow.Table` from `read_index` with at least the columns "key" and "shard".
     """
 
     def __init__(self, table: Any) -> None:
@@ -286,11 +287,11 @@ class IndexTable:
         return self._lookup.find(row_key)
 
     def find_all(self, row_keys: Sequence[str]) -> np.ndarray:
-        """Return int64 (n,): the number of the row with each key, -1 where there is none."""
+        """Return int64 (n,): the number of the row of each key; -1 for none."""
         return self._lookup.find_all(row_keys)
 
     def are_in_shard(self, rows: np.ndarray, number: int) -> np.ndarray:
-        """Return bool (n,): whether each row, -1 for none, is in a shard."""
+        """Return bool (n,): whether each row is in a shard; -1 stands for no row."""
         found = rows >= 0
         found[found] = self.shards[rows[found]] == number
         return found
@@ -305,7 +306,7 @@ class IndexTable:
         return [self._keys[row].as_py() for row in rows] if len(rows) < 8 else self._keys.take(rows).to_pylist()
 
     def values(self, column: str, rows: np.ndarray) -> list[Any] | None:
-        """Return values of a column as the index had them, by row number; None where there is no such column."""
+        """Return the original values of a column by row number; None if there is no such column."""
         if column not in self.table.column_names:
             return None
         return column_values(self.table.select([column]).take(rows), column)
@@ -321,7 +322,7 @@ class IndexTable:
 
 
 class RecordPlace(NamedTuple):
-    """Where a record is.
+    """The place of a record.
 
     Attributes:
         row: number of its row in the index file.
@@ -335,31 +336,31 @@ class RecordPlace(NamedTuple):
 
 
 class HashedKeys(Protocol):
-    """The file with the hashes of the keys of a split, and the records that show whether a key is theirs."""
+    """The key hashes of a split, and access to the keys of its records."""
 
     def rows(self, row_key: str) -> list[int] | None:
-        """Return the numbers of the rows whose keys have the hash of this one; None where that cannot be read."""
+        """Return the numbers of the rows with this key's hash; None if the file cannot be read."""
 
     def is_whole(self) -> bool:
-        """Return whether the file is as the manifest says: all of it is read, once."""
+        """Read the file once, and return True if it matches the manifest."""
 
     def key_of(self, shard: int, record: int) -> str:
-        """Return the key of a record, by the number of its shard in the split and its number there."""
+        """Return the key of a record, by the number of its shard and its number in it."""
 
 
-_MOST_UNREAD = 100  # records that are read for their keys alone, until the index file is read with all keys
+_MOST_UNREAD = 100  # records read only for their keys before the whole index file is read instead
 
 
 @final
 class SplitIndex:
-    """Finds the records of one split by key; the index file is read when no other file has the answer.
+    """Finds the records of one split by key; the index file is read only if no other file has the answer.
 
     Args:
-        read: returns the index file as a table, with the columns "key", "shard" and "record" at least.
+        read: returns the index file as a table with at least the columns "key", "shard" and "record".
         names: the keys of the records of a row.
         shards: the shards of the split.
         stored_keys: returns the keys of the records of a shard, by its number.
-        hashed: the file with the hashes of the keys; None where only the index file is to be read.
+        hashed: the file of key hashes; None to read only the index file.
     """
 
     def __init__(
@@ -387,11 +388,11 @@ class SplitIndex:
         return IndexTable(self._read())
 
     def find(self, key: RecordKey, *, is_read: bool = False) -> RecordPlace | None:
-        """Return where a record is, or None where there is none of this key.
+        """Return the place of a record; None if there is no such key.
 
         Args:
-            key: key of the record, as it is stored.
-            is_read: whether the record is read next, so that looking at its key costs nothing.
+            key: key of the record, as stored.
+            is_read: whether the record is read next, so that checking its key costs nothing.
         """
         rows = None if self._hashed is None else self._hashed.rows(key.row_key)
         if rows is None:
@@ -400,7 +401,7 @@ class SplitIndex:
             place = self._place_of(row, key)
             if place is not None and self._has_key(place, key, is_read=is_read):
                 return place
-        # A file that was damaged may leave out any key, but it cannot give one to a record that has another.
+        # A damaged file may omit any key, but cannot assign one to a record with another key.
         return None if self._hashed is None or self._hashed.is_whole() else self._found_in_table(key)
 
     def _found_in_table(self, key: RecordKey) -> RecordPlace | None:
@@ -416,9 +417,9 @@ class SplitIndex:
         return None if number is None else RecordPlace(row, shard, number)
 
     def _place_of(self, row: int, key: RecordKey) -> RecordPlace | None:
-        """Return where the record of a row is that may have a key; None where the row has none of its kind."""
+        """Return the place of the record of a row that may have a key; None if the row has no such record."""
         shard = bisect.bisect_right(self._ends, row)
-        if shard == len(self._ends):  # the file was damaged
+        if shard == len(self._ends):  # the file is damaged
             return None
         info, place = self._shards[shard], self._names.place_of(key)
         if info.lacks_records or info.num_records != info.num_rows * self._names.copies:
@@ -429,7 +430,7 @@ class SplitIndex:
         return None if number is None else RecordPlace(row, shard, number)
 
     def _has_key(self, place: RecordPlace, key: RecordKey, *, is_read: bool) -> bool:
-        """Return whether the record at a place has a key: the record knows, and so does the index file."""
+        """Return True if the record at a place has a key, by the record or by the index file."""
         assert self._hashed is not None, "it has found the place"
         if place.shard in self._places:
             return True
@@ -438,16 +439,16 @@ class SplitIndex:
             self._num_unread += 1
             is_at_hand = self._num_unread > _MOST_UNREAD
         if is_read or not is_at_hand:
-            with contextlib.suppress(CorruptDataError):  # which is raised when it is read
+            with contextlib.suppress(CorruptDataError):  # raised again when it is read
                 return self._hashed.key_of(place.shard, place.record) == str(key)
         return self.table.keys_at([place.row]) == [key.row_key]
 
     def is_regular(self, shard: int) -> bool:
-        """Tell whether every row of a shard gave one record for each copy."""
+        """Return True if every row of a shard gave one record for each copy."""
         return shard not in self._irregular
 
     def key_at(self, shard: int, record: int) -> str | None:
-        """Return the key of a record, or None where only the record itself has it."""
+        """Return the key of a record; None if only the record itself has it."""
         rows = self.table.rows_of_shard(shard)
         if not len(rows) or not self.is_regular(shard):
             return None
@@ -477,14 +478,14 @@ class SplitIndex:
         return np.concatenate(found)
 
     def records_of(self, shard: int) -> dict[str, int]:
-        """Return the number of each record of a shard by its key, as the records have it: read once."""
+        """Return the number of each record of a shard by key, read once from the records."""
         if shard not in self._places:
             self._places[shard] = {key: number for number, key in enumerate(self._stored_keys(shard))}
         return self._places[shard]
 
     @functools.cached_property
     def _ends(self) -> list[int]:
-        """Of each shard, the number of rows in it and in those before it."""
+        """Cumulative number of rows up to each shard."""
         return list(itertools.accumulate(info.num_rows for info in self._shards))
 
     @functools.cached_property
@@ -493,7 +494,7 @@ class SplitIndex:
 
     @functools.cached_property
     def _firsts(self) -> np.ndarray:
-        """int64 (num_rows,): number of the first record of each row in its shard, -1 where rows differ in how many."""
+        """int64 (num_rows,): number of the first record of each row in its shard; -1 if rows differ in their counts."""
         import pyarrow.compute as pc
 
         firsts: np.ndarray = pc.fill_null(self.table.table["record"], -1).to_numpy()

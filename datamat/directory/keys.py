@@ -1,9 +1,9 @@
-"""Keys of rows and records, and names of shards: how they are written, parsed, hashed and looked up.
+"""Keys of rows and records, and names of shards: formatting, parsing, hashing and look-up.
 
-KEY                   of a row, and of its record where it was stored as it is
-KEY#COPY              of a record that is one of several copies, or that a transform drew
-KEY#COPY-NUMBER       of a record where the transform gave several for one copy
-NAME-SPLIT-XXXXX-of-YYYYY      of a shard: dataset, split, number of the shard, and how many the split has
+KEY                   a row, and its record if it was stored untransformed
+KEY#COPY              a record that is one of several copies, or was drawn by a transform
+KEY#COPY-NUMBER       a record if the transform gave several for one copy
+NAME-SPLIT-XXXXX-of-YYYYY      a shard: dataset, split, number of the shard, and number of shards in the split
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = [
 
 # ---------------------------------------------------------------- names of datasets, splits and shards
 #
-# They go into file names, and a manifest is read from wherever people got it: nothing in a name may lead elsewhere.
+# They become file names, and manifests come from untrusted places: nothing in a name may lead elsewhere.
 
 
 DATASET_NAME = re.compile(r"\w+(?:-\w+)*\Z")
@@ -64,7 +64,7 @@ _SHARD_FILE = re.compile(rf"{_SHARD}(?:\.\w+)+\Z")
 
 @frozen()
 class ShardName:
-    """The name of a shard, which begins the names of its files: NAME-SPLIT-XXXXX-of-YYYYY.
+    """The name of a shard, with which the names of its files begin: NAME-SPLIT-XXXXX-of-YYYYY.
 
     Attributes:
         dataset: name of the dataset.
@@ -86,7 +86,7 @@ class ShardName:
 
     @classmethod
     def parse(cls, name: str) -> ShardName:
-        """Return the parts of a name; raises `ValueError` where it is not that of a shard."""
+        """Return the parts of a shard's name; raise `ValueError` for other names."""
         found = _SHARD_NAME.match(name)
         if not found:
             raise ValueError(f"{name!r} is not the name of a shard; want NAME-SPLIT-XXXXX-of-YYYYY")
@@ -102,27 +102,27 @@ class ShardName:
 
 
 def is_shard_file(name: str) -> bool:
-    """Tell whether a name is that of a file of a shard: the name of the shard and an extension."""
+    """Return True if a file name is a shard's name and an extension."""
     return bool(_SHARD_FILE.match(name))
 
 
 # ---------------------------------------------------------------- keys of records
 
 
-# Keys become file and member names: no separator, mark of copies, control character or `..`, and none is empty. What a
-# key of the user's holds of these is escaped as in a URL. One search over many keys, joined by newlines, tests all.
+# Keys become names of files and archive members: no separators, copy marks, control characters or `..`, and not empty.
+# Such characters in a user's key are escaped as in a URL. One search over many keys, joined by newlines, tests all.
 _BAD_KEY = re.compile(r"[/\\#\x00-\x09\x0b-\x1f\x7f]|\.\.|(?:\A|\n)(?:\n|\Z)")
-_ESCAPE = r"%([01][0-9A-F]|2[35EF]|5C|7F)"  # of an unsafe character, or of a % that begins what looks like an escape
+_ESCAPE = r"%([01][0-9A-F]|2[35EF]|5C|7F)"  # of an unsafe character, or a % that seems to begin an escape
 _ESCAPED = re.compile(_ESCAPE)
 _UNSAFE = re.compile(rf"[/\\#\x00-\x1f\x7f]|(?<=\.)\.|%(?={_ESCAPE[1:]})")
 _COPY = re.compile(r"(0|[1-9][0-9]{0,17})(?:-(0|[1-9][0-9]{0,17}))?\Z")
 
 
 def safe_key(key: str) -> str:
-    r"""Return the form in which the key of a row is stored, which any key has but the empty one and lone surrogates.
+    r"""Return the stored form of a row's key; every key has one, except the empty one and lone surrogates.
 
-    `/`, `\`, `#`, control characters and the second dot of `..` become `%2F` and the like; nothing else changes, so
-    that most keys stay as they are. Different keys have different forms; `original_key` returns the key.
+    `/`, `\`, `#`, control characters and the second dot of `..` become `%2F` and the like; most keys stay unchanged.
+    Different keys have different forms; `original_key` is the inverse.
 
     Example:
         >>> safe_key("cats/1.png"), safe_key("50%"), original_key("cats%2F1.png")
@@ -132,10 +132,10 @@ def safe_key(key: str) -> str:
 
 
 def original_key(key: str) -> str:
-    """Return the key that a row had in its source, given the key as stored; see `safe_key`.
+    """Return the key of a row in its source, given the stored key; see `safe_key`.
 
     Args:
-        key: key of a row, as in `sample["key"]`; the key of a copy keeps its `#COPY`.
+        key: stored key, as in `sample["key"]`; the key of a copy keeps its `#COPY`.
 
     Example:
         >>> original_key("cats%2F1.png#0"), original_key("a")
@@ -145,14 +145,14 @@ def original_key(key: str) -> str:
 
 
 def safe_keys(keys: Sequence[Any]) -> Sequence[Any]:
-    """Return the stored forms of many keys; what is no str stays."""
+    """Return the stored forms of many keys; other values than strings stay unchanged."""
     if bad_key(keys) is None and not any("%" in key for key in keys):
         return keys
     return [safe_key(key) if type(key) is str else key for key in keys]
 
 
 def bad_key(keys: Sequence[Any]) -> int | None:
-    """Return the position of the first value that cannot be stored as the key of a row, or None where each can."""
+    """Return the position of the first value that is not a valid key of a row; None if all are valid."""
     if set(map(type, keys)) == {str}:
         joined = "\n".join(keys)
         if not _BAD_KEY.search(joined) and joined.count("\n") == len(keys) - 1 and _encodes(joined):
@@ -179,8 +179,8 @@ class RecordKey:
 
     Attributes:
         row_key: key of the row that the record was made from.
-        copy: number of the copy, from 0; None where the row was stored as it is.
-        number: number of the record among those that a transform gave for the copy, from 0; None where it gave one.
+        copy: number of the copy, from 0; None if the row was stored untransformed.
+        number: number of the record among those that a transform gave for the copy, from 0; None if it gave one.
 
     Example:
         >>> RecordKey.parse("0001TP#3-1")
@@ -195,7 +195,7 @@ class RecordKey:
 
     @classmethod
     def parse(cls, key: str) -> RecordKey:
-        """Return the parts of a key; raises `OptionError` where it is none, as for "0001TP#" or "0001TP#01"."""
+        """Return the parts of a key; raise `OptionError` for an invalid one, such as "0001TP#" or "0001TP#01"."""
         row_key, mark, suffix = key.partition("#")
         if not mark:
             return cls(row_key)
@@ -206,9 +206,9 @@ class RecordKey:
 
     @classmethod
     def meant_by(cls, key: str) -> Iterator[RecordKey]:
-        """Yield the records that a user may mean by a key: of a row by its stored key, or by its key in the source."""
+        """Yield the records that a user may mean by a key: the row may be given by its stored or its source key."""
         row_key, mark, suffix = key.rpartition("#")
-        for form in (key, f"{safe_key(row_key)}{mark}{suffix}", safe_key(key)):  # a key in the source may hold "#"
+        for form in (key, f"{safe_key(row_key)}{mark}{suffix}", safe_key(key)):  # a source key may contain "#"
             with contextlib.suppress(OptionError):
                 yield cls.parse(form)
 
@@ -217,22 +217,22 @@ class RecordKey:
 
     @staticmethod
     def format(row_key: str, copy: int, number: int | None = None) -> str:
-        """Return the key of a record as text, without making a `RecordKey`: workers do this for every record."""
+        """Return the key of a record as text without creating a `RecordKey`, since workers do this for every record."""
         return f"{row_key}#{copy}" if number is None else f"{row_key}#{copy}-{number}"
 
     @staticmethod
     def row_of(key: str) -> str:
-        """Return the key of the row of a record, without making a `RecordKey`."""
+        """Return the row key of a record without creating a `RecordKey`."""
         return key.partition("#")[0]
 
 
 @frozen()
 class RecordNames:
-    """The keys of the records of a row, where a transform gives one record for each copy.
+    """The keys of a row's records, if each copy gives one record.
 
     Attributes:
         copies: records of each row.
-        augmented: whether a transform drew them.
+        augmented: whether a transform applies.
 
     Example:
         >>> RecordNames(copies=2, augmented=True).of("a")
@@ -244,7 +244,7 @@ class RecordNames:
 
     @property
     def are_plain(self) -> bool:
-        """Whether the key of a record is that of its row."""
+        """Whether records have the keys of their rows."""
         return self.copies == 1 and not self.augmented
 
     def of(self, row_key: str) -> list[str]:
@@ -252,23 +252,23 @@ class RecordNames:
         return [row_key] if self.are_plain else [f"{row_key}#{copy}" for copy in range(self.copies)]
 
     def place_of(self, key: RecordKey) -> int | None:
-        """Return the place of a record among those of its row, or None where the row has no such record."""
+        """Return the position of a record among those of its row; None if the row has no such record."""
         if self.are_plain:
             return 0 if key.copy is None else None
         return key.copy if key.copy is not None and key.copy < self.copies and key.number is None else None
 
 
 def stored_key(record: Mapping[str, Any]) -> str:
-    """Return the key that a record's columns hold."""
+    """Return the key in a record's columns."""
     key = record["key"]
     return (key if isinstance(key, bytes) else bytes(key[0])).decode()
 
 
 def row_runs(keys: Iterable[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield the rows of records in their order: key of the row, position of its first record, number of its records.
+    """Yield the rows of consecutive records: key of the row, position of its first record, number of its records.
 
     Args:
-        keys: keys of records in their order, those of one row next to each other.
+        keys: keys of records in order, with those of a row next to each other.
 
     Example:
         >>> list(row_runs(["a#0", "a#1", "b#0-0"]))
@@ -282,7 +282,7 @@ def row_runs(keys: Iterable[str]) -> Iterator[tuple[str, int, int]]:
 
 
 def records_by_row(keys: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Return position of the first record and number of records of each row, by its key; `keys` as for `row_runs`."""
+    """Return the position of the first record and the number of records of each row, by key; see `row_runs`."""
     return {row_key: (first, count) for row_key, first, count in row_runs(keys)}
 
 
@@ -291,21 +291,21 @@ def records_by_row(keys: Iterable[str]) -> dict[str, tuple[int, int]]:
 
 def key_hash(key: str) -> int:
     """Return the stable 64-bit hash of `key` (XXH3) that decides its split and its place in a shard."""
-    return xxhash.xxh3_64_intdigest(key.encode(errors="surrogatepass"))  # anyone may look up what no index holds
+    return xxhash.xxh3_64_intdigest(key.encode(errors="surrogatepass"))  # of any look-up
 
 
-_PIECE_ROWS = 1 << 17  # that are worked on at once: so many take the time of more
-_MOST_NARROW = 1 << 32  # rows whose numbers take four bytes
+_PIECE_ROWS = 1 << 17  # processed at a time; more would not be faster
+_MOST_NARROW = 1 << 32  # up to this many rows, numbers take four bytes
 
 
 def sorted_hashes(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return hashes in ascending order, and the number of the row of each: 12 bytes a row, 16 beyond 2**32 rows.
+    """Return hashes in ascending order, and the row number of each: 12 bytes per row, 16 beyond 2**32 rows.
 
     Args:
-        hashes: uint64 (n,), the `key_hash` of the key of each row.
+        hashes: uint64 (n,), the `key_hash` of each row's key.
 
     Returns:
-        uint64 (n,), and uint32 or uint64 (n,); rows of equal hashes in their order.
+        uint64 (n,), and uint32 or uint64 (n,); rows with equal hashes stay in order.
 
     Example:
         >>> sorted_hashes(np.array([7, 3, 7], np.uint64))
@@ -316,7 +316,7 @@ def sorted_hashes(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def row_type(num_rows: int) -> np.dtype[Any]:
-    """Return the type of the numbers of so many rows."""
+    """Return the dtype of row numbers for this many rows."""
     return np.dtype("<u4" if num_rows <= _MOST_NARROW else "<u8")
 
 
@@ -336,16 +336,16 @@ def packed_hashes(num_rows: int, hashes_of: Callable[[np.ndarray], np.ndarray]) 
 
 
 def pieces(count: int) -> Iterator[slice]:
-    """Yield the slices of so many rows that are worked on one at a time."""
+    """Yield slices of this many rows, to be processed one at a time."""
     for start in range(0, count, _PIECE_ROWS):
         yield slice(start, min(start + _PIECE_ROWS, count))
 
 
 def ordered_by(values: Callable[[np.ndarray], np.ndarray], rows: np.ndarray) -> np.ndarray:
-    """Return rows in ascending order of their values, those of equal values in their order.
+    """Return rows in ascending order of their values; the sort is stable.
 
-    Beside the rows and their order, memory only holds a piece of them: first they go where the first byte of their
-    value tells, and then each 256th is sorted.
+    Besides the rows and their order, memory only holds a piece of them: they are first distributed by the first byte of
+    their values, and then each 256th is sorted.
 
     Args:
         values: returns uint64 (n,), evenly distributed, for rows by number.
@@ -377,11 +377,11 @@ def _heads(values: np.ndarray) -> np.ndarray:
 
 
 class KeyLookup:
-    """Finds rows by key, through their sorted hashes: 12 bytes of memory for each row, whatever its key.
+    """Finds rows by key through their sorted hashes, with 12 bytes of memory per row, whatever its key.
 
     Args:
-        hashes: uint64 (n,), the `key_hash` of the key of each row.
-        keys_at: function that takes row numbers and returns their keys, to distinguish equal hashes.
+        hashes: uint64 (n,), the `key_hash` of each row's key.
+        keys_at: returns the keys of rows by number, to distinguish equal hashes.
 
     Example:
         >>> keys = ["a", "b"]
@@ -396,12 +396,12 @@ class KeyLookup:
 
     @classmethod
     def of(cls, keys: Sequence[str], keys_at: Callable[[Sequence[int]], Sequence[str]] | None = None) -> KeyLookup:
-        """Return the look-up of these keys, which it holds unless `keys_at` returns them from elsewhere."""
+        """Return the look-up of these keys, which are kept in memory unless `keys_at` returns them."""
         hashes = np.fromiter(map(key_hash, keys), np.uint64, len(keys))
         return cls(hashes, keys_at or (lambda rows: [keys[row] for row in rows]))
 
     def find(self, key: str) -> int | None:
-        """Return the number of the first row with this key, or None."""
+        """Return the number of the first row with this key; None if there is none."""
         wanted = np.uint64(key_hash(key))
         place = int(self._hashes.searchsorted(wanted))
         while place < len(self._rows) and self._hashes[place] == wanted:
@@ -412,7 +412,7 @@ class KeyLookup:
         return None
 
     def find_all(self, keys: Sequence[str]) -> np.ndarray:
-        """Return int64 (n,): the number of the first row with each key, -1 where there is none."""
+        """Return int64 (n,): the number of the first row with each key; -1 if there is none."""
         found = np.full(len(keys), -1, np.int64)
         hashes = np.fromiter(map(key_hash, keys), np.uint64, len(keys))
         places = np.searchsorted(self._hashes, hashes)
@@ -432,7 +432,7 @@ MIX64_STEPS = (
 
 
 def mix64(values: np.ndarray) -> np.ndarray:
-    """Return uint64 values scattered over the whole range: the finisher of splitmix64 (Steele et al., 2014)."""
+    """Return uint64 values scattered over the whole range by the finalizer of splitmix64 (Steele et al., 2014)."""
     with np.errstate(over="ignore"):
         for shift, factor in MIX64_STEPS:
             values = (values ^ (values >> shift)) * factor
@@ -441,7 +441,7 @@ def mix64(values: np.ndarray) -> np.ndarray:
 
 
 class KeyDigest:
-    """A digest of a sequence of keys that can be combined from the digests of its runs.
+    """A digest of a sequence of keys that can be combined from digests of its parts.
 
     The keys' 128-bit XXH3 hashes are the coefficients of a polynomial over the prime field of 2**127 - 1, evaluated at
     a fixed point: a lost, duplicated, changed or moved key changes it, and parts can be computed separately.

@@ -1,23 +1,23 @@
-"""The ledger: what happened to an output, one line of JSON per event, in `.datamat/ledger.jsonl`.
+"""The ledger: the history of an output, one line of JSON per event, in `.datamat/ledger.jsonl`.
 
     {"time": "2026-11-21T07:30:00.123Z", "run": "5f0c9a1e", "event": "sample_skipped", "key": "0001", ...}
 
-It is the history; receipts and the manifest are the truth. Only the process that runs the job writes it, each line
-in one `write` to the end of the file, so that another process may read it meanwhile. A kill can tear the last line:
+It is only a history: receipts and the manifest are authoritative. Only the process that runs the job writes it,
+appending each line with one `write`, so that other processes may read it meanwhile. A kill can tear the last line:
 readers skip it, and the next run starts a new line.
 
-EVENT               WHAT ITS LINE ALSO HOLDS
+EVENT               OTHER VALUES IN ITS LINE
 run_started         versions, options, host, pid
 part_committed      shard, part, rows, records, bytes, busy_s
-part_damaged        shard, part, message; again: the numbers of the parts that are made again
+part_damaged        shard, part, message; again: the numbers of the parts to rebuild
 sample_skipped      shard, position, key, error, message, attempts, row, path, traceback; so does sample_quarantined
 sample_retried      shard, position, key, error, message, attempts
-sample_dropped      shard, position, key, error, message: one that was left out on purpose, by Skip or None
-shard_lacks         which samples of it failed, before it gets its name: shard, checksum, keys
-sample_mended       a sample that was in quarantine and is good now: shard, key
+sample_dropped      shard, position, key, error, message: intentionally left out, by Skip or None
+shard_lacks         the failed samples of a shard, before it gets its name: shard, checksum, keys
+sample_mended       a quarantined sample that has since succeeded: shard, key
 sample_failed       the sample that ended the run: key, message
 sample_timeout      shard, part, key, message with the stack; so does worker_died
-deadline_reached    rows and records that are done; so does disk_reached
+deadline_reached    finished rows and records; so does disk_reached
 interrupted         error, message; so does run_failed
 run_finished        is_complete, rows, failed, records, bytes, elapsed_s
 """
@@ -44,24 +44,24 @@ if TYPE_CHECKING:
 
 __all__ = ["LEDGER_FILE", "FailedRow", "Ledger", "LedgerEntry", "cut_text", "ledger_in", "parse_ledger", "read_ledger"]
 
-_MOST_BYTES = 1 << 40  # of a ledger
-_MOST_LINE_BYTES = 1 << 24  # more than any traceback; a file without line ends must not fill the memory
+_MOST_BYTES = 1 << 40  # largest ledger
+_MOST_LINE_BYTES = 1 << 24  # longer than any traceback; a file without line ends must not fill the memory
 LEDGER_FILE = "ledger.jsonl"
 _OF_ROWS = frozenset({"sample_skipped", "sample_quarantined", "sample_retried", "sample_dropped"})
-_LONGEST_TEXT = 4000  # of a message, in characters: a stack fits, a tensor that somebody printed does not
+_LONGEST_TEXT = 4000  # characters of a message: a stack fits, a printed tensor does not
 
 
 @frozen()
 class FailedRow:
-    """A row that gave no record, or did so only when it was tried again; or a record that was left out on purpose.
+    """A row that failed or succeeded only when retried; or a record that was intentionally left out.
 
     Attributes:
-        position: position of the row in the order of the plan.
-        key: key of the row; of the record, where the row gave others.
+        position: position of the row in the plan.
+        key: key of the row; of the record, if the row gave others.
         error: name of the error's class.
-        message: description of the failure, or why it was left out.
-        action: response to the failure: "skip", "quarantine" or "retry"; "drop" where there is none.
-        attempts: number of times that the row was tried.
+        message: description of the failure, or the reason for leaving it out.
+        action: response to the failure: "skip", "quarantine" or "retry"; "drop" if there was none.
+        attempts: number of attempts.
         row: number of the row in the index, from 0; -1 unless it failed.
         path: path or URL of its input file; "" unless it failed and has one.
         traceback: traceback of the error; "" unless one was raised.
@@ -81,7 +81,7 @@ class FailedRow:
         return f"{self.key}: {self.message}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the ledger records of it; long text is cut."""
+        """Return its values for the ledger; long text is cut."""
         return _cut({name: getattr(self, name) for name in ("position", "key", "error", "message", "attempts")})
 
 
@@ -90,7 +90,7 @@ class LedgerEntry:
     """One line of the ledger.
 
     Attributes:
-        time: time of writing, in UTC, by the clock of the machine that ran.
+        time: time of writing, in UTC, by the clock of the machine.
         run: id of the run, eight hex digits.
         event: name of the event.
         values: all other values of the line, by name.
@@ -106,7 +106,7 @@ class Ledger:
     """Appends to a ledger.
 
     Args:
-        path: the file, made if missing.
+        path: the file, created if missing.
 
     Raises:
         OutputError: it cannot be written, or is a link.
@@ -115,7 +115,7 @@ class Ledger:
     def __init__(self, path: pathlib.Path) -> None:
         self.run = os.urandom(4).hex()
         self._path = path
-        # O_NOFOLLOW: a link planted there would have us append to a file elsewhere.
+        # O_NOFOLLOW: a planted link would make us append to another file.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
         no_file = f"{path} is not a regular file; datamat keeps its ledger there: move it away, or call repair()"
         try:
@@ -135,11 +135,11 @@ class Ledger:
         """Append one line.
 
         Args:
-            event: name of what happened, such as "part_committed".
+            event: name of the event, such as "part_committed".
             values: further JSON values to record; long text is cut.
 
         Raises:
-            OutputError: the disk does not take it.
+            OutputError: it cannot be written.
         """
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = json.dumps({"time": now, "run": self.run, "event": event, **_cut(values)})
@@ -147,9 +147,9 @@ class Ledger:
         self._append(b"\n" + data if self._is_torn else data)
 
     def recorded_rows(self) -> set[tuple[str, str, str, str]]:
-        """Return event, shard, key and message of each row recorded since a run was last complete.
+        """Return event, shard, key and message of each row recorded since the last complete run.
 
-        What cannot be read counts as not recorded: better twice than never.
+        Unreadable lines count as not recorded: better twice than never.
         """
         found: set[tuple[str, str, str, str]] = set()
         with contextlib.suppress(OSError, CorruptDataError):
@@ -162,8 +162,8 @@ class Ledger:
         return found
 
     def sync(self) -> None:
-        """Flush what was written to the disk."""
-        with contextlib.suppress(OSError):  # whatever needed the disk reports that it fails
+        """Flush the ledger to disk."""
+        with contextlib.suppress(OSError):  # other writes to the disk report its failure
             os.fsync(self._descriptor)
 
     def close(self) -> None:
@@ -182,23 +182,24 @@ class Ledger:
 
     def _refused(self, error: OSError) -> OutputError:
         return OutputError(
-            f"{self._path} cannot be written: {error.strerror or error}; make room or give a folder that can be written"
+            f"{self._path} cannot be written: {error.strerror or error}; make room or give a writable folder"
         )
 
 
 def read_ledger(path: str | os.PathLike[str], *, without: str = "") -> Iterator[LedgerEntry]:
     """Yield the entries of a ledger, oldest first; a run may append to it in the meantime.
 
-    Lines torn by a kill or a full disk are skipped: the last one, and one that is followed by the start of the next run
-    or by the failure of its own.
+    Lines torn by a kill or a full disk are skipped: the last one, and those followed by the start of the next run or
+        the
+    failure of their own.
 
     Args:
         path: the ledger, usually `OUTPUT/.datamat/ledger.jsonl`.
-        without: an event to leave out: its lines are not parsed, which saves most of the time if there are many parts.
+        without: an event to skip without parsing its lines, which saves most of the time if there are many parts.
 
     Raises:
-        OSError: it cannot be read; a `FileNotFoundError` if it is missing.
-        CorruptDataError: a line is not one that datamat wrote; names it.
+        OSError: it cannot be read; `FileNotFoundError` if it is missing.
+        CorruptDataError: a line is not from datamat; names it.
 
     Example:
         >>> [entry.event for entry in read_ledger("out/camvid/.datamat/ledger.jsonl")]   # doctest: +SKIP
@@ -213,7 +214,7 @@ def read_ledger(path: str | os.PathLike[str], *, without: str = "") -> Iterator[
 
 
 def ledger_in(folder: Folder, name: str, *, without: str = "") -> Iterator[LedgerEntry]:
-    """Yield the entries of a ledger in a folder as `read_ledger` does; raise `AbsentError` where it is missing."""
+    """Yield the entries of a ledger in a folder, as `read_ledger` does; raise `AbsentError` if it is missing."""
     with contextlib.closing(folder.blocks(name, _MOST_BYTES)) as blocks:
         yield from parse_ledger(_lines_in(blocks), folder.place(name), without=without)
 
@@ -223,7 +224,7 @@ def _lines_in(blocks: Iterable[bytes]) -> Iterator[bytes]:
     for block in blocks:
         *whole, rest = (rest + block).split(b"\n")
         yield from (line + b"\n" for line in whole)
-        if len(rest) >= _MOST_LINE_BYTES:  # no line of a ledger: said by whoever parses it
+        if len(rest) >= _MOST_LINE_BYTES:  # too long for a ledger line, which the parser reports
             yield rest[:_MOST_LINE_BYTES]
             rest = b""
     if rest:
@@ -231,9 +232,9 @@ def _lines_in(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def parse_ledger(lines: Iterable[bytes], place: str, *, without: str = "") -> Iterator[LedgerEntry]:
-    """Yield the entries in the lines of a ledger, as `read_ledger` does; `place` names it in errors."""
+    """Yield the entries in the lines of a ledger, as `read_ledger` does; errors name `place`."""
     bad: CorruptDataError | None = None
-    left_out = f'"event": "{without}"'.encode()  # in a value, its quotes would be escaped
+    left_out = f'"event": "{without}"'.encode()  # inside a value, its quotes would be escaped
     for number, line in enumerate(lines, start=1):
         if without and bad is None and left_out in line and line.endswith(b"\n"):
             continue
@@ -266,6 +267,6 @@ def _cut(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cut_text(text: str) -> str:
-    """Return a text as the ledger records it: both ends of a long one, as a traceback ends with what was raised."""
+    """Return a text for the ledger: both ends of a long one, since a traceback ends with the error."""
     half = _LONGEST_TEXT // 2
     return text if len(text) <= _LONGEST_TEXT else f"{text[:half]} ... ({len(text):,} characters) ... {text[-half:]}"

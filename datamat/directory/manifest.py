@@ -1,4 +1,4 @@
-"""The manifest: what a finished directory holds, by shard; and the entries of shards finished before it is written."""
+"""The manifest of a finished directory, and the entries of shards that are finished before it is written."""
 
 from __future__ import annotations
 
@@ -80,28 +80,28 @@ __all__ = [
 
 # ---------------------------------------------------------------- manifest
 #
-# What a finished directory says about itself: `manifest.json`, written last and read first.
+# The description of a finished directory: `manifest.json`, written last and read first.
 #
-# JSON only. It holds no time, host or number of workers: the same data gives the same manifest, byte for byte.
+# JSON only. It contains no time, host or number of workers: the same data gives the same manifest, byte for byte.
 
 
 MANIFEST_FILE = "manifest.json"
-CONVERTED = "converted_from"  # in `made_by`, of a dataset that `convert` made
+CONVERTED = "converted_from"  # key of `made_by` in datasets made by `convert`
 INDEX_FOLDER = "_index"
-MOST_MANIFEST_BYTES = 1 << 28  # half a million shards; more is no file of ours
+MOST_MANIFEST_BYTES = 1 << 28  # half a million shards; larger files are not ours
 _VERSION = 2
-_CHECKSUM = re.compile(r"[0-9a-f]{32}\Z")  # names copies of files
-_END_BYTES = 4096  # of a shard that are compared when it is opened, at its beginning, and before its trailer
-_LEAST_SHARED_BYTES = 32 << 20  # of a file that several threads read: 10 ms of work for one
+_CHECKSUM = re.compile(r"[0-9a-f]{32}\Z")  # used in names of copies of files
+_END_BYTES = 4096  # of a shard, at its beginning and before its trailer, that are compared when it is opened
+_LEAST_SHARED_BYTES = 32 << 20  # smallest file read by several threads: 10 ms of work for one
 _MOST_THREADS = 8
 _READ_BYTES = 1 << 20
-_MOST = 1 << 62  # of any number: larger ones overflow where they are computed with
+_MOST = 1 << 62  # largest number: larger ones could overflow in computations
 _RUN_FOLDER = "run-[0-9][0-9][0-9][0-9][0-9]"
 _WAITING = re.compile(rf"\{WORK}/run-\d{{5}}/(?:{INDEX_FOLDER}/)?[\w.-]+\Z")
 
 
 def summarized_fields(features: Features, known: Statistics | None) -> dict[str, dict[str, Any]] | None:
-    """Return what is known of the values of each field of which anything is; None where nothing is of the records."""
+    """Return the known statistics of each field; None if there are none for the records."""
     if known is None:
         return None
     return {
@@ -119,19 +119,19 @@ class FilePart(NamedTuple):
 
 
 def part_of(data: Buffer) -> FilePart:
-    """Return the size and the digest of some bytes."""
+    """Return the size and digest of some bytes."""
     return FilePart(len(data), xxhash.xxh3_128_hexdigest(data))
 
 
 def ends_of(file: BinaryIO, num_bytes: int, trailer_bytes: int = 0) -> tuple[FilePart, FilePart]:
-    """Return the first and the last part of a complete shard, by which readers tell it from any other.
+    """Return the first and last part of a complete shard, by which readers recognise it.
 
-    The last one has all of the trailer: in Parquet that says where each column lies and what its values are between.
+    The last part includes the whole trailer: in Parquet it gives the place and the range of each column.
 
     Args:
         file: the shard, open for reading.
         num_bytes: its size.
-        trailer_bytes: size of what its format has put behind the last record.
+        trailer_bytes: bytes after the last record.
     """
     head = min(_END_BYTES, num_bytes)
     tail = min(_END_BYTES + trailer_bytes, num_bytes)
@@ -144,7 +144,7 @@ def _read_at(file: BinaryIO, start: int, num_bytes: int) -> bytes:
 
 
 def tree_checksum(parts: Iterable[FilePart]) -> str:
-    """Return the checksum of a file, made of the digests of its parts: XXH3-128 of a line "SIZE DIGEST" for each.
+    """Return the checksum of a file from the digests of its parts: XXH3-128 of a line "SIZE DIGEST" for each.
 
     Example:
         >>> tree_checksum([FilePart(3, "0" * 32)])
@@ -154,10 +154,10 @@ def tree_checksum(parts: Iterable[FilePart]) -> str:
 
 
 class TreeHash:
-    """Makes the checksum of a file, as `tree_checksum` does, while its bytes pass.
+    """Computes the `tree_checksum` of a file incrementally.
 
     Args:
-        parts: the expected parts, whose sizes say where to cut; bytes behind them make one more part.
+        parts: the expected parts, whose sizes define the cuts; further bytes form another part.
     """
 
     def __init__(self, parts: Iterable[FilePart]) -> None:
@@ -167,7 +167,7 @@ class TreeHash:
         self._left: int | None = next(self._sizes, None)
 
     def update(self, data: Buffer) -> None:
-        """Take the next bytes."""
+        """Add the next bytes."""
         rest = memoryview(data)
         while rest:
             while self._left == 0:
@@ -179,11 +179,11 @@ class TreeHash:
             rest = rest[len(piece) :]
 
     def hexdigest(self) -> str:
-        """Return the checksum, once all bytes have passed."""
+        """Return the checksum of all bytes."""
         return tree_checksum(self.parts())
 
     def parts(self) -> tuple[FilePart, ...]:
-        """Return the parts that have passed: fewer than expected where the file was too short."""
+        """Return the completed parts; fewer than expected if the file is too short."""
         while self._left == 0:
             self._end()
         if self._count:
@@ -203,7 +203,7 @@ class _Hash(Protocol):
 
 
 class _ListedFile:
-    """What the manifest says of a file: its bytes can be compared with it."""
+    """The entry of a file in the manifest, with which its bytes can be compared."""
 
     __slots__ = ()
     num_bytes: int
@@ -220,11 +220,11 @@ class _ListedFile:
         return self.file.rpartition("/")[2].partition(".")[2]
 
     def hasher(self) -> _Hash:
-        """Return what makes the checksum of bytes that should be those of the file."""
+        """Return the hasher for the bytes of the file."""
         return xxhash.xxh3_128()
 
     def checksum_of(self, path: str | os.PathLike[str]) -> str:
-        """Return the checksum of a file on the disk, made as that of this entry.
+        """Return the checksum of a file on disk, computed as for this entry.
 
         Raises:
             OSError: it cannot be read.
@@ -233,7 +233,7 @@ class _ListedFile:
         return digest_file(path)
 
     def is_whole(self, path: str | os.PathLike[str]) -> bool:
-        """Return whether a file holds exactly the bytes of this entry; raises as `checksum_of` does."""
+        """Return True if a file has exactly the bytes of this entry; raise as `checksum_of` does."""
         return os.stat(path).st_size == self.num_bytes and self.checksum_of(path) == self.checksum
 
 
@@ -242,23 +242,23 @@ class ShardInfo(_ListedFile):
     """One finished file.
 
     Attributes:
-        file: its name in the directory; its path below that while it waits for the name, see `Manifest.placed`.
+        file: its name in the directory, or its path below it while it waits to be named, see `Manifest.placed`.
         split: name of the split that it belongs to.
-        num_rows: number of input rows that it accounts for: those that gave records, failed, or were left out.
+        num_rows: number of its input rows: those that gave records, failed, or were left out.
         num_records: number of records in it.
-        parts: size and XXH3-128 digest of each part of the file, in order: a part is what one worker wrote at a time.
+        parts: size and XXH3-128 digest of each part of the file, in order; a part was written by one worker at a time.
         key_digest: `KeyDigest` of the keys of its records, in order.
         fingerprint: digest of everything that decides its bytes.
-        head: size and digest of its first bytes, as `ends_of` gives it.
-        tail: the same of its last bytes.
-        offsets: the same of the whole file of its offsets.
+        head: size and digest of its first bytes, from `ends_of`.
+        tail: the same for its last bytes.
+        offsets: the same for its whole offsets file.
         num_failed: number of input rows that gave no record because they failed; the ledger says why.
-        num_dropped: number of input rows of which every record was left out on purpose; the ledger says why.
-        num_dropped_records: number of records that were left out on purpose of rows that gave others.
-        index_file: name of the file with the offsets of its records; "" stands for NAME.idx. With several formats,
-            files of the second and later ones have FILE.offsets.
-        inputs: digest of the content of its rows' input files, in order; "" where they have none.
-        statistics: what is known of the values of its records, as `Statistics.to_lines` gives it; () where nothing is.
+        num_dropped: number of input rows of which every record was intentionally left out; the ledger says why.
+        num_dropped_records: number of records that were intentionally left out from rows that gave others.
+        index_file: name of its offsets file; "" stands for NAME.idx. With several formats, the second and later ones
+            have FILE.offsets.
+        inputs: digest of the content of its rows' input files, in order; "" if they have none.
+        statistics: statistics of the values of its records, from `Statistics.to_lines`; () if unknown.
         num_bytes: size of the file.
         checksum: `tree_checksum` of its parts, 32 hex digits.
     """
@@ -304,7 +304,7 @@ class ShardInfo(_ListedFile):
 
     @property
     def offsets_info(self) -> OffsetsInfo:
-        """Entry of the file with the offsets of its records."""
+        """Entry of its offsets file."""
         return OffsetsInfo(self.index_file, *self.offsets)
 
     @property
@@ -314,7 +314,7 @@ class ShardInfo(_ListedFile):
 
     @property
     def lacks_records(self) -> bool:
-        """Whether records are missing that its input rows might have given: rows failed, or something was left out."""
+        """Whether records are missing because rows failed or something was left out."""
         return bool(self.num_failed or self.num_dropped or self.num_dropped_records)
 
     @property
@@ -323,14 +323,14 @@ class ShardInfo(_ListedFile):
         return self.file.rpartition("/")[2].partition(".")[0]
 
     def at(self, file: str, index_file: str) -> ShardInfo:
-        """Return the entry with the paths at which file and offsets are now, which are not those that it lists."""
+        """Return the entry with the present paths of file and offsets, which differ from the listed ones."""
         found = copy.copy(self)
         object.__setattr__(found, "file", file)
         object.__setattr__(found, "index_file", index_file)
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry as JSON values, without those that most entries lack."""
+        """Return the entry as JSON values, without fields that most entries lack."""
         names = [field.name for field in dataclasses.fields(self)]
         value = {name: getattr(self, name) for name in names if name not in _RARE or getattr(self, name)}
         ends = {name: _text_of(getattr(self, name)) for name in _ENDS}
@@ -338,7 +338,7 @@ class ShardInfo(_ListedFile):
 
     @classmethod
     def from_json(cls, value: Any) -> ShardInfo:
-        """Return the entry that `to_json` wrote; raises `CorruptDataError` for anything else."""
+        """Return the entry written by `to_json`; raise `CorruptDataError` for anything else."""
         try:
             given = {name: value[name] for name in value if name not in ("num_bytes", "checksum", "parts")}
             given["statistics"] = tuple(map(str, given.get("statistics", ())))
@@ -355,16 +355,16 @@ class ShardInfo(_ListedFile):
         return entry
 
     def hasher(self) -> TreeHash:
-        """Return what makes the checksum of bytes that should be those of the file."""
+        """Return the hasher for the bytes of the file."""
         return TreeHash(self.parts)
 
     def differences(self, num_bytes: int, head: Buffer, tail: Buffer | None) -> dict[str, str]:
-        """Return what shows that a file is not the one that was written: text by "head", "size" and "tail".
+        """Return how a file differs from the one that was written: texts by "head", "size" and "tail".
 
         Args:
             num_bytes: size of the file.
-            head: its first `head.num_bytes` bytes, as far as it has them.
-            tail: its last `tail.num_bytes` bytes, likewise; None where they are not looked at.
+            head: its first `head.num_bytes` bytes, if it has as many.
+            tail: its last `tail.num_bytes` bytes, likewise; None to skip them.
         """
         found = {}
         if num_bytes != self.num_bytes:
@@ -376,7 +376,7 @@ class ShardInfo(_ListedFile):
         return found
 
     def differences_of(self, path: str | os.PathLike[str]) -> dict[str, str]:
-        """Return what `differences` does of a file on the disk, reading a few KB of it.
+        """Return the `differences` of a file on disk, reading a few KB of it.
 
         Raises:
             OSError: it cannot be read.
@@ -388,10 +388,10 @@ class ShardInfo(_ListedFile):
             return self.differences(size, _read_at(file, 0, head), _read_at(file, size - tail, tail))
 
     def refuse(self, differences: Mapping[str, str], place: object) -> None:
-        """Raise `CorruptDataError` where there are differences.
+        """Raise `CorruptDataError` if there are differences.
 
         Args:
-            differences: what `differences` has found.
+            differences: result of `differences`.
             place: path or URL of the file, for the message.
         """
         if differences:
@@ -401,31 +401,31 @@ class ShardInfo(_ListedFile):
             )
 
     def has_offsets(self, path: str | os.PathLike[str]) -> bool:
-        """Return True if a file on the disk holds the offsets of this shard's records."""
+        """Return True if a file on disk holds the offsets of this shard's records."""
         with contextlib.suppress(OSError, CorruptDataError):
             return (os.stat(path).st_size, digest_file(path)) == self.offsets
         return False
 
     def path_in(self, folder: pathlib.Path) -> pathlib.Path:
-        """Return the path to open for this shard, once the file there is known to be this shard.
+        """Return the path to open for this shard, after checking that the file is this shard.
 
         Raises:
-            OSError: it is missing, or cannot be read.
-            CorruptDataError: it is another file, none, or one outside of the directory; names it.
+            OSError: it is missing or cannot be read.
+            CorruptDataError: it is another file, not a file, or outside the directory.
         """
         path = regular_path(folder, self.file)
         self.refuse(self.differences_of(path), folder / self.file)
         return path
 
     def checksum_of(self, path: str | os.PathLike[str]) -> str:
-        """Return the checksum of a file on the disk, made as that of this entry; raises as `found_parts` does."""
+        """Return the checksum of a file on disk, computed as for this entry; raise as `found_parts` does."""
         return tree_checksum(self.found_parts(path))
 
     def found_parts(self, path: str | os.PathLike[str]) -> list[FilePart]:
-        """Return what a file on the disk holds in the place of each part, and last what it holds behind them.
+        """Return the actual parts of a file on disk, in the places of the expected ones, and last any further bytes.
 
-        A part that the file ends before has no bytes. Several threads read a large file: neither reading nor XXH3 holds
-        the GIL.
+        Parts beyond the end of the file have no bytes. Several threads read a large file, since neither reading nor
+        XXH3 holds the GIL.
 
         Raises:
             OSError: it cannot be read.
@@ -438,18 +438,18 @@ class ShardInfo(_ListedFile):
             ranges = [(start, end - start) for start, end in itertools.pairwise(bounds)]
             if size < _LEAST_SHARED_BYTES or len(ranges) == 1:
                 return [_next_part(file, num_bytes) for _, num_bytes in ranges]
-        from concurrent.futures import ThreadPoolExecutor  # costs more than to read a small file
+        from concurrent.futures import ThreadPoolExecutor  # costs more than reading a small file
 
         with ThreadPoolExecutor(min(len(ranges), os.cpu_count() or 1, _MOST_THREADS)) as pool:
             return list(pool.map(lambda one: _found_part(path, *one), ranges))
 
     def intact_parts(self, path: str | os.PathLike[str]) -> list[bool]:
-        """Return for each part whether a file on the disk holds it, in its place; raises as `found_parts` does."""
+        """Return for each part whether it is intact in a file on disk; raise as `found_parts` does."""
         found = self.found_parts(path)
         return [one == part for part, one in itertools.zip_longest(self.parts, found[: len(self.parts)])]
 
     def damaged_ranges(self, path: str | os.PathLike[str]) -> list[tuple[int, int]]:
-        """Return the first byte, and the one behind the last, of each part that differs in a file on the disk.
+        """Return start and end (exclusive) of each part that differs in a file on disk.
 
         Raises:
             OSError: it cannot be read.
@@ -463,7 +463,7 @@ class ShardInfo(_ListedFile):
 
 
 _ENDS = ("head", "tail", "offsets")
-"""Fields of a shard that are one `FilePart`, which its entry has as a text."""
+"""Fields of a shard that are a `FilePart`, stored as text in its entry."""
 
 
 def _text_of(part: FilePart) -> str:
@@ -492,14 +492,14 @@ ShardFiles: TypeAlias = tuple[ShardInfo, ...]
 
 
 def counts_of(files: ShardFiles) -> Counts:
-    """Return what a shard holds; the size is that of all its files."""
+    """Return the counts of a shard; the size is that of all its files."""
     return dataclasses.replace(Counts.of(files[0]), num_bytes=sum(info.num_bytes for info in files))
 
 
 def file_names(shard: str, extensions: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the names of the files of a shard and of their offsets, in the order of the formats.
+    """Return the names of a shard's files and of their offsets, in the order of the formats.
 
-    The first offsets file is named as for DALI and TFRecord; FILE.idx would be DALI's own index of a tar file.
+    The first offsets file has the name that DALI uses for TFRecord; FILE.idx would be DALI's own index of a tar file.
 
     Args:
         shard: name of the shard, without extension.
@@ -514,7 +514,7 @@ def file_names(shard: str, extensions: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def under_name(files: ShardFiles, shard: str, split: str) -> ShardFiles:
-    """Return the entries of the files of a shard as they are under the name of another, with the same content."""
+    """Return the entries of a shard's files under the name of another shard with the same content."""
     names = file_names(shard, [info.extension for info in files])
     return tuple(
         dataclasses.replace(info, file=file, index_file=index, split=split)
@@ -525,20 +525,20 @@ def under_name(files: ShardFiles, shard: str, split: str) -> ShardFiles:
 def index_file(split: str) -> str:
     """Return the path, below a directory, of the index of a split.
 
-    It is Parquet, but no other reader may take it for data. It does not end in `.parquet`, which misleads those that go
-    by extension (Hugging Face `datasets`, DuckDB, polars), and its folder begins with an underscore, which hides it
-    from those that take every other file (Arrow, Spark).
+    It is Parquet, but no reader may mistake it for data. It does not end in `.parquet`, which would attract readers
+    that go by extension (Hugging Face `datasets`, DuckDB, polars), and its folder begins with an underscore, which
+    hides it from readers that take all other files (Arrow, Spark).
     """
     return f"{INDEX_FOLDER}/{split}.index"
 
 
 def keys_file(split: str) -> str:
-    """Return the path, below a directory, of the file that leads from the keys of a split to its rows."""
+    """Return the path, below a directory, of the file that maps the keys of a split to its rows."""
     return f"{INDEX_FOLDER}/{split}.keys"
 
 
 def by_shard(infos: Iterable[ShardInfo]) -> dict[str, ShardFiles]:
-    """Return the files of each shard, by its name."""
+    """Return the files of each shard, by name."""
     found: dict[str, list[ShardInfo]] = {}
     for info in infos:
         found.setdefault(info.name, []).append(info)
@@ -547,7 +547,7 @@ def by_shard(infos: Iterable[ShardInfo]) -> dict[str, ShardFiles]:
 
 @frozen()
 class OffsetsInfo(_ListedFile):
-    """The file with the offsets of the records of a shard: its name in the directory, size and XXH3-128 digest."""
+    """The offsets file of a shard: its name in the directory, size and XXH3-128 digest."""
 
     file: str
     num_bytes: int
@@ -563,7 +563,7 @@ class IndexInfo(_ListedFile):
         num_bytes: size of the file.
         checksum: XXH3-128 digest of the file, 32 hex digits.
         kind: "index" for the rows, "keys" for the sorted hashes of their keys.
-        place: its path below the directory while it waits for its name, see `Manifest.placed`; "" otherwise.
+        place: its path below the directory while it waits to be named, see `Manifest.placed`; "" otherwise.
     """
 
     split: str
@@ -581,16 +581,16 @@ class IndexInfo(_ListedFile):
 
     @property
     def name(self) -> str:
-        """The path below the directory that it has, or waits for."""
+        """Its final path below the directory."""
         return _INDEX_FILES[self.kind](self.split)
 
     @property
     def file(self) -> str:
-        """Its path below the directory."""
+        """Its present path below the directory."""
         return self.place or self.name
 
     def is_there(self, folder: pathlib.Path) -> bool:
-        """Return True if a directory has this very file."""
+        """Return True if a directory has this file."""
         with contextlib.suppress(OSError, CorruptDataError):
             return self.is_whole(folder / self.file)
         return False
@@ -602,18 +602,18 @@ class IndexInfo(_ListedFile):
 
 
 _INDEX_FILES = {"index": index_file, "keys": keys_file}
-"""The files of the index of a split, by their kind, which is the extension of each."""
+"""The index files of a split, by kind, which is also the extension."""
 
 
 _OF_INDEX = ("split", "num_bytes", "checksum", "kind")
-"""Fields of a file of the index that its entry has."""
+"""Fields in the entry of an index file."""
 
 _RARE = frozenset({"inputs", "num_dropped", "num_dropped_records", "statistics"})
-"""Fields of a shard that its entry has only where there is something to say."""
+"""Optional fields in the entry of a shard."""
 
 
 def _wrong_fields(entry: ShardInfo | IndexInfo) -> list[str]:
-    """Return the names of fields with a wrong type, a number out of range, or no checksum."""
+    """Return the names of fields with a wrong type, a number out of range, or an invalid checksum."""
     wrong = []
     for name, is_text in _ARE_TEXTS[type(entry)].items():
         value = getattr(entry, name)
@@ -623,36 +623,36 @@ def _wrong_fields(entry: ShardInfo | IndexInfo) -> list[str]:
 
 
 ListedFile: TypeAlias = ShardInfo | OffsetsInfo | IndexInfo
-"""A file that the manifest lists."""
+"""A file in the manifest."""
 
 _ARE_TEXTS = {
     kind: {field.name: field.type == "str" for field in dataclasses.fields(kind) if field.type in ("str", "int")}
     for kind in (ShardInfo, IndexInfo)
 }
-"""Which fields of an entry are texts, and not numbers, by its class."""
+"""Fields of an entry that are texts rather than numbers, by class."""
 
 
 @frozen(slots=False)
 class Manifest:
-    """Everything known about a finished directory before a shard is opened.
+    """Everything that is known about a finished directory without opening a shard.
 
     Attributes:
         name: name of the dataset.
-        format: name of the shard format; of several, the one that readers take by default.
+        format: name of the shard format; of several, the default for readers.
         features: the schema of the records.
         shards: every file of that format, in the order of splits and numbers.
         seed: base seed of the run; with the key it decided every random draw.
         copies: number of records per row, by split.
-        augmented: splits whose records a transform drew, so that their keys are KEY#COPY.
+        augmented: splits whose records were drawn by a transform, so that their keys are KEY#COPY.
         made_by: names of the writer and the transform; their digests and the packages are among the ingredients.
-        index: the files of the index: of each split its rows, and the hashes of their keys.
-        ingredients: digests of what determined the output besides the rows; see `datamat.plan.digests`.
+        index: the index files: for each split its rows, and the hashes of their keys.
+        ingredients: digests of everything except rows that determined the output; see `datamat.plan.digests`.
         also: files with the same records in further formats, by name of the format, in the same order.
-        generations: of a set to which rows were appended, the number of shards, by split, of what was made first and
-            of what was appended each time.
-        moving: where files wait that are listed and have not got their names yet, by the name: the place of each is
-            below the directory, too. The files are at one of both; see `datamat.directory.publication`.
-        going: files of the set before that are to be deleted: by its name the version that each had then.
+        generations: for a set with appended rows, the number of shards, by split, of the first run and of each append.
+            moving: places, below the directory, of listed files that wait for their final names, by name. A file is at
+                one of
+        both; see `datamat.directory.publication`.
+            going: files of the previous set to delete: their versions by name.
     """
 
     name: str
@@ -672,7 +672,7 @@ class Manifest:
 
     @property
     def by_format(self) -> dict[str, tuple[ShardInfo, ...]]:
-        """Every file, by name of the format; the first is the one that readers take."""
+        """Every file, by name of the format; the first format is the default for readers."""
         return {self.format: self.shards, **self.also}
 
     @property
@@ -686,9 +686,9 @@ class Manifest:
         return {name for info in self.all_files for name in (info.file, info.index_file)} | self.index_infos.keys()
 
     def placed(self, folder: Folder) -> Manifest:
-        """Return the manifest as readers of a folder need it: with the path at which each moving file is now.
+        """Return the manifest for readers of a folder, with the present path of each moving file.
 
-        Of its name and the place where it waited, that counts where size and digests fit.
+        Of its final name and its waiting place, the one whose size and digests match counts.
         """
         if not self.moving:
             return self
@@ -723,10 +723,10 @@ class Manifest:
         )
 
     def of_format(self, name: str) -> Manifest:
-        """Return the manifest that the directory would have with one of its formats alone.
+        """Return the manifest reduced to one of its formats.
 
         Raises:
-            OptionError: the directory does not hold that format.
+            OptionError: the directory does not have that format.
         """
         if name not in self.by_format:
             raise OptionError(
@@ -736,7 +736,7 @@ class Manifest:
 
     @functools.cached_property
     def index_infos(self) -> dict[str, IndexInfo]:
-        """The entries of the files of the index, by the paths that they have or wait for."""
+        """The entries of the index files, by final path."""
         return {info.name: info for info in self.index}
 
     @functools.cached_property
@@ -754,7 +754,7 @@ class Manifest:
 
     @property
     def counts(self) -> Counts:
-        """What all shards hold; the size is that of all formats."""
+        """Totals of all shards; the size is that of all formats."""
         return dataclasses.replace(Counts.of(*self.shards), num_bytes=self.num_bytes)
 
     @property
@@ -764,12 +764,12 @@ class Manifest:
 
     @functools.cached_property
     def statistics(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """What is known of the values of each field, by split and field; a split of which not all is known is left out.
+        """Statistics of each field, by split and field; splits with incomplete statistics are left out.
 
         Counts of classes (`classes` of labels, `pixels` of masks) are dicts by class name. Numbers are dicts of
-        `count`, `min`, `max`, `mean`, `std` (of n), of lengths also `histogram` by powers of two: `height`, `width`,
-        `length`, `characters`, `tokens`, `boxes`, `seconds`, `value`. `channels` of images has a list of one for each
-        channel in their place. `missing` is an int.
+        `count`, `min`, `max`, `mean`, `std` (of n), for lengths also `histogram` by powers of two: `height`, `width`,
+        `length`, `characters`, `tokens`, `boxes`, `seconds`, `value`. `channels` of images is a list of such dicts, one
+        for each channel. `missing` is an int.
 
         Example:
             >>> Manifest.read("out/camvid").statistics["train"]["label"]["classes"]   # doctest: +SKIP
@@ -835,16 +835,16 @@ class Manifest:
             **({"moving": dict(self.moving)} if self.moving else {}),
             **({"going": dict(self.going)} if self.going else {}),
             "shards": [shard.to_json() for shard in self.shards],
-            # A list, because the order of formats matters, and that of keys is lost.
+            # A list, since the order of formats matters, and keys are sorted.
             "also": [
                 {"format": name, "shards": [shard.to_json() for shard in shards]} for name, shards in self.also.items()
             ],
         }
 
     def render(self) -> bytes:
-        """Return the content of the file: the JSON values, and the digest of the lines that hold them.
+        """Return the content of the file: the JSON values, and the digest of their lines.
 
-        A file that differs from it in any bit was changed.
+        So any changed bit is detected.
         """
         content = render_json(self.to_json())
         line = _DIGEST_LINE % xxhash.xxh3_128_hexdigest(content).encode()
@@ -861,22 +861,22 @@ class Manifest:
         """Return the manifest of a finished directory.
 
         Args:
-            folder: path of the directory, `~` being your home folder; or a folder that was opened.
+            folder: path of the directory (`~` is your home folder), or an open folder.
             strict: refuse a manifest that was changed since it was written.
 
         Raises:
             AbsentError: there is no manifest, because the directory is not finished or not datamat's.
             OutputError: it cannot be read.
-            CorruptDataError: it is not as datamat writes it.
+            CorruptDataError: it is damaged.
 
-        Files that have not got their names yet are listed with the paths where they are; see `placed`.
+        Files that are not at their final names yet are listed with their present paths; see `placed`.
         """
         place = folder if isinstance(folder, Folder) else LocalFolder(pathlib.Path(expand_home(folder)))
         return cls.parse(content_of_manifest(place), place.place(MANIFEST_FILE), strict=strict).placed(place)
 
     @classmethod
     def parse(cls, content: bytes, path: str, *, strict: bool = True) -> Manifest:
-        """Return the manifest in the content of a file, as `read` does; messages name `path` as its origin."""
+        """Return the manifest from the content of its file, as `read` does; messages name `path`."""
         digest = xxhash.xxh3_128_digest(content)
         manifest = _PARSED.get(digest)
         if manifest is None:
@@ -931,7 +931,7 @@ class Manifest:
         return found
 
     def _check_places(self) -> None:
-        """Raise `ValueError` where it names places that no run gives: they would be moved, and names deleted."""
+        """Raise `ValueError` for places that no run uses, since these files would be moved or deleted."""
         wrong = [name for name in (*self.moving, *self.going) if not _is_own_name(name)]
         wrong += [place for place in self.moving.values() if not _WAITING.match(place)]
         wrong += [info.place for info in self.index if info.place]
@@ -948,14 +948,14 @@ def _is_own_name(name: str) -> bool:
 
 
 _PARSED: weakref.WeakValueDictionary[bytes, Manifest] = weakref.WeakValueDictionary()
-"""Manifests that are in use, by the digest of their content: a run over many shards reads its own several times."""
+"""Manifests in use, by digest of their content: a run over many shards reads its own several times."""
 
 _LINE_BEFORE = b'\n "datamat_manifest": '
 _DIGEST_LINE = b'\n "digest": "%b",'
 
 
 def _has_its_digest(content: bytes) -> bool:
-    """Return whether the content of a manifest's file is what `render` gave, bit by bit, without rendering it again."""
+    """Return True if the content of a manifest's file is unchanged, without rendering it again."""
     start = content.find(b"\n", content.find(_LINE_BEFORE) + 1)
     end = start + len(_DIGEST_LINE % bytes(32))
     digest = xxhash.xxh3_128(content[:start])
@@ -964,35 +964,35 @@ def _has_its_digest(content: bytes) -> bool:
 
 
 def is_manifest(content: bytes) -> bool:
-    """Return whether the content of a file was a manifest of datamat, whatever has become of it."""
+    """Return True if the content of a file is or was a manifest of datamat, even if damaged."""
     return b'"datamat_manifest"' in content
 
 
 def head_of(content: bytes) -> bytes:
-    """Return the beginning of a manifest's file, up to its digest: no other manifest begins so."""
+    """Return the unique beginning of a manifest's file, up to its digest."""
     return content[: content.find(b"\n", content.find(_LINE_BEFORE) + 1) + len(_DIGEST_LINE % bytes(32))]
 
 
 def content_of_manifest(folder: Folder) -> bytes:
-    """Return the content of the manifest's file; raises as `Manifest.read` does."""
+    """Return the content of the manifest's file; raise as `Manifest.read` does."""
     try:
         found = folder.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES)
     except OutputError as error:
-        if isinstance(error.__cause__, IsADirectoryError):  # which is damage: `verify` says so, and repair mends it
+        if isinstance(error.__cause__, IsADirectoryError):  # this is damage, which `verify` reports and repair removes
             raise CorruptDataError(f"{folder.place(MANIFEST_FILE)} is a folder") from error
         raise
     if found is None:
         refuse_file(folder)
         remedy = "correct the path or URL, or finish its run"
-        with contextlib.suppress(OutputError):  # not everybody who may read may list
+        with contextlib.suppress(OutputError):  # permission to read may not include listing
             if folder.list(WORK, deep=True):
-                remedy = "finish its run, which writes that last: run it again to resume"
+                remedy = "finish its run, which writes it last: run it again to resume"
         raise AbsentError(f"{folder} holds no {MANIFEST_FILE}; {remedy}")
     return found
 
 
 def refuse_file(folder: Folder) -> None:
-    """Raise `AbsentError` where what was named as a folder is a file, or below one."""
+    """Raise `AbsentError` if a folder's path is a file or below one."""
     if (here := folder.local_path()) is not None:
         for path in (here, *here.parents):
             if path.is_file():
@@ -1000,7 +1000,7 @@ def refuse_file(folder: Folder) -> None:
 
 
 def manifest_bytes(folder: pathlib.Path) -> bytes:
-    """Return the content of the manifest's file; raise `OSError`, or `ValueError` where it is far too large."""
+    """Return the content of the manifest's file; raise `OSError`, or `ValueError` if it is far too large."""
     try:
         return read_regular(regular_path(folder, MANIFEST_FILE), max_bytes=MOST_MANIFEST_BYTES)
     except IsADirectoryError as error:
@@ -1009,16 +1009,16 @@ def manifest_bytes(folder: pathlib.Path) -> bytes:
 
 # ---------------------------------------------------------------- contents
 #
-# What a finished directory holds for readers of one format: its shards, by split.
+# The shards of a finished directory for readers of one format, by split.
 
 
 def formats_of(manifest: Manifest) -> tuple[str, ...]:
-    """Return the names of the formats that the shards are in."""
+    """Return the names of the shards' formats."""
     return tuple(manifest.by_format)
 
 
 def shards_of(manifest: Manifest, format_name: str) -> Mapping[str, tuple[ShardInfo, ...]]:
-    """Return the files of a format, by split and in order; none where the directory lacks the format."""
+    """Return the files of a format, by split and in order; empty if the directory lacks the format."""
     return manifest.of_format(format_name).splits if format_name in manifest.by_format else {}
 
 
@@ -1030,28 +1030,28 @@ def shard_pattern(manifest: Manifest, split: str, shards: tuple[ShardInfo, ...])
 
 # ---------------------------------------------------------------- shard entries
 #
-# An entry for each finished shard that no manifest lists yet.
+# Entries of finished shards that are not in a manifest yet.
 #
-# An entry, `SHARD.json`, lists the files of the shard, one for each format, as the manifest will, and the version of
-# each: a file that still has that was not written to since, and need not be read to be believed. It is written
-# atomically when all of them are complete, before they get their names. It lies in `.datamat/shards` where they get
-# them at once, and in the folder of the run, beside them, where they wait until a manifest is published.
+# An entry, `SHARD.json`, lists the files of the shard, one for each format, like the manifest, and the version of each:
+# a file with the same version was not written to since, and need not be read again. It is written atomically when all
+# files are complete, before they get their names. It is in `.datamat/shards` if they get their names at once, and in
+# the folder of the run, beside them, if they wait until a manifest is published.
 
 
 def growing_path(entries: pathlib.Path, file: str) -> pathlib.Path:
-    """Return where a file of a shard grows until its entry is written and it gets its name.
+    """Return the path of a shard's growing file, until its entry is written and it gets its name.
 
     Args:
         entries: folder of the entries.
-        file: name that it will have.
+        file: its final name.
     """
     return entries / f"{file}.growing"
 
 
 def run_folder(work: pathlib.Path) -> pathlib.Path:
-    """Return the folder, below a `.datamat`, for what waits until it is published: that of an unfinished run, if any.
+    """Return the folder, in a `.datamat`, for files that wait to be published: that of an unfinished run, if any.
 
-    It is there as long as a finished set is being changed.
+    It exists while a finished set is being changed.
     """
     return max(work.glob(_RUN_FOLDER), default=work / "run-00001")
 
@@ -1060,10 +1060,10 @@ def write_entry(entries: pathlib.Path, files: ShardFiles, place: Callable[[str],
     """Write the entry of a shard atomically.
 
     Args:
-        entries: the folder that it goes into.
+        entries: folder of the entries.
         files: files of the shard.
-        place: returns where a file is now, given its name: it is complete and flushed. None for files that have to be
-            read before they are believed.
+        place: returns the present path of a complete and flushed file, given its name. None for files that must be read
+            before they are trusted.
     """
     versions = {} if place is None else {info.file: version_of(place(info.file)) for info in files}
     value = {"files": [info.to_json() for info in files], "versions": versions}
@@ -1071,23 +1071,21 @@ def write_entry(entries: pathlib.Path, files: ShardFiles, place: Callable[[str],
 
 
 def read_entry(path: str | os.PathLike[str]) -> ShardFiles | None:
-    """Return the files that an entry lists, or None where there is no whole entry."""
-    with contextlib.suppress(
-        OSError, ValueError, TypeError, LookupError
-    ):  # of JSON, and CorruptDataError, which is one
+    """Return the files in an entry; None if it is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):  # of JSON, and CorruptDataError, a subclass
         return tuple(ShardInfo.from_json(value) for value in read_json(path)["files"]) or None
     return None
 
 
 def read_versions(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the version of each file that an entry lists; none where there is no whole entry."""
+    """Return the version of each file in an entry; empty if it is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
         return dict(read_json(path)["versions"])
     return {}
 
 
 def read_entries(entries: pathlib.Path) -> dict[str, ShardFiles]:
-    """Return the files of each shard that has an entry in a folder, by its name."""
+    """Return the files of each shard with an entry in a folder, by name."""
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = sorted(name for name in os.listdir(entries) if name.endswith(".json"))
@@ -1096,9 +1094,9 @@ def read_entries(entries: pathlib.Path) -> dict[str, ShardFiles]:
 
 
 def salvaged_shards(place: Folder) -> list[ShardInfo]:
-    """Return the entries of files that are still readable in a damaged manifest: the innermost objects of its text.
+    """Return the still readable file entries of a damaged manifest: the innermost objects of its text.
 
-    Trust one only if the file has the checksum of its entry.
+    Trust an entry only if the file has its checksum.
     """
     try:
         content = place.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES) or b""
@@ -1106,7 +1104,7 @@ def salvaged_shards(place: Folder) -> list[ShardInfo]:
         return []
     found = []
     for entry in re.findall(r"\{[^{}]*\}", content.decode(errors="replace")):
-        with contextlib.suppress(ValueError):  # of JSON, and CorruptDataError, which is one
+        with contextlib.suppress(ValueError):  # of JSON, and CorruptDataError, a subclass
             value = json.loads(entry)
             found += [ShardInfo.from_json(value)] if "key_digest" in value else []
     return found

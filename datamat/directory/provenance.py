@@ -1,4 +1,4 @@
-"""Where a record came from: its row in the index that was used, and its place in the shards."""
+"""The origin of a record: its row in the index, and its place in the shards."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ __all__ = ["Provenance", "ProvenanceFinder"]
 
 @frozen()
 class Provenance:
-    """Where a record came from.
+    """The origin of a record.
 
     Attributes:
         key: key of the record.
         row_key: key of the input row.
-        copy: number of the copy; None if the row was stored as it is.
+        copy: number of the copy; None if the row was stored untransformed.
         split: name of the split.
         shard: file name of the shard.
         position: position of the record in the shard, from 0; None if the row gave no record.
         seed: base seed of the run; with the key it decided every random draw.
-        sources: paths of the input files, by field; if one field has several, as "FIELD.0", "FIELD.1", and so on.
-        fields: all fields of the row, as the index gave them.
+        sources: paths of the input files, by field; several of one field as "FIELD.0", "FIELD.1", and so on.
+        fields: all fields of the row in the index.
     """
 
     key: str
@@ -82,12 +82,12 @@ class Provenance:
 
 
 class ProvenanceFinder:
-    """Finds where records came from; each index is read once, when it is first needed. Safe in several threads.
+    """Finds the origin of records; each index is read once, on first use. Thread-safe.
 
     Args:
         output: the finished directory.
         manifest: its manifest.
-        source: source of the run, where relative paths start; None leaves them as they are.
+        source: source of the run, to which relative paths are joined; None leaves them unchanged.
     """
 
     def __init__(self, output: Folder, manifest: Manifest, source: Any = None) -> None:
@@ -96,7 +96,7 @@ class ProvenanceFinder:
         self._lock = threading.Lock()
 
     def find(self, key: str) -> Provenance:
-        """Return where a record came from, by its key or that of a row, whose first record is meant.
+        """Return the origin of a record, by its key or by that of a row, which means its first record.
 
         Raises:
             OptionError: there is no such record.
@@ -156,7 +156,7 @@ def _split_index(files: FilesHere, manifest: Manifest, split: str, names: Record
 
 
 def _position(output: Folder, index: SplitIndex, names: RecordNames, key: RecordKey, shard: int) -> int | None:
-    """Return the number of a record in its shard; None where its row gave no record."""
+    """Return the number of a record in its shard; None if its row gave no record."""
     found = index.find(key)
     if found is not None:
         return found.record

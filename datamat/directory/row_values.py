@@ -1,8 +1,8 @@
-"""Values of index fields as text, and back: lists, tuples, dicts, paths, `None`, and numbers of numpy.
+"""Convert values of index fields to text and back: lists, tuples, dicts, paths, `None`, and numpy numbers.
 
-JSON, whose objects stand for what JSON lacks. Each has one name:
+The text is JSON, in which objects with one name represent what JSON lacks:
 
-    {"tuple": [...]}    {"dict": [[key, value], ...]}    {"path": "a/b"}      as they say
+    {"tuple": [...]}    {"dict": [[key, value], ...]}    {"path": "a/b"}
     {"file": "a/b"}     {"file_path": "a/b"}             a str or path that is an input file
 """
 
@@ -29,17 +29,17 @@ __all__ = [
 ]
 
 FILES = ":files"
-"""Name of the field for the files that rows list beside their fields; no field of an index can have it."""
+"""Name of the field for further files of rows; no field of an index can have it."""
 
 _LONGEST_PATH = 4096
 _NO_PATH = re.compile(r"[\n\0]")
-# Labels and other words are not looked for on the disk: a path has a folder, or an ending.
+# Labels and other words are not looked up on disk: a path has a folder or an extension.
 _LIKE_PATH = re.compile(r"/|\.\w{1,8}\Z")
 _PLAIN = {bool, int, float, type(None)}
 
 
 def looks_like_path(text: str) -> bool:
-    """Return whether a text may be a path, so that asking the file system for it is worthwhile."""
+    """Return True if a text may be a path, so that looking it up on disk is worthwhile."""
     return 0 < len(text) < _LONGEST_PATH and bool(_LIKE_PATH.search(text)) and not _NO_PATH.search(text)
 
 
@@ -47,11 +47,11 @@ def encode_value(value: Any, is_file: Callable[[str | pathlib.PurePath], bool]) 
     """Return a value as text.
 
     Args:
-        value: value of a field: text, number, truth value, `None`, path, or a list, tuple or dict of these.
-        is_file: returns whether a text or path in it is an input file.
+        value: value of a field: text, number, bool, `None`, path, or a list, tuple or dict of these.
+        is_file: returns True if a text or path in it is an input file.
 
     Raises:
-        TypeError: it holds something else; the message is the name of its type.
+        TypeError: it contains something else; the message is the name of its type.
 
     Example:
         >>> encode_value((1, [None, "x"]), is_file=lambda path: False)
@@ -61,7 +61,7 @@ def encode_value(value: Any, is_file: Callable[[str | pathlib.PurePath], bool]) 
 
 
 def decode_value(text: str, source: str | Callable[[str], str]) -> Any:
-    """Return the value of a text; paths of input files are joined to the source, or what a function makes of them.
+    """Return the value of a text; paths of input files are joined to the source, or converted by a function.
 
     Example:
         >>> decode_value('{"tuple": [1, [null, {"file": "a/b.png"}]]}', source="/data")
@@ -71,7 +71,7 @@ def decode_value(text: str, source: str | Callable[[str], str]) -> Any:
 
 
 def files_of_text(text: str) -> list[str]:
-    """Return the paths of input files in the text of a value, as the index gave them, in order."""
+    """Return the paths of input files in the text of a value, as in the index, in order."""
     found: list[str] = []
 
     def collect(tagged: dict[str, Any]) -> None:
@@ -82,16 +82,16 @@ def files_of_text(text: str) -> list[str]:
 
 
 def nested_paths(item: Any) -> Iterator[str]:
-    """Yield the texts and paths in an item that may be paths of files, in an order that depends on its content alone.
+    """Yield the texts and paths in an item that may be paths of files, in an order that depends only on its content.
 
-    It searches tuples, lists, sets, dicts, dataclasses and arrays, at any depth. Bytes count where they have a folder
-    or an extension.
+    It searches tuples, lists, sets, dicts, dataclasses and arrays, at any depth. Bytes count if they have a folder or
+    an extension.
     """
     return (path for path, _ in typed_paths(item))
 
 
 def typed_paths(item: Any) -> Iterator[tuple[str, bool]]:
-    """Yield what `nested_paths` yields, each with whether its type says that it is a path."""
+    """Yield the `nested_paths` of an item, each with a flag for path types."""
     return _nested_paths(item, ())
 
 
@@ -103,7 +103,7 @@ def _nested_paths(item: Any, around: tuple[int, ...]) -> Iterator[tuple[str, boo
     elif isinstance(item, bytes):
         if len(item) < _LONGEST_PATH and looks_like_path(path := os.fsdecode(item)):
             yield path, False
-    elif id(item) not in around:  # an object may lead back to itself
+    elif id(item) not in around:  # objects may be cyclic
         around = (*around, id(item))
         found = (path for part in _parts_of(item) for path in _nested_paths(part, around))
         yield from sorted(found) if isinstance(item, (set, frozenset)) else found

@@ -1,4 +1,4 @@
-"""Whether a finished directory holds what its manifest says, byte for byte or record by record."""
+"""Verify a finished directory against its manifest, byte for byte and record by record."""
 
 from __future__ import annotations
 
@@ -53,24 +53,24 @@ __all__ = ["CheckRecord", "Problem", "ShardCheck", "VerifyReport", "examine", "u
 #
 # Look for damage in one shard: the file as a whole, each of its records, and its offsets.
 #
-# A shard whose checksum is right holds the very bytes that were written. In one that differs, every record is also read
-# through the offsets, so that each damaged record is named and not only the first.
+# A shard with the right checksum has exactly the bytes that were written. In a differing one, every record is also read
+# through the offsets, so that each damaged record is named, not only the first.
 
 
 CheckRecord: TypeAlias = "Callable[[str, Mapping[str, Any]], str]"
-"""Takes the key and the columns of a record; returns how it differs from what it should be, or ""."""
+"""Takes the key and columns of a record; returns how it differs from its expected content, or ""."""
 
-_MOST_NAMED = 20  # records of one shard that a report names
-_MOST_BYTES_PER_LINE = 64  # of an offsets file: three numbers of 20 digits
+_MOST_NAMED = 20  # records of one shard named in a report
+_MOST_BYTES_PER_LINE = 64  # in an offsets file: three numbers of 20 digits
 _MOST_BYTES = 1 << 28
-_MOST_THREADS, _MOST_AHEAD = 8, 32  # records that wait to be decoded
-_MOST_SHARDS = 8  # behind a URL, that are fetched and examined at the same time
-_SHARE_OF_DISK = 2  # they take half of what is free at most, but for one
+_MOST_THREADS, _MOST_AHEAD = 8, 32  # threads that decode, and records that wait for them
+_MOST_SHARDS = 8  # behind a URL, fetched and examined at the same time
+_SHARE_OF_DISK = 2  # together at most half of the free space, except for a single one
 
 
 @frozen()
 class Problem:
-    """One damage: the file, by its path in the directory, and what is wrong with it or with one of its records."""
+    """A defect: the file, by its path in the directory, and what is wrong with it or one of its records."""
 
     file: str
     what: str
@@ -83,12 +83,12 @@ class ShardCheck:
     """Examines the shards of a directory.
 
     Args:
-        folder: directory that holds the shards.
+        folder: directory of the shards.
         infos: entry of every shard in the manifest.
-        features: schema of the records, to decode them by.
+        features: schema of the records, for decoding.
         shard_format: format of the shards, bound to their features.
-        deep: whether to decode every record, and not only the first of a shard.
-        recomputed: check to call for every record; None calls none.
+        deep: whether to decode every record, not only the first of a shard.
+        recomputed: additional check of every record, or None.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ShardCheck:
         self._recomputed = recomputed
 
     def problems(self, info: ShardInfo) -> tuple[list[Problem], list[str] | None]:
-        """Return what is wrong with a shard and its offsets, and the keys of its records if all of them are read."""
+        """Return the defects of a shard and its offsets, and the keys of its records if all can be read."""
         stored, what = self._stored_offsets(info)
         wrong = [Problem(info.index_file, what)] if what else []
         found, keys, offsets = self._examined(info, stored)
@@ -119,14 +119,14 @@ class ShardCheck:
         return [*(Problem(info.file, what) for what in found), *wrong], keys
 
     def _examined(self, info: ShardInfo, stored: Offsets | None) -> tuple[list[str], list[str] | None, Offsets | None]:
-        """Return what is wrong with a shard, and the keys and offsets of its records if all of them are read."""
+        """Return the defects of a shard, and the keys and offsets of its records if all can be read."""
         path = self._folder / info.file
         if what := unreadable(self._folder, info.file):
             return [what], None, None
         try:
-            # A file longer than any shard is none of them, and may have any length.
+            # A file longer than any shard is not a shard, and may have any length.
             checksum = info.checksum_of(path) if path.stat().st_size <= self.most_bytes else ""
-            # In a shard that differs, decoding may name the record where its format has no checksum of its own.
+            # In a differing shard, decoding may reveal the record if its format has no checksums.
             keys, offsets, problems = self._read(path, deep=self._deep or checksum != info.checksum)
             return [*self._differences(path, info, checksum, keys), *problems], keys, offsets
         except OSError as error:
@@ -141,7 +141,7 @@ class ShardCheck:
             return self._damaged_records(path, info, stored) or [_reason(error, path)], None, None
 
     def _read(self, path: pathlib.Path, *, deep: bool) -> tuple[list[str], Offsets, list[str]]:
-        """Return the keys and offsets of the records of a shard, and what is wrong with those that are looked into."""
+        """Return the keys and offsets of a shard's records, and the defects of those that are examined."""
         keys: list[str] = []
         table, width = array("Q"), 2
         examined: collections.deque[tuple[str, Callable[[], str]]] = collections.deque()
@@ -159,7 +159,7 @@ class ShardCheck:
                     keys.append(stored_key(record))
                 except (KeyError, IndexError, UnicodeDecodeError) as error:
                     raise CorruptDataError(
-                        f"record {len(keys)} is whole but not one of this dataset ({error!r})"
+                        f"record {len(keys)} is intact but not from this dataset ({error!r})"
                     ) from error
                 table.extend(place)
                 width = len(place)
@@ -171,9 +171,9 @@ class ShardCheck:
         return keys, Offsets(*map(np.ascontiguousarray, columns)), _shortened(problems)
 
     def _examiners(self, *, deep: bool) -> contextlib.AbstractContextManager[ThreadPoolExecutor | None]:
-        """Return threads to decode pictures in, which takes longer than to read them; None where there is no need."""
+        """Return threads for decoding pictures, which takes longer than reading them; None if not needed."""
         if deep and not self._features.is_flat and self._recomputed is None:
-            from concurrent.futures import ThreadPoolExecutor  # costs a part of an import that few need
+            from concurrent.futures import ThreadPoolExecutor  # an import that few calls need
 
             return ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS))
         return contextlib.nullcontext()
@@ -184,7 +184,7 @@ class ShardCheck:
         return self._recomputed(key, record) if self._recomputed else ""
 
     def _differences(self, path: pathlib.Path, info: ShardInfo, checksum: str, keys: Sequence[str]) -> list[str]:
-        """Return how a shard that reads well differs from what the manifest says of it."""
+        """Return how a readable shard differs from its manifest entry."""
         size = path.stat().st_size
         if (size, checksum, len(keys)) == (info.num_bytes, info.checksum, info.num_records):
             same = KeyDigest(keys).hexdigest() == info.key_digest
@@ -198,13 +198,13 @@ class ShardCheck:
             counts = f"found {count_of(len(keys), 'record')}, the manifest says {info.num_records}"
             return [f"{counts}; {size} bytes for {info.num_bytes}"]
         if KeyDigest(keys).hexdigest() != info.key_digest:
-            return ["its records are whole, but they are not those of the manifest, or in another order"]
+            return ["its records are intact, but differ from those in the manifest, or are in another order"]
         ranges = join_problems([f"{start} to {stop}" for start, stop in info.damaged_ranges(path)])
-        what = "its records are whole and have the right keys, but their content differs from the manifest's checksum"
+        what = "its records are intact and have the right keys, but their content differs from the manifest's checksum"
         return [f"{what}, in the bytes {ranges}"]
 
     def _stored_offsets(self, info: ShardInfo) -> tuple[Offsets | None, str]:
-        """Return the offsets file of a shard, or what is wrong with it."""
+        """Return the offsets file of a shard, or its defect."""
         path = self._folder / info.index_file
         if what := unreadable(self._folder, info.index_file):
             return None, what
@@ -215,12 +215,12 @@ class ShardCheck:
             return None, error.strerror or str(error)
         except UnicodeDecodeError as error:
             return None, f"not text (byte {error.start})"
-        except ValueError as error:  # too large, or CorruptDataError: no table of numbers
+        except ValueError as error:  # too large, or CorruptDataError: not a table of numbers
             return None, _reason(error, path)
         return offsets, ""
 
     def _damaged_records(self, path: pathlib.Path, info: ShardInfo, offsets: Offsets | None) -> list[str]:
-        """Return what is wrong with each damaged record, as far as the offsets still lead to it."""
+        """Return the defect of each damaged record that can be found by the offsets."""
         if offsets is None or len(offsets) != info.num_records:
             return []
         size, found = path.stat().st_size, []
@@ -230,7 +230,7 @@ class ShardCheck:
             contextlib.closing(self._format.reader(path, offsets)) as reader,
         ):
             for number, (start, end) in enumerate(zip(offsets.offset.tolist(), ends, strict=True)):
-                if end > size:  # never read: anybody may have written this number
+                if end > size:  # never read: this number may be forged
                     cut = f"is cut off: it lies at bytes {start} to {end}" if start < size else "is missing"
                     found.append(f"record {number} {cut}, the file ends at byte {size}")
                     continue
@@ -246,7 +246,7 @@ def _most_offset_bytes(info: ShardInfo) -> int:
 
 
 def unreadable(folder: pathlib.Path, name: str) -> str:
-    """Return why a file of a directory cannot be examined, or "": it is missing, no file, or lies elsewhere."""
+    """Return why a file of a directory cannot be examined (missing, not a file, or elsewhere), or ""."""
     try:
         regular_path(folder, name)
     except OSError as error:
@@ -257,7 +257,7 @@ def unreadable(folder: pathlib.Path, name: str) -> str:
 
 
 def _mismatch(record: Mapping[str, Any], features: Features) -> str:
-    """Return how a record differs from the manifest's features, or nothing."""
+    """Return how a record differs from the manifest's features, or ""."""
     kinds = {name: value.dtype.name if isinstance(value, np.ndarray) else "bytes" for name, value in record.items()}
     wanted = {name: "bytes" if kind == "bytes_list" else kind for name, kind in features.columns.items()}
     if kinds != wanted:
@@ -265,7 +265,7 @@ def _mismatch(record: Mapping[str, Any], features: Features) -> str:
     try:
         features.decode(record)
     except (InputError, SchemaError) as error:
-        return f"is not as the manifest's features say: {error}"
+        return f"does not match the manifest's features: {error}"
     return ""
 
 
@@ -288,7 +288,7 @@ def _reason(error: Exception, path: pathlib.Path) -> str:
 
 
 def _shortened(lines: list[str]) -> list[str]:
-    """Return at most `_MOST_NAMED` lines; consecutive records that share a damaged page or member get one line."""
+    """Return at most `_MOST_NAMED` lines, one for consecutive records that share a damaged page or member."""
     found: list[str] = []
     for what, group in groupby(lines, key=lambda line: re.sub(r"^record \d+ ", "", line)):
         same = list(group)
@@ -307,31 +307,31 @@ def _shortened(lines: list[str]) -> list[str]:
 #
 # Compare a finished directory with its manifest, byte for byte and record for record.
 #
-#     manifest.json        against its own digest                       was it changed after it was written?
+#     manifest.json        against its own digest                       to detect changes after it was written
 #     _index/SPLIT.index   against size and checksum in the manifest    and its keys against those of the records
 #     _index/SPLIT.keys    against size and checksum in the manifest
 #     a shard              against size, checksum, counts, key digest   each record against its own checksums
-#     its .idx             against where the records are
-#     sidecars             against what the manifest gives; see `datamat.directory.sidecars`
+#     its .idx             against the places of the records
+#     sidecars             against the manifest; see `datamat.directory.sidecars`
 #
-# Files are only read, never unpickled or run. What others may have planted (pipes, devices, numbers that would fill the
-# memory) is a problem in the report like any other damage.
+# Files are only read, never unpickled or run. Planted files (pipes, devices, numbers that would fill the memory) are
+# reported like any other damage.
 #
-# Behind a URL, each shard comes to a temporary folder with its offsets, is examined there, and goes: what stays is the
-# manifest, the index and sidecars, and a stand-in. So what is said of a directory here is said of one behind a URL.
+# Behind a URL, each shard is fetched to a temporary folder with its offsets, examined there, and removed; the manifest,
+# the index, the sidecars and a stand-in stay. So the same code verifies local and remote directories.
 
 
 @frozen()
 class VerifyReport:
-    """What `verify` found. Its `str` names every damaged file, and the record if that is known.
+    """The report of `verify`. Its `str` names every damaged file, and the record if known.
 
     Attributes:
-        path: the directory that was checked, or its URL.
+        path: the verified directory, or its URL.
         num_shards: number of examined shards, in every format.
         num_records: number of records in the manifest.
         found: all damage, in the order of the files.
-        num_formats: number of formats that hold the records.
-        notes: what is no damage and yet worth a look, one line each: a README.md or croissant.json that was edited.
+        num_formats: number of formats of the records.
+        notes: remarks that are not damage, one line each: an edited README.md or croissant.json.
     """
 
     path: pathlib.Path | str
@@ -343,7 +343,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether everything is as the manifest says."""
+        """Whether everything matches the manifest."""
         return not self.found
 
     @property
@@ -377,20 +377,20 @@ def verify(
 ) -> VerifyReport:
     """Compare a directory with its manifest: files, sizes, checksums, counts, keys and their order, and each record.
 
-    It reads every byte, and checks every record against the checksums of its format. Of a directory behind a URL, each
-    shard is fetched to a temporary folder, several at a time, and removed once it is examined.
+    It reads every byte, and checks every record against the checksums of its format. For a directory behind a URL,
+    shards are fetched to a temporary folder, several at a time, and removed after they are examined.
 
     Args:
-        path: finished directory, or its URL, of any kind that fsspec can read; its files are only read.
-        deep: also decode every record according to its features, pixels included.
-        storage_options: options for the URL, as fsspec has them: `{"key": ..., "secret": ...}`, or `{"anon": True}`.
+        path: finished directory, or any URL of it that fsspec can read; it is only read.
+        deep: also decode every record by its features, including pixels.
+        storage_options: fsspec options for the URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
 
     Returns:
         The report. Damage does not raise, not even damage to the manifest.
 
     Raises:
-        OutputError: there is no manifest: the run is not finished. Or the URL cannot be read, or a shard of it does not
-            fit into `TMPDIR`.
+        OutputError: there is no manifest, because the run is not finished; or the URL cannot be read, or one of its
+            shards does not fit into `TMPDIR`.
         MissingDependencyError: the package that reads such URLs is not installed.
 
     Example:
@@ -401,7 +401,7 @@ def verify(
 
 
 def examine(folder: Folder, *, deep: bool, recomputed: CheckRecord | None) -> VerifyReport:
-    """Do what `verify` does, and call `recomputed` with key and columns of every record; None calls nothing."""
+    """Do what `verify` does, and also call `recomputed`, if given, with the key and columns of every record."""
     files = _Files(folder, at_once=1 if recomputed is not None else _MOST_SHARDS)
     report = _report(files, deep=deep, recomputed=recomputed)
     found = tuple(
@@ -412,16 +412,16 @@ def examine(folder: Folder, *, deep: bool, recomputed: CheckRecord | None) -> Ve
 
 
 class _Files:
-    """The files of a directory for as long as they are examined.
+    """The files of a directory during verification.
 
     Args:
         root: the directory.
-        at_once: how many shards to fetch and examine at the same time at most, where they are not on this machine.
+        at_once: maximum number of shards to fetch and examine at the same time, if they are not on this machine.
 
     Attributes:
         root: the directory.
         here: its files on this machine.
-        not_here: why files are not in it that were to come there, by name.
+        not_here: why files could not be fetched, by name.
     """
 
     def __init__(self, root: Folder, at_once: int) -> None:
@@ -431,13 +431,13 @@ class _Files:
         self.not_here: dict[str, str] = {}
 
     def bring(self, names: Mapping[str, int]) -> None:
-        """Have small files here, of which each may have so many bytes."""
+        """Fetch small files of limited sizes."""
         self.not_here |= self.here.fetch_all(names)
 
     def examined(
         self, check: ShardCheck, infos: Sequence[ShardInfo]
     ) -> Iterator[tuple[list[Problem], list[str] | None]]:
-        """Yield what is wrong with each shard, and the keys of its records; some that are fetched at a time."""
+        """Yield the defects of each shard and the keys of its records, fetching some shards at a time."""
         from concurrent.futures import ThreadPoolExecutor
 
         if not self.here.are_copies:
@@ -467,7 +467,7 @@ class _Files:
                 return [Problem(info.file, what)], None
             problems, keys = check.problems(info)
             if info.file.endswith(".tar") and not any(problem.file == info.file for problem in problems):
-                made = self.here.path / WORK / MADE / f"{info.file}.idx"  # for the sidecars, which are compared at last
+                made = self.here.path / WORK / MADE / f"{info.file}.idx"  # for the sidecars, which are compared last
                 made.parent.mkdir(parents=True, exist_ok=True)
                 with commit(made) as file:
                     file.write(tar_index(path))
@@ -477,7 +477,7 @@ class _Files:
             self.here.drop([info.index_file])
 
     def names(self) -> set[str]:
-        """Return the names of the files, those of the index with their folder; none where no place tells."""
+        """Return the names of the files, with folders for those of the index; empty if they cannot be listed."""
         inner = self.root.list(INDEX_FOLDER) or ()
         return {*(self.root.list() or ()), *(f"{INDEX_FOLDER}/{name}" for name in inner)}
 
@@ -513,7 +513,7 @@ def _report(files: _Files, *, deep: bool, recomputed: CheckRecord | None) -> Ver
     found += [Problem(name, "not in the manifest; remove it") for name in foreign]
     damaged = {problem.file for problem in found}
     edited: dict[str, str] = {}
-    if MANIFEST_FILE not in damaged:  # with which they are compared, and indexes of shards with shards
+    if MANIFEST_FILE not in damaged:  # sidecars are compared with it, and indexes of shards with the shards
         files.bring(dict.fromkeys(sorted(sidecar_names(manifest) | known_sidecars(folder)), _MOST_BYTES))
         wrong_files, edited = sidecar_problems(folder, manifest, damaged)
         found += [Problem(name, what) for name, what in wrong_files.items()]
@@ -524,7 +524,7 @@ def _report(files: _Files, *, deep: bool, recomputed: CheckRecord | None) -> Ver
 def _shard_problems(
     files: _Files, check: ShardCheck, manifest: Manifest, rows: Mapping[str, list[list[str]]]
 ) -> list[Problem]:
-    """Return what is wrong with the shards of one format; `rows` has the keys of the rows of each, by split."""
+    """Return the defects of the shards of one format; `rows` has the row keys of each, by split."""
     found = []
     for split, infos in manifest.splits.items():
         for number, (info, (problems, keys)) in enumerate(zip(infos, files.examined(check, infos), strict=True)):
@@ -559,7 +559,7 @@ def _manifest_problems(folder: pathlib.Path, manifest: Manifest) -> list[Problem
 
 
 def _records_in(info: ShardInfo) -> tuple[object, ...]:
-    """Return what an entry says about its records, whatever their format."""
+    """Return the format-independent part of an entry about its records."""
     counts = (info.num_rows, info.num_records, info.num_failed, info.num_dropped, info.num_dropped_records)
     return (info.name, info.split, *counts, info.key_digest, info.fingerprint)
 
@@ -567,7 +567,7 @@ def _records_in(info: ShardInfo) -> tuple[object, ...]:
 def _index_problems(
     folder: pathlib.Path, info: IndexInfo, shards: Sequence[ShardInfo]
 ) -> tuple[list[Problem], list[list[str]]]:
-    """Return what is wrong with an index file, and the keys of the rows of each shard, if that can be read."""
+    """Return the defects of an index file, and the row keys of each shard if it can be read."""
     path = folder / info.file
     if what := unreadable(folder, info.file):
         return [Problem(info.file, what)], []
@@ -588,7 +588,7 @@ def _index_problems(
 
 
 def _keys_problems(folder: pathlib.Path, info: IndexInfo, rows: Sequence[Sequence[str]]) -> list[Problem]:
-    """Return what is wrong with the sorted hashes of the keys of a split; `rows` has the keys of each shard."""
+    """Return the defects of the sorted key hashes of a split; `rows` has the keys of each shard."""
     if what := unreadable(folder, info.file):
         return [Problem(info.file, what)]
     if not info.is_whole(folder / info.file):
@@ -603,9 +603,9 @@ def _keys_problems(folder: pathlib.Path, info: IndexInfo, rows: Sequence[Sequenc
 
 
 def _key_problems(info: ShardInfo, keys: Sequence[str], rows: Sequence[str]) -> list[Problem]:
-    """Return where the rows of the index are not those whose records a shard holds, in their order."""
+    """Return where the rows in the index differ from those whose records are in a shard, in order."""
     stored = [row_key for row_key, _, _ in row_runs(keys)]
-    if info.num_done < info.num_rows:  # the index also has the rows that gave no record
+    if info.num_done < info.num_rows:  # the index also lists rows without records
         left = iter(rows)
         wrong = next((key for key in stored if key not in left), None)
         if wrong is None and len(stored) == info.num_done:
@@ -624,7 +624,7 @@ def _key_problems(info: ShardInfo, keys: Sequence[str], rows: Sequence[str]) -> 
 def _foreign(
     names: Collection[str], manifest: Manifest, formats: Iterable[ShardFormat], sidecars: Collection[str]
 ) -> list[str]:
-    """Return files that the manifest does not know, under names that a reader by pattern would take."""
+    """Return files that are not in the manifest but have names that pattern-matching readers would pick up."""
     known = {os.path.basename(name) for info in manifest.all_files for name in (info.file, info.index_file)}
     known |= {*sidecar_names(manifest), *sidecars, *manifest.going}
     endings = tuple(f".{ending}" for ending in (*(made.extension for made in formats), "idx", "offsets"))

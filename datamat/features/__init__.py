@@ -1,26 +1,26 @@
-"""What a sample holds: the schema of a dataset, declared once.
+"""Features: the schema of a dataset, declared once.
 
 `Features` maps each field to a feature type. A type checks a value, encodes it into columns of three kinds (`bytes`,
-`int64`, `float32`: what a `tf.train.Example` can hold) and decodes it again. The Arrow type of each column says what it
-is to every format and client that knows no more of the feature. Formats see columns only; users see arrays only.
+`int64`, `float32`: what a `tf.train.Example` can hold) and decodes it again. Formats and clients that do not know the
+feature go by the Arrow type of each column. Formats see only columns; users see only arrays.
 
     sample value  --encode-->  columns  --format-->  record bytes  --format-->  columns  --decode-->  sample value
 
-Every mismatch between a sample and its declaration is a `SchemaError` that names the field, what is declared and what
-was found.
+Every mismatch between a sample and its declaration raises a `SchemaError` that names the field, the declaration and
+what was found.
 
     base        Feature, ArrowType: the interface of a type, and the checks that types share    <- start reading here
-    protocols   Geometry, Preview: what a type may add, to move with an image and to be drawn
-    statistics  Counts, Numbers: what is known of all values of a field
+    protocols   Geometry, Preview: optional protocols of types that move with an image, or are drawn
+    statistics  Counts, Numbers: statistics of the values of a field
     pictures    Image, Mask, Depth, Video; Keypoints and Polygons in a picture
     values      ClassLabel, BBoxes, Text, Bytes, Json, Timestamp, Scalar, Tensor, Tokens, Audio
-    composed    what types that are made of another have in common, and how they are stored
+    composed    common code of types that are made of another one
     nullable    Nullable: values that may be missing
     list_of     ListOf
-    nesting     samples that hold dicts
+    nesting     samples that contain dicts
     registry    register_feature; types by their names in manifests
-    inference   features of a sample that has none declared
-    schema      Features: all of it together
+    inference   features inferred from a sample
+    schema      Features: the whole schema
 """
 
 from __future__ import annotations
@@ -84,4 +84,4 @@ def __dir__() -> list[str]:
 
 
 OUTPUT_VERSION = 5
-"""Incremented when samples are encoded to different columns; all shards are then rebuilt."""
+"""Incremented when samples are encoded to different columns; then all shards are rebuilt."""

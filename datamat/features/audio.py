@@ -1,4 +1,4 @@
-"""Sounds: files of samples, decoded or as they are."""
+"""Audio files, stored untouched or encoded from arrays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from datamat.values import frozen
 __all__ = ["Audio", "decoded_sound", "sound_extension"]
 
 _SOUNDS = {"WAV": "wav", "WAVEX": "wav", "FLAC": "flac", "MP3": "mp3", "OGG": "ogg"}
-"""Formats of files that are kept, as soundfile names them, with their extensions."""
+"""Formats of files that are stored untouched, as soundfile names them, with their extensions."""
 _MOST_FLAC_CHANNELS, _MOST_FLAC_RATE = 8, 65_535
 _WAVE_WIDTH, _WAVE_HEIGHT = 320, 100
 _WAVE_INK, _WAVE_PAPER = (40, 90, 160), 255
@@ -38,7 +38,7 @@ _SPECTRUM_HEIGHT, _SPECTRUM_GAP = 96, 4
 _SPECTRUM_WINDOW = 4 * _SPECTRUM_HEIGHT  # samples, so that each row is the mean of two frequencies
 _SPECTRUM_DB = 80.0
 _SPECTRUM_COLOURS = ((8, 8, 40), (70, 20, 110), (170, 45, 110), (240, 120, 70), (255, 240, 170))
-"""From silence to the loudest place, each lighter than the one before, so that it reads without colour, too."""
+"""Colours from silence to the maximum level, increasingly light, so that they are readable in grey, too."""
 
 
 @frozen()
@@ -50,8 +50,8 @@ class Audio(Feature, Preview):
     Needs the package soundfile, which the extra `audio` installs.
 
     Args:
-        sample_rate: samples per second; a file with another rate is refused. None takes files of any rate, but no
-            arrays: if the rate varies, store it in a field of its own.
+        sample_rate: samples per second; a file with another rate is refused. None accepts files of any rate, but no
+            arrays: if the rate varies, store it in a separate field.
         num_channels: 1 for mono, 2 for stereo; None for any number.
         encoding: how arrays are stored. "exact" stores 16- or 24-bit FLAC if that holds every value exactly, else WAV
             of 32-bit floats; "flac" stores 16-bit FLAC, which rounds to steps of 1/32768.
@@ -99,7 +99,7 @@ class Audio(Feature, Preview):
         return one_bytes(column)
 
     def packages(self, *, drawn: bool) -> frozenset[str]:
-        del drawn  # files that are kept may lie beside arrays
+        del drawn  # files and arrays may be mixed
         return frozenset({"soundfile"})
 
     def observe(self, column: Any) -> FieldStatistics:
@@ -180,7 +180,7 @@ def _spectrogram(samples: np.ndarray) -> np.ndarray:
 
 
 def sound_extension(data: bytes) -> str:
-    """Return the extension of the format of a sound file by its first bytes; "" if they are no sound's."""
+    """Return the extension of a sound file's format by its first bytes; "" if it is not a sound file."""
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return "wav"
     if data[:4] in {b"fLaC", b"OggS"}:
@@ -190,7 +190,7 @@ def sound_extension(data: bytes) -> str:
 
 
 def _duration(data: bytes) -> float | None:
-    """Return the seconds that the header of a sound file names; None where it cannot be read."""
+    """Return the duration of a sound file in seconds, from its header; None if it cannot be read."""
     try:
         info = _soundfile().info(io.BytesIO(data))
     except RuntimeError:
@@ -212,11 +212,11 @@ def decoded_sound(data: bytes) -> tuple[np.ndarray, int]:
     """Return the samples of a file, float32 (num_samples, num_channels), and its rate.
 
     Raises:
-        InputError: it is none of the formats, or does not decode to its end.
+        InputError: its format is not supported, or it does not decode to its end.
         MissingDependencyError: soundfile is not installed.
     """
     soundfile = _soundfile()
-    wanted = "want a whole WAV, FLAC, MP3 or Ogg file"
+    wanted = "want a complete WAV, FLAC, MP3 or Ogg file"
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             kind, rate, num_samples = file.format, file.samplerate, file.frames
@@ -240,12 +240,12 @@ def decoded_sound(data: bytes) -> tuple[np.ndarray, int]:
 
 
 def _missing_bytes(data: bytes) -> int:
-    """Return how many bytes a WAV file lacks at its end; soundfile takes what is there."""
+    """Return the number of bytes missing at the end of a WAV file, which soundfile ignores."""
     place = 12
     while place + 8 <= len(data):
         size = int.from_bytes(data[place + 4 : place + 8], "little")
         if data[place : place + 4] == b"data":
-            is_open = size >= 0xFFFFFF00  # a program that streams does not know it
+            is_open = size >= 0xFFFFFF00  # streaming programs do not know the size
             return 0 if is_open else max(place + 8 + size - len(data), 0)
         place += 8 + size + size % 2
     return 0
@@ -258,7 +258,7 @@ def _flac(levels: np.ndarray, rate: int, subtype: str) -> bytes:
 
 
 def _float_wav(samples: np.ndarray, rate: int) -> bytes:
-    """Return a WAV file of 32-bit floats; not by soundfile, which writes the time of day into it."""
+    """Return a WAV file of 32-bit floats; soundfile would write the time of day into it."""
     data = samples.astype("<f4").tobytes()
     num_channels = samples.shape[1]
     head = struct.pack("<HHIIHHH", 3, num_channels, rate, 4 * num_channels * rate, 4 * num_channels, 32, 0)  # 3: floats

@@ -52,14 +52,14 @@ Column: TypeAlias = bytes | Sequence[bytes] | np.ndarray
 """One column of one record: one bytes value, a list of them, or a 1-D int64 or float32 array."""
 
 Kind: TypeAlias = Literal["bytes", "bytes_list", "int64", "float32"]
-"""What a column holds in each record: one bytes value, any number of them, int64 numbers or float32 numbers."""
+"""The kind of a column in each record: one bytes value, any number of them, int64 numbers or float32 numbers."""
 Shape: TypeAlias = tuple[int | None, ...]
 
 _LONG_SPAN_BYTES = 256
-"""Bytes of a span on average from which on copying slices is faster than gathering numbers by their places."""
+"""Average bytes of a span above which copying slices is faster than gathering numbers by index."""
 _PACKAGE = __name__.partition(".")[0]
 _PILLOW_MODES = {"L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
-"""Modes whose arrays hold the pixels; palettes, truth values and other colour spaces become RGB."""
+"""Modes whose arrays are the pixels; palettes, 1-bit modes and other colour spaces become RGB."""
 _ORIENTATION = 0x0112  # the tag of EXIF
 
 # ---------------------------------------------------------------- dtypes of values
@@ -76,12 +76,12 @@ _NO_NUMBERS = {"string", "bytes", "object"}
 
 
 def holds_numbers(dtype: str) -> bool:
-    """Return whether values of a dtype, as `Feature.value_type` names it, are numbers or arrays of them."""
+    """Return True if values of a dtype, as in `Feature.value_type`, are numbers or arrays of numbers."""
     return dtype not in _NO_NUMBERS
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Return the numpy dtype with a name; "bfloat16" is that of the package ml_dtypes, which has to be imported.
+    """Return the numpy dtype of a name; "bfloat16" is that of the package ml_dtypes.
 
     Raises:
         MissingDependencyError: `ml_dtypes` is not installed.
@@ -106,8 +106,8 @@ def _bfloat16() -> np.dtype[Any]:
     return found
 
 
-# How each dtype is stored, always exactly: int64 holds every smaller integer, float32 every float16; dtypes that
-# neither holds are stored as little-endian bytes, which `tf.io.decode_raw` reads.
+# Storage of each dtype, always exact: int64 holds every smaller integer, float32 every float16; other dtypes are stored
+# as little-endian bytes, which `tf.io.decode_raw` reads.
 _REAL_KINDS: dict[str, Kind] = {
     **dict.fromkeys(["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"], "int64"),
     **dict.fromkeys(["float16", "float32"], "float32"),
@@ -119,22 +119,22 @@ _TIMES: dict[str, Kind] = {"timestamp[us]": "int64", "timestamp[us, tz=UTC]": "i
 _BYTES: dict[str, Kind] = {"binary": "bytes", "string": "bytes", "json": "bytes"}
 _ARROW_KINDS: dict[str, Kind] = {**_REAL_KINDS, **_TIMES, **_BYTES}
 _ARROW_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64", "extension<arrow.json>": "json"}
-"""Types that pyarrow calls by another name."""
+"""Types with another name in pyarrow."""
 _VALUE_DTYPES = {"binary": "bytes", "json": "object", **dict.fromkeys(_TIMES, "datetime64[us]")}
 
 
 @frozen()
 class ArrowType:
-    """The Arrow type of a stored column, from which every format and client derives what the column is to it.
+    """The Arrow type of a stored column, from which formats and clients derive their own types.
 
-    pyarrow itself is not needed to know it: `datamat.formats.arrow` makes its types of these.
+    It does not need pyarrow: `datamat.formats.arrow` converts it to pyarrow's types.
 
     Args:
         dtype: name of a numpy dtype, "bfloat16", "binary", "string", "json" (Arrow's extension type of that name),
             "timestamp[us]" or "timestamp[us, tz=UTC]".
-        sizes: sizes of the lists around it, outermost first; only that one may be None, for lists of any length.
-        is_raw: whether a record holds the numbers as little-endian bytes, where it could hold them as numbers.
-        is_nullable: whether a record may hold no value: null in Arrow, an empty list in a record.
+        sizes: sizes of the enclosing lists, outermost first; only the first may be None, for lists of any length.
+        is_raw: whether a record holds numbers as little-endian bytes, although it could hold them as numbers.
+        is_nullable: whether a value may be missing: null in Arrow, an empty list in a record.
 
     Raises:
         SchemaError: there is no such type.
@@ -156,14 +156,14 @@ class ArrowType:
             known = join_names(_ARROW_KINDS, len(_ARROW_KINDS))
             raise SchemaError(f"ArrowType: dtype is {self.dtype!r}; want one of {known}")
         if None in self.sizes[1:]:
-            raise SchemaError(f"ArrowType: sizes is {self.sizes!r}; want None in the first place alone")
+            raise SchemaError(f"ArrowType: sizes is {self.sizes!r}; want None only in the first place")
 
     @classmethod
     def of(cls, found: Any) -> ArrowType:
-        """Return a type that pyarrow has as well: of numbers, times, text or bytes, and of lists of these.
+        """Return the equivalent of a pyarrow type: numbers, times, text or bytes, and lists of these.
 
         Raises:
-            SchemaError: it is another type.
+            SchemaError: the type is not supported.
 
         Example:
             >>> import pyarrow as pa
@@ -183,52 +183,52 @@ class ArrowType:
 
     @property
     def holds_numbers(self) -> bool:
-        """Whether it is one of numbers, truth values or times, however a record holds them."""
+        """Whether its values are numbers, booleans or times, however they are stored."""
         return self.dtype not in _BYTES
 
     @property
     def kind(self) -> Kind:
-        """What the column holds in each record."""
+        """The kind of the column in each record."""
         if not self.holds_numbers:
             return "bytes_list" if self.sizes or self.is_nullable else "bytes"
         kind = "bytes" if self.is_raw else _ARROW_KINDS[self.dtype]
-        # What may be missing, and may be empty as well, is a list of its bytes.
+        # A value that may be missing, and may also be empty, is a list of its bytes.
         return "bytes_list" if self.is_nullable and (kind == "bytes" or None in self.sizes) else kind
 
     @property
     def raw_dtype(self) -> np.dtype[Any]:
-        """The dtype of its numbers where they are bytes."""
+        """The dtype of numbers that are stored as bytes."""
         return dtype_of("int64" if self.dtype in _TIMES else self.dtype).newbyteorder("<")
 
     @property
     def width(self) -> int:
-        """How many numbers the lists of fixed size hold."""
+        """Number of values in the lists of fixed size."""
         return math.prod(size for size in self.sizes if size is not None)
 
     @property
     def value_type(self) -> tuple[str, Shape]:
-        """Dtype and shape of its values, as `Feature.value_type` has them."""
+        """Dtype and shape of its values, as in `Feature.value_type`."""
         return _VALUE_DTYPES.get(self.dtype, self.dtype), self.sizes
 
 
 def as_bfloat16(numbers: np.ndarray) -> np.ndarray:
-    """Return the numbers of which a float32 array holds each exactly: a cast would change the bits of some NaN."""
+    """Return exact float32 values as bfloat16, preserving the bits of NaN, which a cast would not."""
     return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(_bfloat16())
 
 
 def is_number_dtype(dtype: np.dtype[Any]) -> bool:
-    """Return whether an array of a dtype holds numbers, truth values or times; ml_dtypes' floats are of kind "V"."""
+    """Return True if a dtype is that of numbers, booleans or times; floats of ml_dtypes have kind "V"."""
     return dtype.kind in "biufcmM" or (dtype.kind == "V" and dtype.type is not np.void)
 
 
 @frozen(slots=False, eq=False)
 class RaggedColumn:
-    """One column of n records that hold any number of values each: a sequence of n arrays, all in one.
+    """A column of n records with any number of values each: a sequence of n arrays, stored in one.
 
     Attributes:
         values: (total,), the numbers of all records, one record after the other, or an object array of bytes;
             (total, ...) in blocks to be encoded.
-        lengths: int64 (n,), how many of the values each record holds.
+        lengths: int64 (n,), number of values of each record.
 
     Example:
         >>> column = RaggedColumn(np.array([1, 2, 3]), np.array([2, 0, 1]))
@@ -259,11 +259,11 @@ class RaggedColumn:
 
     @functools.cached_property
     def _bounds(self) -> np.ndarray:
-        """int64 (n + 1,): where each record begins, and the end of the last."""
+        """int64 (n + 1,): start of each record, and the end of the last."""
         return np.concatenate([[0], np.cumsum(self.lengths)])
 
     def matrix(self, width: int) -> np.ndarray:
-        """Return the values (n, width); raise `SchemaError` where a record holds another number of them."""
+        """Return the values as (n, width); raise `SchemaError` if a record has another number of them."""
         wrong = np.flatnonzero(self.lengths != width)
         if len(wrong):
             raise SchemaError(f"a record holds {self.lengths[wrong[0]]} values, not {width}")
@@ -274,7 +274,7 @@ class RaggedColumn:
         return cut(self.values, self.lengths)
 
     def take(self, order: np.ndarray) -> RaggedColumn:
-        """Return the records at some places, in their order."""
+        """Return the records at some places, in that order."""
         lengths = self.lengths[order]
         starts = (np.cumsum(self.lengths) - self.lengths)[order]
         if len(lengths) and (self.lengths == self.lengths[0]).all():
@@ -284,7 +284,7 @@ class RaggedColumn:
 
 
 def joined_spans(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return spans of values (total,), one after the other, given where each begins and how many it holds."""
+    """Return concatenated spans of values (total,), given the start and length of each."""
     if len(lengths) and lengths.sum() * values.itemsize >= _LONG_SPAN_BYTES * len(lengths):
         bounds = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
         return np.concatenate([values[one:other] for one, other in bounds])
@@ -297,7 +297,7 @@ def joined_spans(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) ->
 
 
 def cut(data: Any, lengths: np.ndarray) -> list[Any]:
-    """Return slices of bytes or items, one after the other, given how many each holds."""
+    """Return consecutive slices of bytes or items, given their lengths."""
     return [data[start:stop] for start, stop in itertools.pairwise([0, *np.cumsum(lengths).tolist()])]
 
 
@@ -310,7 +310,7 @@ def join_blocks(blocks: Sequence[Mapping[str, ColumnBlock]], order: np.ndarray |
 
     Args:
         blocks: columns by name; all blocks have the same names.
-        order: int64 (n,), the place of each record of the result among those of the blocks; None for their own order.
+        order: int64 (n,), the index of each resulting record among those of the blocks; None keeps their order.
     """
     return {name: _join_columns([block[name] for block in blocks], order) for name in blocks[0]}
 
@@ -328,31 +328,34 @@ def _join_columns(pieces: Sequence[ColumnBlock], order: np.ndarray | None) -> Co
 
 
 Stored: TypeAlias = Column | dict[str, Column]
-"""What a feature stores of a value: its column, or several by what follows the name of the field."""
+"""The stored form of a value: its column, or several by the suffix after the field's name."""
 
 
 class Feature(abc.ABC):
-    """One field of a sample: what it is, how it is stored, and how each format and reader sees it.
+    """The type of a field: its values, their storage, and their form in each format and reader.
 
-    A feature type has a `type`, `encode` and `decode`. Every other method has a default that follows from those three;
-    override it if there is a better answer. Methods are called from several threads and processes.
+    A feature type defines `type`, `encode` and `decode`. All other methods have defaults that follow from these three;
+    override them if you can do better. Methods are called from several threads and processes.
 
-    Most types store one column, and give and take that: the `Column` of a value, or the `ColumnBlock` of n values. A
-    type that stores several gives and takes a dict of them, by what follows the name of the field in theirs: `""` for
-    the column with that very name, `"/shape"`.
+    Most types store one column, which they return and accept: the `Column` of a value, or the `ColumnBlock` of n
+        values.
+    A type with several columns uses a dict of them, by the suffix after the field's name: `""` for the column with the
+    name itself, or `"/shape"`.
 
-    A feature does not know the name of its field. `Features` puts it into each `SchemaError` and `InputError`: in the
-    place of a leading "the field", or before the message.
+    A feature does not know the name of its field. `Features` adds it to each `SchemaError` and `InputError`: it
+        replaces
+    a leading "the field", or precedes the message.
 
-    A feature is an immutable value: it equals others with the same declaration, and can be hashed and pickled. A frozen
-    dataclass does all that, and `manifest.json` keeps its fields. `load` finds the class by `type_name`, through the
+    A feature is an immutable value: equal declarations compare equal, and it is hashable and picklable. A frozen
+        dataclass
+    satisfies this, and its fields are stored in `manifest.json`. `load` finds the class by `type_name`, through the
     entry-point group `datamat.features` or `register_feature`.
 
     Attributes:
         type_name: name of the type in `manifest.json` and of its entry point; by default the name of the class.
         takes_none: whether None is a value, rather than a sign that a file did not decode.
-        unsaid: arguments that the manifest omits if they have their default: those that a later version of the class
-            added, so that datasets written before count as unchanged.
+        unsaid: arguments that the manifest omits if they have their defaults: those added in a later version of the
+            class, so that older datasets count as unchanged.
 
     Example:
         >>> import dataclasses
@@ -382,7 +385,7 @@ class Feature(abc.ABC):
         super().__init_subclass__(**options)
         if "type_name" not in vars(cls):
             cls.type_name = cls.__name__
-        # A class with an `encode` of its own leaves behind how that which it is derived from encodes blocks.
+        # A class with its own `encode` does not inherit `encode_many`.
         for of_block, of_one in (("encode_many", {"encode"}), ("decode_many", {"decode", "decode_into"})):
             nearest = next(kind for kind in cls.__mro__ if vars(kind).keys() & {of_block, *of_one})
             if of_block not in vars(nearest):
@@ -393,7 +396,7 @@ class Feature(abc.ABC):
     @property
     @abc.abstractmethod
     def type(self) -> Any:
-        """The Arrow type of the column, or a dict with that of each: an `ArrowType`, or one of pyarrow."""
+        """The Arrow type of the column, or a dict of several: an `ArrowType`, or a type of pyarrow."""
 
     @abc.abstractmethod
     def encode(self, value: Any) -> Stored:
@@ -407,10 +410,10 @@ class Feature(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, stored: Any) -> Any:
-        """Return the value that `encode` was given: an array, a numpy number, or what the dtype stands for.
+        """Return the value that was passed to `encode`: an array, a numpy number, or a value of the dtype.
 
         Args:
-            stored: what `encode` returned; but a bytes column may be a list of its one value.
+            stored: result of `encode`; a bytes column may be a list of its one value.
 
         Raises:
             InputError: the bytes do not decode.
@@ -424,7 +427,7 @@ class Feature(abc.ABC):
         return {column: ArrowType.of(one) for column, one in by_column(name, self.type).items()}
 
     def value_type(self) -> tuple[str, Shape]:
-        """Return dtype and shape of decoded values; by default those of the first column.
+        """Return the dtype and shape of decoded values; by default those of the first column.
 
         The dtype is the name of a numpy dtype, "bfloat16", "string" for str, "bytes" for bytes, or "object" for what
         JSON can hold: dicts, lists, str, numbers, booleans and None. The shape is () for a single value, and holds None
@@ -433,7 +436,7 @@ class Feature(abc.ABC):
         return next(iter(self.columns("").values())).value_type
 
     def declared(self) -> str:
-        """Return the declaration as messages show it: `uint8 (360, 480, 3)`."""
+        """Return the declaration for messages: `uint8 (360, 480, 3)`."""
         dtype, shape = self.value_type()
         return f"{self.type_name} {dtype}" + (f" {shape_text(shape)}" if shape else "")
 
@@ -441,7 +444,7 @@ class Feature(abc.ABC):
     def to_json(self) -> dict[str, Any]:
         """Return the declaration as JSON values: the name of the type, and its arguments."""
         package = type(self).__module__.partition(".")[0]
-        # The module is for the error where the class is missing.
+        # The module is for the error message if the class is missing.
         origin = {} if package == _PACKAGE else {"module": type(self).__module__}
         return {"type": self.type_name, **origin, **self.arguments()}
 
@@ -460,49 +463,49 @@ class Feature(abc.ABC):
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> Feature:
-        """Return the feature with these arguments; lists, which JSON has in place of tuples, become tuples."""
+        """Return the feature with these arguments; lists, which replace tuples in JSON, become tuples."""
         return cls(**{name: _tuples(value) for name, value in arguments.items()})
 
     def packages(self, *, drawn: bool) -> frozenset[str]:
         """Return the top-level modules of the packages that decide the bytes of the columns.
 
-        A new version of one of them has shards rebuilt. The package that the class comes from counts in any case.
+        Shards are rebuilt for a new version of one of them. The package of the class itself always counts.
 
         Args:
-            drawn: whether to answer for copies that went through a transform, which are always decoded and encoded.
+            drawn: whether to answer for transformed copies, which are always decoded and encoded.
         """
         del drawn
         return frozenset()
 
     def parts(self) -> tuple[Feature, ...]:
-        """Return the features that this one is made of; () for a type that stands alone."""
+        """Return the features that this one contains; () for a simple type."""
         return ()
 
     # ---------------------------------------------------------------- values
 
     def class_names(self) -> tuple[str, ...] | None:
-        """Return the class names in the order of their ids; () if classes have no names, None if values are not ids."""
+        """Return the class names in order of their ids; () if classes have no names, None if values are not ids."""
         return None
 
     def prepare(self, value: Any) -> Any:
-        """Return `value` as transforms expect it: decoded, if `read` returned encoded bytes."""
+        """Return `value` for transforms: decoded, if `read` returned encoded bytes."""
         return value
 
     def encoded_value(self, stored: Any) -> Any:
-        """Return a value that `encode` stores as these very columns, such as the bytes of an encoded file."""
+        """Return a value that `encode` stores as exactly these columns, such as the bytes of an encoded file."""
         return self.decode(stored)
 
     def encode_many(self, values: Any) -> Any:
         """Return the columns of n values at once.
 
-        The default encodes one value after the other. An override is called where a class has it at or below the class
-        that defines `encode`, and gives the same columns as `encode`.
+        The default encodes values one by one. An override is used if it is in the class that defines `encode` or in a
+        subclass; it must give the same columns as `encode`.
 
         Args:
             values: an array (n, ...), a sequence of n values, or a `RaggedColumn` of values (total, ...).
 
         Returns:
-            For a bytes column a list of n bytes; for others an array (n,) or (n, k), or a `RaggedColumn`.
+            For a bytes column, a list of n bytes; for others, an array (n,) or (n, k), or a `RaggedColumn`.
 
         Raises:
             SchemaError: a value does not match the declaration.
@@ -516,58 +519,60 @@ class Feature(abc.ABC):
         return {part: gathered([row[part] for row in rows], one.kind) for part, one in types.items()}
 
     def encodes_many(self) -> bool:
-        """Return whether `encode_many` was overridden, and not left behind by a subclass with another `encode`."""
+        """Return True if `encode_many` is overridden, and not invalidated by a subclass with another `encode`."""
         return type(self).encode_many is not Feature.encode_many
 
     def decode_into(self, stored: Any, out: np.ndarray | None, *, are_intact: bool = False) -> Any:
         """Return the value that `decode` returns.
 
         Args:
-            stored: what `decode` takes.
+            stored: argument of `decode`.
             out: memory to decode into, if that saves a copy; it may be overwritten in any case.
-            are_intact: whether a checksum has shown that the columns are what `encode` returned.
+            are_intact: whether a checksum has verified the columns.
         """
         del out, are_intact
         return self.decode(stored)
 
     def is_ragged(self) -> bool:
-        """Return whether a batch holds the values as a list, even where they could be one array."""
+        """Return True if a batch holds the values as a list, even if they could be one array."""
         dtype, shape = self.value_type()
         return None in shape or not holds_numbers(dtype)
 
     def decode_many(self, stored: Any) -> np.ndarray | list[Any] | None:
-        """Return what `decode` does, for n records at once; None for a type whose values are decoded one by one.
+        """Decode n records at once; return None for a type whose values are decoded one by one.
 
-        Readers call it for small records where a class overrides it at or below the class that defines `decode`.
+        Readers use an override for small records if it is in the class that defines `decode` or in a subclass.
 
         Args:
-            stored: the column of n records, or each of several: n bytes (or str), or a `RaggedColumn`.
+            stored: the column of n records, or a dict of several: n bytes (or str), or a `RaggedColumn`.
 
         Returns:
-            An array (n, ...) where all values have one shape by declaration, else a list of n values.
+            An array (n, ...) if all values have one declared shape, else a list of n values.
         """
         del stored
         return None
 
     def decodes_many(self) -> bool:
-        """Return whether `decode_many` was overridden, and not left behind by a subclass with another `decode`."""
+        """Return True if `decode_many` is overridden, and not invalidated by a subclass with another `decode`."""
         return type(self).decode_many is not Feature.decode_many
 
     # ---------------------------------------------------------------- statistics
 
     def observe(self, stored: Any) -> FieldStatistics:
-        """Return what statistics keep of n values, from their columns; {} by default.
+        """Return statistics of n values, from their columns; {} by default.
 
-        A run calls it for the records that it writes, some hundred at a time, and adds up what it returns: so each
-        number must depend on single values, and not on how many come at once. It should be cheap: the header of a file,
-        not its content. `manifest.json` has the result; see `Manifest.statistics`.
+        A run calls it for the records that it writes, hundreds at a time, and adds the results: so they must depend
+            only on
+        single values, not on how values are grouped. It should be cheap: read the header of a file, not its content.
+        `manifest.json` contains the result; see `Manifest.statistics`.
 
         Args:
-            stored: what `decode_many` takes.
+            stored: argument of `decode_many`.
 
         Returns:
-            By the name of each statistic: `Counts` of class ids, `Numbers`, or an int that is added up. Names that
-            differ in a number alone, `size[0]`, `size[1]`, are shown as one statistic of several numbers.
+            By name of each statistic: `Counts` of class ids, `Numbers`, or an int to be added up. Names that differ
+                only
+            in a number, `size[0]`, `size[1]`, are shown as one statistic of several numbers.
 
         Example:
             >>> from datamat.features import Numbers
@@ -579,34 +584,34 @@ class Feature(abc.ABC):
         return {}
 
     def observe_value(self, value: Any) -> FieldStatistics:
-        """Return what statistics keep of one value whose columns show it only when decoded, as pixels; {} by default.
+        """Return statistics of one value that its columns do not show, such as those of pixels; {} by default.
 
-        A run calls it with the arrays that it encodes, and not for a file that is stored as it was read: to decode that
-        would cost more than to store it.
+        A run calls it with the arrays that it encodes, but not for files that are stored untouched, since decoding
+        those would cost more than storing them.
 
         Args:
-            value: what `encode` was given.
+            value: argument of `encode`.
 
         Returns:
-            As `observe` does, under other names.
+            As for `observe`, under other names.
         """
         del value
         return {}
 
 
 class DictFields(dict[str, Any]):
-    """What is declared of the fields of a dict, which nobody changes: all but `key`, which only a whole sample has."""
+    """The immutable declarations of a dict's fields; without `key`, which only a whole sample has."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         declared = getattr(fields, "as_declared", fields)  # of `Features`
         super().__init__({name: feature for name, feature in declared.items() if name != "key"})
 
-    def __hash__(self) -> int:  # type: ignore[override]  # which a dict has not, as others change
+    def __hash__(self) -> int:  # type: ignore[override]  # dicts have none, since they are mutable
         return hash(tuple(self))
 
 
 to_json_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode
-"""Returns the one text that stands for a JSON value: keys in order, no spaces, no NaN."""
+"""Returns the canonical text of a JSON value: keys in order, no spaces, no NaN."""
 
 
 def gathered(values: Sequence[Column], kind: Kind) -> RaggedColumn | list[Any]:
@@ -621,7 +626,7 @@ def gathered(values: Sequence[Column], kind: Kind) -> RaggedColumn | list[Any]:
 
 
 def ragged(column: Any) -> ColumnBlock:
-    """Return a column of a block as `observe` has it: arrays (n,) and (n, k) as a `RaggedColumn`."""
+    """Return a column of a block for `observe`: arrays (n,) and (n, k) as a `RaggedColumn`."""
     if not isinstance(column, np.ndarray) or column.dtype == object:
         found: ColumnBlock = column
         return found
@@ -629,28 +634,28 @@ def ragged(column: Any) -> ColumnBlock:
 
 
 def by_column(name: str, stored: Any) -> dict[str, Any]:
-    """Return what a feature has of its column, or of each of several, by the names of these."""
+    """Return a feature's value for its column, or for several, by column name."""
     return {name + part: one for part, one in stored.items()} if isinstance(stored, dict) else {name: stored}
 
 
 def by_part(stored: Any) -> dict[str, Any]:
-    """Return what a feature has of its column, or of each of several, by what follows the name of the field."""
+    """Return a feature's value for its column, or for several, by the suffix after the field's name."""
     return stored if isinstance(stored, dict) else {"": stored}
 
 
 def whole(parts: dict[str, Any]) -> Any:
-    """Return what `by_part` was given."""
+    """Return the argument of `by_part`."""
     return parts[""] if len(parts) == 1 and "" in parts else parts
 
 
 def put_name(error: SchemaError | InputError, name: str) -> None:
-    """Put the name of a field into the message of an error that its feature has raised."""
+    """Add the name of a field to an error raised by its feature."""
     text, place = str(error), f"field {name!r}"
     error.args = (text.replace(_FIELD, place, 1) if text.startswith(_FIELD) else f"{place}: {text}",)
 
 
 def named(name: str, call: Callable[..., Any], *args: Any) -> Any:
-    """Return what a function of a feature returns; its errors have the name of the field."""
+    """Call a function of a feature; errors get the name of the field."""
     try:
         return call(*args)
     except (InputError, SchemaError) as error:
@@ -659,11 +664,11 @@ def named(name: str, call: Callable[..., Any], *args: Any) -> Any:
 
 
 _FIELD = "the field"
-"""Stands for the name of the field where messages of features begin with it."""
+"""Placeholder for the field's name at the beginning of messages of features."""
 
 
 def is_of_kind(value: Any, kind: Kind) -> bool:
-    """Return whether a value is a column of one record of some kind."""
+    """Return True if a value is a column, of this kind, of one record."""
     if kind == "bytes":
         return isinstance(value, bytes)
     if kind == "bytes_list":
@@ -672,7 +677,7 @@ def is_of_kind(value: Any, kind: Kind) -> bool:
 
 
 def is_block_of_kind(values: Any, kind: Kind) -> bool:
-    """Return whether values are a column of n records of some kind: of numbers also an array (n,) or (n, k)."""
+    """Return True if values are a column, of this kind, of n records; numbers may be an array (n,) or (n, k)."""
     if kind == "bytes":
         return isinstance(values, Sequence) and set(map(type, values)) <= {bytes}
     if kind == "bytes_list":
@@ -688,7 +693,7 @@ def rows_of(columns: Mapping[str, Any]) -> Iterator[dict[str, Column]]:
 
 
 def values_of(values: np.ndarray | ColumnBlock) -> Sequence[Any]:
-    """Return the value of each row in a column of a block, as records hold it."""
+    """Return the value of each row of a block's column, as in a record."""
     if isinstance(values, RaggedColumn):
         return [row.tolist() for row in values.rows()] if values.values.dtype == object else values.rows()
     if isinstance(values, np.ndarray):
@@ -697,14 +702,14 @@ def values_of(values: np.ndarray | ColumnBlock) -> Sequence[Any]:
 
 
 def num_bytes_of(column: Column) -> int:
-    """Return the bytes that the values of a column of one record take."""
+    """Return the size in bytes of the values of a record's column."""
     if isinstance(column, np.ndarray):
         return column.nbytes
     return len(column) if isinstance(column, bytes) else sum(map(len, column))
 
 
 def bytes_array(values: Sequence[Any]) -> np.ndarray:
-    """Return bytes as an object array (n,), which keeps the zeros at their ends."""
+    """Return bytes as an object array (n,), which preserves trailing zeros."""
     found = np.empty(len(values), object)
     found[:] = values
     return found
@@ -740,7 +745,7 @@ def checked_dtype(dtype: Any, where: str, dtypes: Iterable[str] = KIND_OF_DTYPE)
 
 
 def set_positive(feature: Feature, names: Iterable[str]) -> None:
-    """Check options of a feature that are positive integers, or None, and store them as int."""
+    """Check that options of a feature are positive integers or None, and store them as int."""
     for name in names:
         value = getattr(feature, name)
         if value is not None:
@@ -761,13 +766,13 @@ def as_array(value: Any, *, are_ids: bool = False, name: str = "") -> Any:
 
     Args:
         value: the value.
-        are_ids: whether the pixels are ids of classes: then those of a palette, or truth values, are these ids.
+        are_ids: whether the pixels are class ids: then palette indices and booleans are these ids.
         name: name of the field, for messages.
 
     Raises:
-        SchemaError: it is a Pillow image of inks, whose colours depend on a profile, or an array with masked values.
+        SchemaError: it is a Pillow image in CMYK, whose colours depend on a profile, or an array with masked values.
     """
-    if type(value) is not np.ndarray and hasattr(value, "filled") and hasattr(value, "mask"):  # of `numpy.ma`
+    if type(value) is not np.ndarray and hasattr(value, "filled") and hasattr(value, "mask"):  # from `numpy.ma`
         if count := int(np.sum(value.mask)):
             raise SchemaError(
                 f"{f'field {name!r}: ' if name else ''}{count} of {np.size(value)} values of an array are masked; fill "
@@ -783,15 +788,15 @@ def as_array(value: Any, *, are_ids: bool = False, name: str = "") -> Any:
 
 
 def stored_size(value: Any) -> tuple[tuple[int, int], int] | None:
-    """Return height and width of a picture as its file has it, and its EXIF orientation, 1 to 8.
+    """Return the stored height and width of a picture, and its EXIF orientation, 1 to 8.
 
     Args:
-        value: a file, a picture of Pillow, or pixels; None is returned for anything else.
+        value: a file, a Pillow picture, or pixels; None is returned for anything else.
     """
     if hasattr(value, "convert") and hasattr(value, "getbands"):
         return (value.height, value.width), value.getexif().get(_ORIENTATION, 1)
     if isinstance(value, bytes):
-        with contextlib.suppress(InputError):  # which names itself when the file is encoded
+        with contextlib.suppress(InputError):  # reported when the file is encoded
             info = probe(value)
             return (info.height, info.width), info.orientation
     elif isinstance(value, np.ndarray) and value.ndim > 1:
@@ -800,7 +805,7 @@ def stored_size(value: Any) -> tuple[tuple[int, int], int] | None:
 
 
 def _array_of_pillow(picture: Any, *, are_ids: bool) -> np.ndarray:
-    """Return the pixels that the file of a picture would have: upright, and with its alpha."""
+    """Return the pixels of a Pillow picture as if read from its file: upright, and with alpha."""
     if picture.mode == "CMYK":
         raise SchemaError(
             "a picture of Pillow is of CMYK inks, whose colours depend on a profile; convert it, as in "
@@ -816,7 +821,7 @@ def _array_of_pillow(picture: Any, *, are_ids: bool) -> np.ndarray:
 
 
 def _array_of_torch(tensor: Any) -> np.ndarray:
-    """Return a tensor as an array, also one that torch does not turn into one: of bfloat16, sparse, with gradients."""
+    """Return a tensor as an array, even if torch itself does not convert it: bfloat16, sparse, with gradients."""
     tensor = tensor.detach().cpu()
     tensor = (tensor if str(tensor.layout) == "torch.strided" else tensor.to_dense()).resolve_conj().resolve_neg()
     if str(tensor.dtype) == "torch.bfloat16":
@@ -833,7 +838,7 @@ def array_of(feature: Feature, value: Any) -> np.ndarray:
 def check_array(
     feature: Feature, dtype: Any, shape: tuple[int, ...], wanted: Shape, wanted_dtype: np.dtype[Any]
 ) -> None:
-    same_dtype = np.dtype(dtype).newbyteorder("=") == wanted_dtype  # either byte order holds the same numbers
+    same_dtype = np.dtype(dtype).newbyteorder("=") == wanted_dtype  # both byte orders hold the same numbers
     same_shape = len(shape) == len(wanted) and all(w in (None, s) for s, w in zip(shape, wanted, strict=True))
     if same_dtype and same_shape:
         return

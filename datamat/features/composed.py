@@ -1,9 +1,9 @@
-"""What types that are made of another feature have in common: they store none, one or many of its values.
+"""Common code of types that wrap another feature, and store none, one or many of its values.
 
-`Nullable` and `ListOf` are null and list of Arrow, laid out in columns of numbers and bytes. A column of the other type
-becomes one column of all its values:
+`Nullable` and `ListOf` are Arrow's null and list, laid out in columns of numbers and bytes. Each column of the wrapped
+type becomes one column of all its values:
 
-    of the other type                Nullable        ListOf          a record holds
+    wrapped type                     Nullable        ListOf          a record holds
     bytes                            bytes_list      bytes_list      each value
     numbers, as many in each         the same        the same        the numbers of all values
     numbers, any number of them      bytes_list      the same        Nullable: the numbers as little-endian bytes;
@@ -11,7 +11,7 @@ becomes one column of all its values:
     numbers as little-endian bytes   bytes_list      bytes           the same
     bytes_list                       bytes_list      bytes_list      the items of all values, one after another
 
-Where a ListOf joins values that differ in size, COLUMN/lengths says how many items each has. `Nullable` needs no mark
+If a ListOf joins values of different sizes, COLUMN/lengths holds the number of items of each. `Nullable` needs no mark
 for None, whose columns are empty, and null in Arrow, except for lists of bytes, which may be empty themselves. There,
 and in a ListOf of Nullable, NAME/present holds 1 for each value, and 0 for each None in a list.
 """
@@ -32,11 +32,11 @@ __all__ = ["Composed", "alone", "as_ragged", "checked_part", "declared_as", "enc
 
 
 class Composed(Feature):
-    """A type that answers most questions as another feature does.
+    """A type that wraps another feature and delegates most methods to it.
 
     Attributes:
-        feature: the other feature; or `DictFields`, which the `Features` that this one is in take apart.
-        group: what a dict of fields is to this type.
+        feature: the wrapped feature; or `DictFields`, which the enclosing `Features` take apart.
+        group: the kind of `Group` that a dict of fields forms in this type.
     """
 
     __slots__ = ("_layout",)  # neither compared nor pickled
@@ -47,7 +47,7 @@ class Composed(Feature):
 
     @property
     def layout(self) -> Any:
-        """What `_laid_out` returns; kept, as it takes longer than to encode a value."""
+        """Result of `_laid_out`, cached since computing it takes longer than encoding a value."""
         try:
             return self._layout
         except AttributeError:
@@ -56,12 +56,12 @@ class Composed(Feature):
 
     @abc.abstractmethod
     def _laid_out(self) -> Any:
-        """Return how the columns of a field are stored."""
+        """Return the storage layout of a field's columns."""
 
     @property
     @abc.abstractmethod
     def stored(self) -> Feature:
-        """The feature of what is stored: of the values that are there, or of the one array that they form."""
+        """The feature of the stored values: of the present values, or of the one array that they form."""
 
     def parts(self) -> tuple[Feature, ...]:
         return (self.feature,)
@@ -93,7 +93,7 @@ class Composed(Feature):
 
 
 def innermost(feature: Feature) -> Feature:
-    """Return the feature of the values in lists, and of those that may be missing."""
+    """Return the innermost feature, without lists and `Nullable`."""
     while isinstance(feature, Composed):
         feature = feature.stored
     return feature
@@ -108,11 +108,11 @@ def alone(feature: Any, where: str) -> Feature:
 
 
 def checked_part(feature: Any, where: str) -> Any:
-    """Return the feature that another is to be made of, or the fields of a dict."""
+    """Return the feature to wrap, or the fields of a dict."""
     if isinstance(feature, Mapping):
         return DictFields(feature)
     if not isinstance(feature, Feature):
-        raise SchemaError(f"{where}: {feature!r} is no feature; want one such as Text() or Scalar('int64')")
+        raise SchemaError(f"{where}: {feature!r} is not a feature; want one such as Text() or Scalar('int64')")
     if isinstance(feature, Composed) and isinstance(feature.feature, Mapping):
         raise SchemaError(
             f"{where}: a list of dicts, or a dict that may be missing, cannot be in another; declare Json()"
@@ -121,19 +121,19 @@ def checked_part(feature: Any, where: str) -> Any:
 
 
 def declared_as(outer: Feature, inner: Feature, error: SchemaError) -> SchemaError:
-    """Return an error of a value with the declaration of the whole field in it."""
+    """Return the error of a value with the declaration of the whole field."""
     return SchemaError(str(error).replace(f"is declared {inner.declared()} ", f"is declared {outer.declared()} ", 1))
 
 
 def as_ragged(column: Any) -> RaggedColumn:
-    """Return a column of n values as one of lists: of one for each bytes value, of its numbers for each array."""
+    """Return a column of n values as lists: one item per bytes value, all numbers of an array."""
     if isinstance(column, list):
         return RaggedColumn(bytes_array(column), np.ones(len(column), np.int64))
     found = ragged(column)
-    assert isinstance(found, RaggedColumn), "all else is numbers"
+    assert isinstance(found, RaggedColumn), "everything else is numbers"
     return found
 
 
 def encoded_texts(values: np.ndarray) -> list[bytes]:
-    """Return the bytes of an object array, which may hold text in their place."""
+    """Return the bytes of an object array, which may contain text instead."""
     return [value.encode() if isinstance(value, str) else value for value in values.tolist()]

@@ -21,7 +21,7 @@ __all__ = ["inferred"]
 
 
 def inferred(name: str, value: Any) -> Any:
-    """Return the feature of a value, or a dict of them; raises as `Features.infer` does."""
+    """Return the feature of a value, or a dict of features; raise as `Features.infer` does."""
     value = as_array(value)
     if value is None:
         raise SchemaError(
@@ -46,12 +46,12 @@ def _of_bytes(name: str, value: bytes) -> Feature:
     except InputError as error:
         outer, _, inner = name.partition("[].")
         wanted = f"{outer!r}: ListOf({{{inner!r}: Bytes(), ...}})" if inner else f"{name!r}: Bytes()"
-        raise InputError(f"{error}; if it is to be no image, pass features= with {wanted}") from error
+        raise InputError(f"{error}; if it is not meant to be an image, pass features= with {wanted}") from error
     if info.is_float:
         raise InputError(
             f"{name!r}: a TIFF of floats, of unknown unit; pass features=, with Depth(dtype='float32') for metres"
         )
-    if info.bit_depth > 8:  # whose channels Image would not widen for others
+    if info.bit_depth > 8:  # Image would not widen its channels for others
         return Image((None, None, info.channels), dtype="uint16")
     return Image((None, None, 4 if info.alpha else 3))
 
@@ -60,7 +60,7 @@ def _of_time(_: str, value: Any) -> Feature:
     return Timestamp("UTC" if getattr(value, "tzinfo", None) else None)
 
 
-def _of_list(name: str, value: Any) -> Feature:  # noqa: PLR0911 -- one for each kind of items
+def _of_list(name: str, value: Any) -> Feature:  # noqa: PLR0911 -- one per kind of items
     if value and all(isinstance(item, dict) for item in value):
         return _of_dicts(name, value)
     if value and all(hasattr(item, "getbands") for item in value):  # Pillow
@@ -86,14 +86,14 @@ def _of_list(name: str, value: Any) -> Feature:  # noqa: PLR0911 -- one for each
 
 
 def _of_dicts(name: str, value: Sequence[dict[Any, Any]]) -> Feature:
-    """Return the feature of a list of dicts: JSON, unless they share their fields, and hold what JSON has not."""
+    """Return the feature of a list of dicts: JSON, unless they have common fields with values that JSON lacks."""
     columns = {key: [row.get(key) for row in value] for key in value[0]}
     are_alike = all(row.keys() == columns.keys() for row in value)
     is_full = not any(item is None for column in columns.values() for item in column)
     if not (are_alike and is_full and any(map(_is_no_json, value))):
         return Json()
     fields: Any = {key: _of_items(f"{name}[].{key}", column) for key, column in columns.items()}
-    # Lists of dicts in lists of dicts have no feature.
+    # There is no feature for lists of dicts in lists of dicts.
     return Json() if any(map(_lists_dicts, fields.values())) else ListOf(fields)
 
 
@@ -119,7 +119,7 @@ def _of_dict(name: str, value: dict[Any, Any]) -> Any:
 
 
 def _is_no_json(value: Any) -> bool:
-    """Return whether JSON would make another of it: an array, bytes, a time, or a dict or list of dicts with one."""
+    """Return True if JSON would change the value: an array, bytes, a time, or a dict or list of dicts with one."""
     if isinstance(value, dict):
         return any(map(_is_no_json, value.values()))
     if isinstance(value, (list, tuple)):
@@ -153,4 +153,4 @@ _FEATURE_OF_TYPES: tuple[tuple[tuple[type, ...], Callable[[str, Any], Any]], ...
     ((list, tuple), _of_list),
     ((dict,), _of_dict),
 )
-"""What a value of some types is stored as; the first that fits counts."""
+"""The feature for values of some types; the first match counts."""

@@ -1,4 +1,4 @@
-"""`ListOf`: lists of any length, and how columns hold the items of all of them."""
+"""`ListOf`: lists of any length, and the columns that hold their items."""
 
 from __future__ import annotations
 
@@ -82,18 +82,18 @@ class ListOf(Composed):
 
     @property
     def item(self) -> Feature:
-        """The feature of the items that are there."""
+        """The feature of present items."""
         found = alone(self.feature, "ListOf")
         return found.stored if isinstance(found, Nullable) else found
 
     @property
     def has_gaps(self) -> bool:
-        """Whether items may be missing: the column `NAME/present` says which are there."""
+        """Whether items may be missing; then the column `NAME/present` marks the present ones."""
         return isinstance(self.feature, Nullable)
 
     @property
     def array(self) -> Feature | None:
-        """The feature that stores the items that are there, where they are one array; else None."""
+        """The feature that stores the present items as one array; else None."""
         return _array_of(self.item)
 
     @property
@@ -102,7 +102,7 @@ class ListOf(Composed):
 
     @property
     def packed(self) -> Mapping[str, Packed]:
-        """How each column of the items is stored; nothing where they are one array."""
+        """The layout of each column of the items; empty if they are one array."""
         found: _ListLayout = self.layout
         return found.columns
 
@@ -150,7 +150,7 @@ class ListOf(Composed):
             return self._encoded_block(values, rows)
         except SchemaError:
             for value in rows:
-                self.encode(value)  # which names the item
+                self.encode(value)  # raises, naming the item
             raise
 
     def _encoded_block(self, values: Any, rows: Any) -> Any:
@@ -217,7 +217,7 @@ class ListOf(Composed):
         lengths = [f"{part}/lengths" for part, how in layout.columns.items() if how.has_lengths]
         if layout.array:
             found = layout.array.observe(layout.of_array(stored))
-        elif lengths:  # items that are lists themselves
+        elif lengths:  # items are lists themselves
             found = {"items": Numbers.of(stored[lengths[0]].lengths, with_bins=True)}
         else:
             block, counts = layout.block_of_items(stored)
@@ -246,7 +246,7 @@ class ListOf(Composed):
         return value
 
     def _refusal(self, items: Any, error: SchemaError) -> SchemaError:
-        """Return the error of items that are refused: of the first of them, if one is to blame."""
+        """Return the error of refused items: that of the first bad item, if any."""
         for number, item in enumerate(() if self.array and isinstance(items, np.ndarray) else items):
             try:
                 if item is not None or not self.has_gaps:
@@ -266,15 +266,15 @@ class ListOf(Composed):
 
 
 class _ListLayout(NamedTuple):
-    """How a `ListOf` is stored.
+    """The layout of a `ListOf`.
 
     Attributes:
-        item: feature of the items that are there.
-        array: feature that stores them, where they are one array.
+        item: feature of present items.
+        array: feature that stores them as one array, or None.
         has_gaps: whether items may be missing.
-        decodes_many: whether the items decode many at once.
-        nothing: the array of no items, where what is decoded is one array; else None.
-        columns: how each column of the items is stored, where they are not one array.
+        decodes_many: whether many items are decoded at once.
+        nothing: the array of no items if decoded values are one array; else None.
+        columns: the layout of each column of the items, if they are not one array.
     """
 
     item: Feature
@@ -285,12 +285,12 @@ class _ListLayout(NamedTuple):
     columns: Mapping[str, Packed]
 
     def of_array(self, stored: Any) -> Any:
-        """Return of what is stored that of the array; any mark of what is there stands beside it, in a column more."""
+        """Return the stored array, without the separate column that marks present items."""
         return whole({part: one for part, one in stored.items() if part != "/present"}) if self.has_gaps else stored
 
     def items(self, stored: Any) -> Any:
         """Return the items of a record as a block."""
-        if not isinstance(stored, dict):  # numbers, or bytes objects, as many in each item
+        if not isinstance(stored, dict):  # numbers or bytes objects, with the same number in each item
             return self.columns[""].items(stored, None)
         found = {}
         for part, how in self.columns.items():
@@ -299,11 +299,11 @@ class _ListLayout(NamedTuple):
         return whole(found)
 
     def rows(self, stored: Any) -> Iterator[Any]:
-        """Yield what is stored of each item of a record."""
+        """Yield the stored form of each item of a record."""
         return map(whole, rows_of(by_part(self.items(stored))))
 
     def block_of_items(self, stored: Any) -> tuple[Any, NDArray[np.int64]]:
-        """Return the items of n records as a block, and how many each record has, int64 (n,)."""
+        """Return the items of n records as a block, and the number of items of each, int64 (n,)."""
         columns, found = by_part(stored), {}
         counts = np.zeros(0, np.int64)
         for part, how in self.columns.items():
@@ -320,14 +320,14 @@ class _ListLayout(NamedTuple):
         return whole(found), counts
 
     def together(self, items: Any) -> Any:
-        """Return items as one array where they all have one shape by declaration."""
+        """Return items as one array if they all have one declared shape."""
         if self.nothing is None or isinstance(items, np.ndarray):
             return items
         return np.stack(items) if items else self.nothing.copy()
 
 
 def _spread(values: Any, present: Any) -> list[Any]:
-    """Return the values that are there, with None where one is missing."""
+    """Return the present values, with None for missing ones."""
     present = np.asarray(present, np.int64)
     if present.sum() != len(values):
         raise ValueError(f"{count_of(len(values), 'value')}, where {present.sum()} are marked as present")
@@ -341,13 +341,13 @@ _COUNTS_OF_ITEMS = {"items", "length"}
 
 
 class Packed(NamedTuple):
-    """How a `ListOf` stores a column of its items: the leaves of all items, and how many each has, where they differ.
+    """The layout of a column of a `ListOf`'s items: the leaves of all items, and their numbers if these differ.
 
     Attributes:
         type: type of its column.
         kind: kind of its column.
-        unit: how many leaves, which are numbers, bytes objects, or single bytes, make one value in an item.
-        has_lengths: whether items differ in size; the column COLUMN/lengths says of how many values each is.
+        unit: number of leaves (numbers, bytes objects, or single bytes) of one value in an item.
+        has_lengths: whether items differ in size; then the column COLUMN/lengths holds the number of values of each.
     """
 
     type: ArrowType
@@ -362,13 +362,13 @@ class Packed(NamedTuple):
         return items.values if isinstance(items, RaggedColumn) else items.reshape(-1)
 
     def lengths(self, items: Any) -> NDArray[np.int64]:
-        """Return of how many values each item of a block is, int64 (n,)."""
+        """Return the number of values of each item of a block, int64 (n,)."""
         if isinstance(items, list):
             return np.fromiter(map(len, items), np.int64, len(items)) // self.unit
         return as_ragged(items).lengths // self.unit
 
     def items(self, leaves: Any, lengths: NDArray[np.int64] | None) -> ColumnBlock:
-        """Return the block of items with some leaves, of which each is of some length."""
+        """Return the block of items with these leaves and lengths."""
         if lengths is None and self.kind == "bytes_list":
             return leaves if isinstance(leaves, list) else encoded_texts(leaves)
         if lengths is None:
@@ -382,14 +382,14 @@ class Packed(NamedTuple):
         return self.rows(leaves, sizes)
 
     def rows(self, leaves: Any, lengths: NDArray[np.int64]) -> ColumnBlock:
-        """Return leaves as a column of n rows, of which each has some number of them."""
+        """Return leaves as a column of n rows, given the number of leaves of each."""
         if self.kind == "bytes":
             return cut(leaves, lengths)
         return RaggedColumn(bytes_array(leaves) if isinstance(leaves, list) else leaves, lengths)
 
 
 def _packed_columns(item: Feature) -> Mapping[str, Packed]:
-    """Return how a `ListOf` stores the columns of its items."""
+    """Return the layout of the columns of a `ListOf`'s items."""
     found: dict[str, Packed] = {}
     for part, one in item.columns("").items():
         is_open = None in one.sizes
@@ -402,7 +402,7 @@ def _packed_columns(item: Feature) -> Mapping[str, Packed]:
 
 
 def _sums(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sums of lengths, of which so many at a time are added up, int64 (n,)."""
+    """Return the sums of groups of lengths, given the size of each group, int64 (n,)."""
     ends = np.zeros(len(lengths) + 1, np.int64)
     lengths.cumsum(out=ends[1:])
     found: NDArray[np.int64] = ends[counts.cumsum()]
@@ -412,7 +412,7 @@ def _sums(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.i
 
 @functools.lru_cache(maxsize=1024)
 def _array_of(item: Feature) -> Feature | None:
-    """Return the feature whose values are arrays of all items of a list, where they can be one."""
+    """Return the feature whose values are arrays of all items of a list, if they can be one array."""
     if type(item) is Scalar:
         return Tensor((None,), item.dtype)
     if type(item) is Tensor and None not in item.shape:
@@ -423,7 +423,7 @@ def _array_of(item: Feature) -> Feature | None:
 
 
 def _as_one(layout: _ListLayout, items: Any) -> Any:
-    """Return items as the feature that stores them as one array takes them: numbers as an array."""
+    """Return items for the feature that stores them as one array: numbers as an array."""
     if isinstance(items, np.ndarray) or not isinstance(layout.array, Tensor):
         return items
     dtype, item = dtype_of(layout.array.dtype), layout.item
@@ -432,13 +432,13 @@ def _as_one(layout: _ListLayout, items: Any) -> Any:
         return found
     arrays = []
     for one in map(as_array, items):
-        item.encode(one)  # which refuses others
+        item.encode(one)  # refuses other values
         arrays.append(np.asarray(one, dtype))
     return np.stack(arrays) if arrays else np.empty((0, *item.value_type()[1]), dtype)
 
 
 def _of_item(feature: ListOf, number: int, item: Any, error: SchemaError) -> SchemaError:
-    """Return an error of an item with its number in it."""
+    """Return the error of an item with its number."""
     if item is None:
         return SchemaError(
             f"the field is declared {feature.declared()} but item {number} of the sample is None; give a "

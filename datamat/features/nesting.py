@@ -1,4 +1,4 @@
-"""Samples that hold dicts: which fields are in one, a list of them, or one that may be missing."""
+"""Samples that contain dicts, lists of dicts, or optional dicts, and their fields."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Group(NamedTuple):
     """A dict in a sample.
 
     Attributes:
-        kind: "one", "list" for a list of such dicts, "optional" for one that may be missing.
+        kind: "one", "list" for a list of such dicts, "optional" for a dict that may be missing.
         paths: path of each field in it, by name.
-        may_miss: names of those that it may lack, which then are None.
+        may_miss: names of optional fields, which are None if missing.
     """
 
     kind: str
@@ -27,21 +27,21 @@ class Group(NamedTuple):
 
 
 class Nesting(dict[str, Group]):
-    """The dicts in a sample by path, each before those in it.
+    """The dicts in a sample by path, outer dicts before inner ones.
 
-    Inside datamat a dict's field stands beside all others under the name `DICT/FIELD`. Samples and batches hold dicts;
-    a list of dicts is a dict of lists there.
+    Internally, a dict's fields are flattened under the names `DICT/FIELD`. Samples and batches contain dicts; lists of
+    dicts are dicts of lists there.
     """
 
     def split(self, sample: Mapping[str, Any], *, strict: bool = False) -> Mapping[str, Any]:
-        """Return a sample, or a batch, with the fields of dicts in their place; what is split already stays.
+        """Flatten the dicts of a sample or batch into their fields; flat ones stay unchanged.
 
         Args:
             sample: values by field.
-            strict: whether to refuse what is not as declared; else it stays, as what a transform made of a field.
+            strict: whether to refuse values that do not match; otherwise they stay, such as results of transforms.
 
         Raises:
-            SchemaError: a field is no dict, or no list of dicts, with the declared fields.
+            SchemaError: a field is not a dict, or list of dicts, with the declared fields.
         """
         if not self:
             return sample
@@ -58,7 +58,7 @@ class Nesting(dict[str, Group]):
         return found
 
     def split_block(self, columns: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the columns of a block, in which a dict is a dict of columns, or a list of n values."""
+        """Flatten the columns of a block, in which a dict is a dict of columns or a list of n values."""
         found = dict(columns)
         for path, group in self.items():
             value = found.pop(path, None)
@@ -70,7 +70,7 @@ class Nesting(dict[str, Group]):
         return found
 
     def join(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the sample or batch that `split` was given, a list of dicts as a dict of lists."""
+        """Invert `split`; lists of dicts become dicts of lists."""
         found = dict(values)
         for path, group in reversed(self.items()):
             parts = {name: found.pop(child) for name, child in group.paths.items() if child in found}
@@ -80,7 +80,7 @@ class Nesting(dict[str, Group]):
         return found
 
     def with_fields(self, names: Collection[str]) -> Nesting:
-        """Return the nesting of batches whose dicts may hold more fields: those among these names, `DICT/FIELD`."""
+        """Return the nesting of batches whose dicts have the additional fields among these names, `DICT/FIELD`."""
         found = Nesting()
         for path, group in self.items():
             more = {name.removeprefix(f"{path}/"): name for name in names if name.rpartition("/")[0] == path}
@@ -126,7 +126,7 @@ def _no_dict(path: str, wanted: str, group: Group, value: Any) -> SchemaError:
 
 
 def value_at(fields: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a field of a sample or batch, also of one in a dict: `DICT/FIELD`.
+    """Return the value of a field of a sample or batch; `DICT/FIELD` names one in a dict.
 
     Raises:
         KeyError: there is none.
@@ -138,7 +138,7 @@ def value_at(fields: Mapping[str, Any], name: str) -> Any:
 
 
 def with_value(fields: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
-    """Return a sample or batch with another value of a field, also of one in a dict, if there is such a dict."""
+    """Return a sample or batch with another value of a field, which may be in an existing dict."""
     head, _, rest = name.partition("/")
     if name not in fields and rest and isinstance(fields.get(head), Mapping):
         return {**fields, head: with_value(fields[head], rest, value)}
@@ -146,7 +146,7 @@ def with_value(fields: Mapping[str, Any], name: str, value: Any) -> dict[str, An
 
 
 def nested(declared: Mapping[str, Any]) -> tuple[Nesting, dict[str, Feature]]:
-    """Return the dicts among declared fields, and the fields that are none, by path."""
+    """Separate declared fields into dicts and plain fields, by path."""
     nesting, fields = Nesting(), dict[str, Feature]()
 
     def visit(path: str, feature: Any, wrap: Callable[[Any], Feature] | None, kind: str) -> None:
@@ -178,7 +178,7 @@ def nested(declared: Mapping[str, Any]) -> tuple[Nesting, dict[str, Feature]]:
 
 
 def chosen(fields: Mapping[str, Any], names: set[str], prefix: str) -> dict[str, Any]:
-    """Return the declarations of the fields with some paths."""
+    """Return the declarations of the fields with these paths."""
     found: dict[str, Any] = {}
     for name, feature in fields.items():
         inner = feature.feature if isinstance(feature, Composed) else feature

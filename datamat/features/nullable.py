@@ -1,4 +1,4 @@
-"""`Nullable`: values that may be missing, and how a column holds them."""
+"""`Nullable`: values that may be missing, and their storage in columns."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ __all__ = ["Maybe", "Nullable"]
 
 
 class Maybe(NamedTuple):
-    """How a column holds the values of another one, of which each may be missing.
+    """The layout of a column whose values may be missing.
 
     Attributes:
         type: its type.
         kind: its kind.
-        of: kind of the other column.
-        raw: dtype of numbers, of which there may be none: they are stored as bytes; None for others.
+        of: kind of the column without missing values.
+        raw: dtype of numbers that are stored as bytes, since a value may contain none; else None.
     """
 
     type: ArrowType
@@ -48,7 +48,7 @@ class Maybe(NamedTuple):
 
     @classmethod
     def of_type(cls, one: ArrowType) -> Maybe:
-        """Return how the values of a column of some type may be missing."""
+        """Return the layout for a column of this type."""
         stored = dataclasses.replace(one, is_nullable=True)
         is_raw = one.kind in {"int64", "float32"} and None in one.sizes
         return cls(stored, stored.kind, one.kind, one.raw_dtype if is_raw else None)
@@ -58,14 +58,14 @@ class Maybe(NamedTuple):
         return [] if self.kind == "bytes_list" else np.empty(0, self.kind)
 
     def wrap(self, value: Any) -> Column:
-        """Return the column of a value, given its other column."""
+        """Return the column of a present value, given its plain column."""
         if self.raw is not None:
             return [value.astype(self.raw).tobytes()]
         found: Column = [value] if self.of == "bytes" else value
         return found
 
     def unwrap(self, column: Any) -> Column:
-        """Return what `wrap` was given, of a record that holds a value."""
+        """Invert `wrap`, for a record with a value."""
         if self.raw is None and self.of != "bytes":
             return column  # type: ignore[no-any-return]
         if not isinstance(column, bytes) and len(column) != 1:
@@ -74,7 +74,7 @@ class Maybe(NamedTuple):
         return value if self.raw is None else np.frombuffer(value, self.raw).astype(self.of)
 
     def wrap_block(self, column: Any, is_there: NDArray[np.bool_]) -> RaggedColumn:
-        """Return the column of n records, bool (n,), given the other column of those that hold a value."""
+        """Return the column of n records, given bool (n,) and the plain column of those with a value."""
         if self.raw is not None:
             rows = column.rows() if isinstance(column, RaggedColumn) else list(column)
             column = [np.ravel(row).astype(self.raw).tobytes() for row in rows]
@@ -84,7 +84,7 @@ class Maybe(NamedTuple):
         return RaggedColumn(found.values, lengths)
 
     def unwrap_block(self, column: RaggedColumn, is_there: NDArray[np.bool_]) -> ColumnBlock:
-        """Return what `wrap_block` was given."""
+        """Invert `wrap_block`."""
         if self.raw is None and self.of != "bytes":
             return RaggedColumn(column.values, column.lengths[is_there])
         if (column.lengths > 1).any():
@@ -106,7 +106,7 @@ class Nullable(Composed):
     being missing; for them the column `NAME/present` holds 1, and nothing for None.
 
     Args:
-        feature: the feature of values that are there.
+        feature: the feature of present values.
 
     Example:
         >>> from datamat import Scalar
@@ -127,7 +127,7 @@ class Nullable(Composed):
         if isinstance(self.feature, Nullable):
             raise SchemaError("Nullable: the feature is a Nullable itself; declare it once")
         if not isinstance(self.feature, Mapping):
-            _ = self.layout  # which refuses what marks None in itself
+            _ = self.layout  # refuses features that mark None themselves
 
     @property
     def stored(self) -> Feature:
@@ -205,16 +205,16 @@ class Nullable(Composed):
         return _Layout({**own, "/present": Maybe.of_type(ArrowType("int64"))}, own)
 
     def _there(self, stored: Any) -> Any:
-        """Return what the feature stores of the value; None where there is none."""
+        """Return the stored form of the value; None if it is missing."""
         columns, own = self.layout
-        if not isinstance(stored, dict):  # as whole and by_part would, which take as long as all else
+        if not isinstance(stored, dict):  # like whole and by_part, which would double the time
             return own[""].unwrap(stored) if len(stored) else None
         if not len(stored[next(reversed(columns))]):
             return None
         return whole({part: how.unwrap(stored[part]) for part, how in own.items()})
 
     def _block_there(self, stored: Any) -> tuple[Any, NDArray[np.bool_]]:
-        """Return what the feature stores of the values that are there, and which of n records have one, bool (n,)."""
+        """Return the stored form of present values, and which of n records have one, bool (n,)."""
         columns, own = self.layout
         found = by_part(stored)
         is_there = found[next(reversed(columns))].lengths > 0
@@ -222,11 +222,11 @@ class Nullable(Composed):
 
 
 class _Layout(NamedTuple):
-    """How a `Nullable` stores each column: the last one of a record without a value is empty.
+    """The layout of a `Nullable`: in a record without a value, the last column is empty.
 
     Attributes:
-        columns: all of them.
-        own: those of its feature, without the mark of what is there.
+        columns: all columns.
+        own: columns of its feature, without the mark of present values.
     """
 
     columns: Mapping[str, Maybe]

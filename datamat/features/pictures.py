@@ -1,4 +1,4 @@
-"""Images, masks and depth maps, stored as encoded files, untouched where they fit; and points in them."""
+"""Images, masks and depth maps, stored as encoded files, untouched if they fit; and points in images."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ __all__ = [
 
 _JPEG = b"\xff\xd8"
 _PNG = b"\x89PNG"
-_PNG_HEAD_BYTES = 33  # signature and IHDR, which has the size
+_PNG_HEAD_BYTES = 33  # signature and IHDR, which contains the size
 _MOST_IDS = {"uint8": 256, "uint16": 65536}
 """Number of class ids of each dtype of masks; segmentation datasets use the last for `not labelled`."""
 
 
 class PictureFile(Feature, Geometry, Preview):
-    """What pictures of all kinds have in common: one file each, decoded in Python."""
+    """Common code of all pictures: one file each, decoded in Python."""
 
     __slots__ = ()
 
@@ -62,7 +62,7 @@ class PictureFile(Feature, Geometry, Preview):
 
     @property
     def fits_pillow(self) -> bool:
-        """Whether Pillow keeps all bits of the file: of 16-bit colours it keeps the higher eight, and no floats."""
+        """Whether Pillow keeps all bits of the file: it keeps the upper eight of 16-bit colours, and no floats."""
         return self.dtype == "uint8" or (self.dtype == "uint16" and self.shape[2:] in {(), (1,)})
 
     @property
@@ -96,13 +96,13 @@ class PictureFile(Feature, Geometry, Preview):
         return {"height": Numbers.of(sizes[:, 0]), "width": Numbers.of(sizes[:, 1])}
 
     def observed_bytes(self, data: bytes) -> bytes:
-        """Return as much of a stored file as `observe` needs, which a run holds until it has enough records."""
+        """Return the part of a stored file that `observe` needs, which a run keeps until it has enough records."""
         if None not in self.shape[:2]:
             return b""
         return data[:_PNG_HEAD_BYTES] if data.startswith(_PNG) else data
 
     def is_ragged(self) -> bool:
-        return False  # most datasets have pictures of one size, which are one array
+        return False  # most datasets have pictures of equal size, which form one array
 
 
 @frozen()
@@ -222,7 +222,7 @@ class Mask(PictureFile):
         shape: (height, width); None for a size that varies.
         names: class names in the order of the ids. An array with an id beyond them is refused, except 255 (65535 for
             uint16), which segmentation datasets use for `not labelled`. Empty accepts every id.
-        palette: colour (red, green, blue) of each class, for drawing, and for masks of colours.
+        palette: colour (red, green, blue) of each class, for drawing and for colour-coded masks.
         dtype: "uint8", or "uint16" for more than 256 ids: instances, panoptic segmentation.
 
     Example:
@@ -295,7 +295,7 @@ class Mask(PictureFile):
                 value = codecs.decode_image(value)
         if self.palette and isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.shape[2:] == (3,):
             return self._ids_of(value)
-        return PictureFile.prepare(self, value)  # `super()` knows no class that `frozen` has made anew
+        return PictureFile.prepare(self, value)  # `super()` does not know the class that `frozen` has recreated
 
     def _ids_of(self, pixels: np.ndarray) -> np.ndarray:
         """Return the class ids (height, width) of colours (height, width, 3)."""
@@ -337,7 +337,7 @@ class Depth(PictureFile):
 
     A sample holds an array of that dtype, or the `bytes` of a file: for uint16 a 16-bit greyscale PNG (stored
     untouched) or TIFF, for float32 a TIFF of 32-bit floats. Units are not converted: do that in `read`. Geometric
-    transforms move it with the image like a mask, without mixing neighbouring pixels.
+    transforms move it with the image like a mask, without interpolation.
 
     Args:
         shape: (height, width); None for a size that varies.
@@ -542,9 +542,10 @@ class Polygons(Feature, Geometry, Preview):
     """Outlines of objects in one image: a list of polygons, each float32 (k, 2) of (x, y) in pixels.
 
     A sample holds a list of arrays (k, 2), of nested lists, or of COCO's flat lists [x0, y0, x1, y1, ...]; an empty
-    list is a polygon without vertices. It reads back as one array, float32 (n, most, 2), where polygons with fewer
-    vertices end in NaN: `value[i][~np.isnan(value[i, :, 0])]` gives those of polygon i. What is stored is the vertices,
-    and the number of them in each polygon.
+    list is a polygon without vertices. It reads back as one array, float32 (n, most, 2), in which polygons with fewer
+    vertices end in NaN: `value[i][~np.isnan(value[i, :, 0])]` gives the vertices of polygon i. The stored columns are
+        the
+    vertices, and their number in each polygon.
 
     Geometric transforms move the vertices with the image, like keypoints; those outside it stay, and are clipped when
     the polygon is drawn. A polygon that lies entirely outside loses its vertices but keeps its place, so that labels
@@ -581,7 +582,7 @@ class Polygons(Feature, Geometry, Preview):
         wrong = np.argwhere(~is_padded | (is_there & ~np.isfinite(value).all(-1)))
         if len(wrong):
             place = tuple(wrong[0].tolist())
-            remedy = "give finite numbers, and NaN only behind the last vertex of a polygon"
+            remedy = "give finite numbers, and NaN only after the last vertex of a polygon"
             raise mismatch(self, f"vertex {place} = {value[place].tolist()}", remedy)
         return {"": value[is_there].reshape(-1), "/sizes": sizes.astype(np.int64)}
 
@@ -635,17 +636,17 @@ class Polygons(Feature, Geometry, Preview):
 
 @functools.cache
 def _floats(shape: Shape) -> Tensor:
-    """Return how numbers of a shape are stored."""
+    """Return the feature that stores numbers of a shape."""
     return Tensor(shape, "float32")
 
 
 def _numbers_of(feature: Feature, value: Any, shape: Shape) -> np.ndarray:
-    """Return nested lists of numbers as an array; an empty list has no rows."""
+    """Convert nested lists of numbers to an array; an empty list has no rows."""
     try:
         found = np.asarray(value, np.float32)
     except (TypeError, ValueError) as error:
         remedy = "give an array, or nested lists of numbers"
-        raise mismatch(feature, f"a {type(value).__name__} that is no array ({error})", remedy) from error
+        raise mismatch(feature, f"a {type(value).__name__} that is not an array ({error})", remedy) from error
     if not found.size:
         return found.reshape([size or 0 for size in shape])
     if found.ndim == 1 and len(found) % 2 == 0 and shape == (None, 2) and isinstance(feature, Polygons):
@@ -657,7 +658,7 @@ def _numbers_of(feature: Feature, value: Any, shape: Shape) -> np.ndarray:
 
 
 def _spread(values: np.ndarray, is_shown: np.ndarray) -> np.ndarray:
-    """Return numbers (height, width, channels) as uint8, spread from the least shown, 0, to the largest, 255."""
+    """Scale numbers (height, width, channels) to uint8, from the smallest, 0, to the largest, 255."""
     shown = values[is_shown]
     least, most = (float(shown.min()), float(shown.max())) if shown.size else (0.0, 0.0)
     with np.errstate(invalid="ignore"):
@@ -666,10 +667,10 @@ def _spread(values: np.ndarray, is_shown: np.ndarray) -> np.ndarray:
 
 
 def _encoded(feature: Feature, pixels: np.ndarray, encode: Callable[[np.ndarray], bytes]) -> bytes:
-    """Return the column of an array; refuse one that cannot be stored or read back."""
+    """Encode an array to its column; refuse one that cannot be stored or read back."""
     found = f"{pixels.dtype} {shape_text(pixels.shape)}"
     if pixels.shape[0] * pixels.shape[1] > codecs.MAX_PIXELS:
-        remedy = f"readers take {codecs.MAX_PIXELS} pixels at most: tile it or shrink it in read"
+        remedy = f"readers accept at most {codecs.MAX_PIXELS} pixels: tile it or shrink it in read"
         raise mismatch(feature, found, remedy)
     try:
         return encode(pixels)
@@ -695,7 +696,7 @@ def _checked_palette(palette: Any, most: int) -> tuple[tuple[int, int, int], ...
 
 
 def _packed(colours: np.ndarray) -> np.ndarray:
-    """Return colours (..., 3) of 8 bits as numbers of 24, uint32 (...)."""
+    """Pack 8-bit colours (..., 3) into 24 bits, uint32 (...)."""
     red, green, blue = (colours[..., channel].astype(np.uint32) for channel in range(3))
     found: np.ndarray = red << 16 | green << 8 | blue
     return found
@@ -703,7 +704,7 @@ def _packed(colours: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def _ids_by_colour(palette: tuple[tuple[int, int, int], ...], dtype: str) -> np.ndarray:
-    """Return the first class of each colour packed in 24 bits, (2**24,); the largest number where there is none."""
+    """Return the first class of each packed 24-bit colour, (2**24,); the largest number for colours without one."""
     table = np.full(1 << 24, _MOST_IDS[dtype] - 1, dtype)
     for number, code in reversed([*enumerate(_packed(np.array(palette, np.uint8)).tolist())]):
         table[code] = number
@@ -711,11 +712,11 @@ def _ids_by_colour(palette: tuple[tuple[int, int, int], ...], dtype: str) -> np.
 
 
 _GRID = 32
-"""Fewest rows, and columns, of the grid of pixels that statistics are made of; smaller pictures count whole."""
+"""Minimum rows and columns of the pixel grid for statistics; smaller pictures are used whole."""
 
 
 def _grid(pixels: np.ndarray) -> np.ndarray:
-    """Return every k-th row and column of a picture, which has the same mean and deviation but for noise."""
+    """Return every k-th row and column of a picture, with approximately the same mean and deviation."""
     step = max(1, min(pixels.shape[:2]) // _GRID)
     return pixels[::step, ::step]
 

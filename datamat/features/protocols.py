@@ -1,4 +1,4 @@
-"""What a feature may add: how its values follow the image when it moves, and how previews draw them."""
+"""Optional protocols of features: moving values with their image, and drawing them in previews."""
 
 from __future__ import annotations
 
@@ -13,61 +13,61 @@ Target: TypeAlias = Literal["image", "mask", "depth", "bboxes", "keypoints", "po
 
 
 class Geometry(abc.ABC):
-    """Values that have a place in the image, and must follow it when a geometric transform moves it.
+    """Values with a position in the image, which must follow it in geometric transforms.
 
-    A feature derives from `Feature` and `Geometry`. Of others, arrays that are no class ids count as "array".
+    A feature derives from `Feature` and `Geometry`. For other features, arrays except class ids count as "array".
     """
 
     __slots__ = ()
 
     @abc.abstractmethod
     def target(self) -> Target | None:
-        """Return how a value must follow the image when a geometric transform moves it.
+        """Return how a value must follow the image in geometric transforms.
 
         "image", "mask", "bboxes" (laid out as in `BBoxes`) and "keypoints" are albumentations' targets, and "depth" is
-        what it transforms as another mask. "points" has `points` moved as its keypoints, all fields together, and given
-        to `with_points`. "array" leaves it to the user: the run is refused until the pipeline has a target for the
-        field, or `untouched=` names it. None means that the value need not follow.
+        transformed as an additional mask. With "points", the results of `points` are moved as keypoints, all fields
+        together, and passed to `with_points`. "array" leaves it to the user: the run is refused until the pipeline has
+        a target for the field, or `untouched=` names it. None means that the value need not follow.
         """
 
     def points(self, value: Any) -> np.ndarray:
-        """Return the points of a value that move with the image, where `target` is "points".
+        """Return the points of a value that move with the image, if `target` is "points".
 
         Returns:
-            float32 (n, 2), each (x, y) in pixels; NaN for one that has no place, which is not moved.
+            float32 (n, 2), each (x, y) in pixels; NaN for a point without a position, which is not moved.
         """
-        raise NotImplementedError(f"{type(self).__name__} has the target 'points', and does not define points")
+        raise NotImplementedError(f"{type(self).__name__} has the target 'points', but does not define points")
 
     def with_points(
         self, value: Any, points: np.ndarray, size: tuple[int, int] | None
     ) -> tuple[Any, np.ndarray | None]:
-        """Return a value whose points were moved.
+        """Return a value with its points moved.
 
         Args:
             value: the value before.
-            points: float32 (n, 2), the points of `points`, moved; NaN for one that had no place or was removed.
-            size: height and width of the image afterwards, in pixels; None to keep every row.
+            points: float32 (n, 2), the moved points; NaN for a point that had no position or was removed.
+            size: height and width of the transformed image, in pixels; None to keep every row.
 
         Returns:
-            The value, and the numbers of the rows that it kept, int64 (k,), or None if it keeps all.
+            The value, and the numbers of the remaining rows, int64 (k,), or None if all remain.
         """
-        raise NotImplementedError(f"{type(self).__name__} has the target 'points', and does not define with_points")
+        raise NotImplementedError(f"{type(self).__name__} has the target 'points', but does not define with_points")
 
     def needs_every_point(self) -> bool:
-        """Return whether `with_points` cannot do without a point that left the image."""
+        """Return True if `with_points` also needs points that left the image."""
         return False
 
     def may_lose_rows(self) -> bool:
-        """Return whether `with_points` may drop rows of a value."""
+        """Return True if `with_points` may drop rows of a value."""
         return False
 
 
 class Preview:
-    """Values that previews draw. A feature derives from `Feature` and `Preview`.
+    """Values drawn in previews. A feature derives from `Feature` and `Preview`.
 
     Attributes:
-        preview: what previews draw: "image" for a picture that `display` returns, "mask" for class ids laid over it,
-            "depth" for a picture below it, "outlines" for points and lines drawn over it, None for nothing.
+        preview: what previews draw: "image" for a picture returned by `display`, "mask" for class ids overlaid on it,
+            "depth" for a picture below it, "outlines" for points and lines drawn on it, None for nothing.
     """
 
     __slots__ = ()
@@ -75,7 +75,7 @@ class Preview:
     preview: ClassVar[Literal["image", "mask", "depth", "outlines"] | None] = None
 
     def display(self, value: Any) -> np.ndarray:
-        """Return a decoded value as previews draw it.
+        """Return a decoded value for drawing.
 
         Returns:
             uint8 (height, width, 1, 3 or 4) if `preview` is "image" or "depth"; class ids, uint8 or uint16 (height,
@@ -85,7 +85,7 @@ class Preview:
         return picture
 
     def outlines(self, value: Any, height: int, width: int) -> list[np.ndarray]:
-        """Return what previews draw over the image where `preview` is "outlines".
+        """Return the outlines to draw on the image, if `preview` is "outlines".
 
         Args:
             value: a decoded value.
@@ -94,18 +94,18 @@ class Preview:
 
         Returns:
             float32 (k, 2) of (x, y) in pixels for each: nothing for k = 0, a point for k = 1, else the vertices of a
-            closed outline. Labels and scores of the sample are drawn beside them where there are as many.
+            closed outline. Labels and scores of the sample are drawn beside them if their numbers match.
         """
         del value, height, width
         return []
 
     def outline_names(self) -> tuple[str, ...]:
-        """Return the names of what `outlines` returns, as of the points of a face, in order; () where it has none.
+        """Return the names of the outlines, such as the points of a face, in order; () if there are none.
 
-        Where `outlines` returns several times as many, the names repeat.
+        If `outlines` returns a multiple of their number, the names repeat.
         """
         return ()
 
     def class_colours(self) -> tuple[tuple[int, int, int], ...]:
-        """Return a colour (red, green, blue) for each class id in previews; () has them chosen."""
+        """Return a colour (red, green, blue) for each class id in previews; () to choose them automatically."""
         return ()

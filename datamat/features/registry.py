@@ -1,4 +1,4 @@
-"""Feature types by the names that manifests have for them, and what manifests have of a feature."""
+"""Feature types by their names in manifests, and the JSON form of features."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ BUILT_IN: dict[str, type[Feature]] = {}
 """datamat's own types."""
 
 _ENTRY_POINTS = "datamat.features"
-_DICT = "Features"  # in place of the name of a type
+_DICT = "Features"  # instead of the name of a type
 _registered: dict[str, type[Feature]] = {}
 _FeatureType = TypeVar("_FeatureType", bound=type[Feature])
 
 
 def built_in(*types: type[Feature]) -> None:
-    """Add types of datamat's own."""
+    """Add built-in types."""
     BUILT_IN.update({kind.type_name: kind for kind in types})
 
 
 def register_feature(feature_type: _FeatureType) -> _FeatureType:
     """Register a feature class under its `type_name`, so that `load` finds it; return the class, as a decorator does.
 
-    Installed packages need no call: they list the class under the entry-point group `datamat.features`. A program that
+    Installed packages need no call: they list the class in the entry-point group `datamat.features`. A program that
     defines a class must register it before opening a directory with fields of that type.
 
     Args:
-        feature_type: subclass of `Feature`. It replaces a class of the same module and name, such as one from a
+        feature_type: subclass of `Feature`. It replaces a class with the same module and name, such as one from a
             notebook cell that is run again.
 
     Raises:
@@ -66,10 +66,10 @@ def path_of(feature_type: type) -> str:
 
 
 def _type_of(name: str) -> type[Feature] | None:
-    """Return the feature class with a `type_name`, importing the module that an entry point names."""
+    """Return the feature class with a `type_name`, importing the module of its entry point if necessary."""
     found = BUILT_IN.get(name) or _registered.get(name)
     if found is None:
-        # Imported here because importlib.metadata costs more than this whole module, and built-in names never need it.
+        # Imported here because importlib.metadata costs more than this whole module, and built-in names do not need it.
         from importlib.metadata import entry_points
 
         points = {point.value: point for point in entry_points(group=_ENTRY_POINTS, name=name)}
@@ -83,11 +83,11 @@ def _type_of(name: str) -> type[Feature] | None:
 
 
 def feature_of(name: str, declaration: Mapping[str, Any]) -> Feature | dict[str, Any]:
-    """Return what is declared of a field: a feature, or the fields of a dict, given what `declaration_of` returned.
+    """Return the declaration of a field, a feature or the fields of a dict, from its JSON; see `declaration_of`.
 
     Args:
         name: name of the field, for messages.
-        declaration: JSON values.
+        declaration: JSON value.
 
     Raises:
         SchemaError: a type or an argument is unknown.
@@ -117,7 +117,7 @@ def feature_of(name: str, declaration: Mapping[str, Any]) -> Feature | dict[str,
 
 
 def declaration_of(feature: Any) -> dict[str, Any]:
-    """Return what is declared of a field, a feature or the fields of a dict, as JSON values."""
+    """Return the declaration of a field, a feature or the fields of a dict, as a JSON value."""
     if not isinstance(feature, Mapping):
         found: dict[str, Any] = feature.to_json()
         return found

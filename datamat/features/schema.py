@@ -1,4 +1,4 @@
-"""`Features`: the schema of a dataset as a whole."""
+"""`Features`: the schema of a dataset."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Features(Mapping[str, Feature]):
         }
 
     def __getitem__(self, name: str) -> Feature:
-        """Return the feature of a field; of one that is a dict, what was declared for it."""
+        """Return the feature of a field; for a dict, its declared fields."""
         found: Feature = self._fields[name] if name in self._fields else self.as_declared[name]
         return found
 
@@ -118,7 +118,7 @@ class Features(Mapping[str, Feature]):
         return self._fields == other._fields and self.nesting == other.nesting
 
     def __hash__(self) -> int:
-        return hash(len(self._columns))  # a tar shard asks for each record, and caches by schema are small
+        return hash(len(self._columns))  # used for each record of tar shards; caches by schema are small
 
     def __repr__(self) -> str:
         return f"Features({', '.join(f'{name}: {feature.declared()}' for name, feature in self._fields.items())})"
@@ -130,15 +130,15 @@ class Features(Mapping[str, Feature]):
 
     @property
     def foreign(self) -> Mapping[str, Feature]:
-        """The feature of another package in each field that has one, as its type or as a part of it."""
+        """The third-party feature of each field that has one, as its type or as a part of it."""
         return {name: next(_foreign_parts(feature)) for name, feature in self._foreign.items()}
 
     def check(self) -> None:
-        """Refuse feature types of other packages that formats or readers could not handle; `plan()` calls it.
+        """Refuse third-party feature types that formats or readers could not handle; called by `plan()`.
 
         Raises:
-            SchemaError: the answers of a feature contradict each other, or its JSON does not give an equal feature.
-            MissingDependencyError: the class of a feature is neither registered nor named by an entry point.
+            SchemaError: methods of a feature contradict each other, or its JSON does not give an equal feature.
+            MissingDependencyError: the class of a feature is neither registered nor an entry point.
         """
         for name, feature in self._foreign.items():
             for part in [*_foreign_parts(feature), feature]:
@@ -148,7 +148,7 @@ class Features(Mapping[str, Feature]):
         """Return the top-level modules of other packages that decide the bytes of the stored columns.
 
         Args:
-            drawn: whether to answer for copies that went through a transform.
+            drawn: whether to answer for transformed copies.
 
         Example:
             >>> sorted(Features({"x": Scalar("int64")}).packages(drawn=True))
@@ -187,10 +187,10 @@ class Features(Mapping[str, Feature]):
         return columns
 
     def encode_block(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the stored columns of n samples: the same that `encode` gives for each of them.
+        """Return the stored columns of n samples, equal to those of `encode` for each.
 
         Args:
-            columns: values of every field, as `DatasetWriter.read_block` returns them.
+            columns: values of every field, as returned by `DatasetWriter.read_block`.
 
         Returns:
             For each column an array (n,) or (n, k), a `RaggedColumn`, or a list of n bytes.
@@ -216,11 +216,11 @@ class Features(Mapping[str, Feature]):
         return block
 
     def observe(self, columns: Mapping[str, Any], num_records: int) -> Statistics:
-        """Return what statistics keep of n records, from their columns; of every field but `key`.
+        """Return statistics of n records, from their columns, for every field except `key`.
 
         Args:
-            columns: columns as `encode_block` returns them.
-            num_records: how many records there are.
+            columns: columns from `encode_block`.
+            num_records: number of records.
         """
         found = Statistics()
         found.num_records = num_records
@@ -230,10 +230,10 @@ class Features(Mapping[str, Feature]):
         return found
 
     def observe_values(self, sample: Mapping[str, Any]) -> Mapping[str, FieldStatistics]:
-        """Return what statistics keep of the values of a sample that its columns do not show, by field.
+        """Return statistics of the values of a sample that its columns do not show, by field.
 
         Args:
-            sample: values as `encode` takes them.
+            sample: values, as for `encode`.
         """
         if not self.measured:
             return {}
@@ -241,7 +241,7 @@ class Features(Mapping[str, Feature]):
         return {name: feature.observe_value(values[name]) for name, feature in self.measured.items() if name in values}
 
     def observe_value_block(self, columns: Mapping[str, Any]) -> Mapping[str, FieldStatistics]:
-        """Do what `observe_values` does, for n samples as `encode_block` takes them."""
+        """Do what `observe_values` does, for a block of n samples; see `encode_block`."""
         found: dict[str, FieldStatistics] = {}
         values = self.nesting.split_block(columns) if self.measured else {}
         for name, feature in self.measured.items():
@@ -260,13 +260,13 @@ class Features(Mapping[str, Feature]):
         """Return the sample in the columns of a record.
 
         Args:
-            columns: columns of one record, by column name, `key` among them.
+            columns: columns of one record, by column name, including `key`.
             memory: arrays that values may be decoded into, by field; such a value is that array.
-            are_intact: whether a checksum has shown that the columns are what `encode` returned; encoded files are then
-                not checked for completeness again.
+            are_intact: whether a checksum has verified the columns; then encoded files are not checked again for
+                completeness.
 
         Raises:
-            SchemaError: a declared column is missing, or does not hold what is declared.
+            SchemaError: a declared column is missing or does not match its declaration.
             InputError: the bytes of an image do not decode.
         """
         sample, name = {}, ""
@@ -275,7 +275,7 @@ class Features(Mapping[str, Feature]):
                 stored: Any
                 if parts is None:
                     stored = columns[name]
-                else:  # as `stored` does, in half the time
+                else:  # like `stored`, in half the time
                     stored = {}
                     for part, column in parts.items():
                         stored[part] = columns[column]
@@ -294,31 +294,31 @@ class Features(Mapping[str, Feature]):
                 "was the record written with other features?"
             ) from error
         for name in self._foreign:
-            if isinstance(sample[name], np.ndarray) and not sample[name].flags.writeable:  # as from `np.frombuffer`
+            if isinstance(sample[name], np.ndarray) and not sample[name].flags.writeable:  # `np.frombuffer`
                 sample[name] = sample[name].copy()
         return self.nesting.join(sample) if self.nesting else sample
 
     def stored(self, name: str, columns: Mapping[str, Any]) -> Any:
-        """Return the columns of a field, as its feature takes them, given all columns of a record or block."""
+        """Return the columns of a field in its feature's form, given all columns of a record or block."""
         _, parts = self._parts[name]
         return columns[name] if parts is None else {part: columns[column] for part, column in parts.items()}
 
     @property
     def is_flat(self) -> bool:
-        """Whether `decode_block` knows every field: numbers and text do, files of pictures do not."""
+        """Whether `decode_block` supports every field: numbers and text yes, picture files no."""
         return all(feature.decodes_many() for feature in self._fields.values())
 
     def decode_block(self, columns: Mapping[str, ColumnBlock]) -> dict[str, Any]:
-        """Return n samples by field, those of dicts beside all others, whose columns these are.
+        """Decode the columns of n samples, with the fields of dicts flattened.
 
         Args:
-            columns: columns of n records, by column name, `key` among them.
+            columns: columns of n records, by column name, including `key`.
 
         Returns:
-            For each field an array (n, ...), or a list of n values where their shapes may differ.
+            For each field an array (n, ...), or a list of n values if their shapes may differ.
 
         Raises:
-            SchemaError: a column does not hold what is declared.
+            SchemaError: a column does not match its declaration.
         """
         try:
             return {name: feature.decode_many(self.stored(name, columns)) for name, feature in self._fields.items()}
@@ -328,7 +328,7 @@ class Features(Mapping[str, Feature]):
             ) from error
 
     def prepare(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the sample with every encoded image and mask decoded, as transforms expect it."""
+        """Return the sample with encoded images and masks decoded, for transforms."""
         values = self.nesting.split(sample).items()
         return self.nesting.join(
             {
@@ -338,7 +338,7 @@ class Features(Mapping[str, Feature]):
         )
 
     def only(self, names: Iterable[str]) -> Features:
-        """Return the schema of some fields and `key`; the path of a dict stands for all fields in it.
+        """Return the schema of some fields and `key`; the path of a dict includes all its fields.
 
         Args:
             names: paths of the fields.
@@ -351,17 +351,17 @@ class Features(Mapping[str, Feature]):
         return Features(chosen(self.as_declared, {"key", *names}, ""))
 
     def as_found(self, each: Iterable[Sequence[str]]) -> Features:
-        """Return the schema that reads the same columns as arrays of the sizes that all records share.
+        """Return the schema that reads the same columns, with open sizes fixed if all records share them.
 
         Boxes and points keep their open sizes: a transform may drop some of them.
 
         Args:
-            each: lines of the statistics of all records, as `Statistics.to_lines` gives them.
+            each: lines of the statistics of all records, from `Statistics.to_lines`.
         """
         sizes = {
             name: names
             for name, feature in self._fields.items()
-            if self._columns.get(name) != "bytes_list" and (names := _open_sizes(feature))  # which is no one array
+            if self._columns.get(name) != "bytes_list" and (names := _open_sizes(feature))  # not a single array
         }
         known = shared_bounds(each, [(name, size) for name, names in sizes.items() for size in names.values()])
         found = copy.copy(self)
@@ -396,21 +396,23 @@ class Features(Mapping[str, Feature]):
         """Return a schema that stores `sample` exactly, for functions that declare none.
 
         Arrays of uint8 (height, width, 3 or 4) become lossless images. Every size but the number of channels may vary.
-        Lists become a `ListOf` where all items are texts, numbers, lists of numbers, bytes, times or Pillow pictures;
-        other lists, also empty ones, become `Json`. So do dicts, unless arrays, pictures, bytes or times are in them,
-        which become fields of their own; lists of such dicts become a `ListOf` of dicts. Times are `Timestamp`. `bytes`
-        must be a file of an image, of sound or a video, so that a broken one is not taken for something else: declare
-        `Bytes` for others. Nothing is inferred to be missing in other samples: declare `Nullable` for a field that may
-        be None.
+        Lists become a `ListOf` if all items are texts, numbers, lists of numbers, bytes, times or Pillow pictures;
+        other lists, including empty ones, become `Json`. So do dicts, unless they contain arrays, pictures, bytes or
+        times:
+            then
+        their items become separate fields, and lists of such dicts a `ListOf` of dicts. Times become `Timestamp`.
+        `bytes`
+        must be an image, audio or video file, so that a broken one is not mistaken for something else: declare `Bytes`
+        for others. No field is inferred to be optional: declare `Nullable` for one that may be None.
 
         Raises:
             SchemaError: a value has no feature.
-            InputError: bytes are no image file.
+            InputError: bytes are not a supported file.
         """
         return cls({name: inferred(name, value) for name, value in sample.items() if name != "key"})
 
     def _check_lists(self, columns: Mapping[str, Any]) -> None:
-        """Refuse a list of dicts whose fields, given as lists, differ in length."""
+        """Refuse a list of dicts given as a dict of lists of different lengths."""
         for path, group in self.nesting.items():
             if group.kind != "list":
                 continue
@@ -432,7 +434,7 @@ class Features(Mapping[str, Feature]):
 
 
 def _foreign_parts(feature: Feature) -> Iterator[Feature]:
-    """Yield the features of other packages that a feature is, or is made of."""
+    """Yield the third-party features that a feature is or contains."""
     if BUILT_IN.get(feature.type_name) is not type(feature):
         yield feature
     for part in feature.parts():
@@ -486,11 +488,11 @@ _WANTED = {
         "": "{} (n,) or (n, k), or a RaggedColumn",
     },
 }
-"""What the methods that encode are to give for a column of some kind, and of any other."""
+"""The required results of encoding methods for a column, by kind."""
 
 
 def _check_encoded(name: str, feature: Feature, columns: Mapping[str, Any], method: str) -> None:
-    """Refuse columns of a record, or of a block, that only some formats could store."""
+    """Refuse columns of a record or block that only some formats could store."""
     for column, stored in feature.columns(name).items():
         kind, value = stored.kind, columns.get(column)
         if not (is_of_kind if method == "encode" else is_block_of_kind)(value, kind):
@@ -504,7 +506,7 @@ def _check_encoded(name: str, feature: Feature, columns: Mapping[str, Any], meth
 
 
 def _column_of(feature: Feature, values: Any) -> Any:
-    """Return a column of a block: a pair of arrays, which are values and lengths, as a `RaggedColumn`."""
+    """Return a column of a block: a pair of values and lengths becomes a `RaggedColumn`."""
     values = as_array(values)
     is_column = isinstance(values, (Sequence, RaggedColumn)) or (isinstance(values, np.ndarray) and values.ndim > 0)
     if isinstance(values, str) or not is_column:
@@ -523,7 +525,7 @@ def _column_of(feature: Feature, values: Any) -> Any:
 
 
 def _parts_of(name: str, feature: Feature) -> dict[str, str] | None:
-    """Return the columns of a field by what follows its name in theirs; None for the one of its name."""
+    """Return the columns of a field by suffix; None for a single column with the field's name."""
     types = feature.type
     return {part: name + part for part in types} if isinstance(types, dict) else None
 
@@ -544,7 +546,7 @@ def _is_observed(feature: Feature) -> bool:
 
 
 def _open_sizes(feature: Feature) -> dict[int, str]:
-    """Return the statistic of each size of arrays that a feature leaves open, by its axis; none for other features."""
+    """Return the statistic of each open size of an array feature, by axis; empty for other features."""
     stored = feature.stored if isinstance(feature, ListOf) and not isinstance(feature.feature, Mapping) else feature
     places = [place for place, size in enumerate(feature.value_type()[1]) if size is None]
     if type(stored) is Tensor and stored.keeps_shape:
@@ -554,7 +556,7 @@ def _open_sizes(feature: Feature) -> dict[int, str]:
 
 
 def _num_items(feature: Feature, name: str, columns: Mapping[str, Any]) -> Any:
-    """Return how many items the lists of a field have: of one record, or of each in a block."""
+    """Return the number of items in the lists of a field, for one record or each in a block."""
     types = feature.columns(name)
     mark = next((mark for mark in (f"{name}/present", f"{name}/lengths") if mark in types), name)
     stored, column = types[mark], columns[mark]

@@ -1,12 +1,13 @@
-"""What is known of all values of a field: counts and numbers that are added up exactly, in any order.
+"""Statistics of the values of a field: counts and numbers that are added up exactly, in any order.
 
     worker   a part: `observe` of each field ── Counts, Numbers, int ──> lines of text in the receipt
     driver   parts of a shard, added ──────────────────────────────────> the same lines in the shard's entry
     reader   shards of a split, added ── summarized ───────────────────> means, deviations, counts by class name
 
-Sums are exact: integers, or fractions for floats. So it makes no difference how records were cut into parts, which
-worker made them and when, or whether a run was killed and resumed: the lines are the same, byte for byte. Rounded
-sums would not be: how many records of a part are observed at once depends on what its process has done before.
+Sums are exact: integers, or fractions for floats. So the lines are the same, byte for byte, however records were
+divided
+into parts, whichever worker made them, and whether a run was killed and resumed. Rounded sums would differ: the number
+of records of a part that are observed together depends on what its process has done before.
 """
 
 from __future__ import annotations
@@ -36,31 +37,31 @@ __all__ = [
 ]
 
 _SMALL = 1 << 31
-"""Integers below have squares that int64 holds."""
+"""Integers below this have squares within int64."""
 _LARGEST = 1e150
-"""Floats above have no finite square; they count as not finite."""
+"""Floats above this have no finite square, and count as not finite."""
 _PIECE = 27
-"""Bits of a piece of a float's 53: 2**26 pieces add up to less than 2**53, so float64 adds them exactly."""
+"""Bits of each piece of a float's 53: 2**26 pieces add up to less than 2**53, so float64 adds them exactly."""
 _MOST_ADDED = 1 << 16
 _LEAST_RUN = 8
-"""Mean length of runs of one class id from which on runs are counted, and not pixels."""
+"""Mean length of runs of one class id above which runs are counted instead of pixels."""
 _MOST_IN_WORDS = 4
 _MOST_IDS = 1024
-"""Different class ids that are counted; of more, a manifest of many shards would be of lists of ids."""
+"""Maximum number of different class ids to count; more would fill manifests of many shards."""
 _SUM = re.compile(r"-?[0-9]{1,2000}(/[0-9]{1,2000})?")
 _MOST_BIN = 1100
 
 
 @final
 class Counts:
-    """How often each class id occurs, of at most 1,024 different ids: beyond that, nothing is counted.
+    """Counts of class ids, up to 1,024 different ids; beyond that, nothing is counted.
 
     Args:
-        counts: how often each id occurs.
+        counts: number of occurrences of each id.
 
     Attributes:
-        counts: how often each id occurs; empty where there are more than 1,024.
-        is_full: whether there are more. That depends on the ids alone, not on the order in which they come.
+        counts: number of occurrences of each id; empty if there are more than 1,024 ids.
+        is_full: whether there are more. This depends only on the ids, not on their order.
 
     Example:
         >>> seen = Counts.of(np.array([1, 1, 0], np.int64))
@@ -77,11 +78,11 @@ class Counts:
 
     @classmethod
     def of(cls, ids: np.ndarray) -> Counts:
-        """Return the counts of ids: integers of any shape, none negative."""
+        """Return the counts of ids: non-negative integers of any shape."""
         flat = ids.reshape(-1)
         if flat.size > _MOST_ADDED:
             ends = np.flatnonzero(flat[1:] != flat[:-1])
-            if len(ends) < len(flat) // _LEAST_RUN:  # as in masks, whose classes cover areas: a quarter of the time
+            if len(ends) < len(flat) // _LEAST_RUN:  # as in masks: a quarter of the time
                 ends = np.append(ends, len(flat) - 1)
                 return cls._of_counted(np.bincount(flat[ends], np.diff(ends, prepend=-1)).astype(np.int64))
             if flat.dtype == np.uint8 and not flat.size % 2 and flat.flags.c_contiguous:
@@ -94,7 +95,7 @@ class Counts:
 
     @classmethod
     def _of_counted(cls, found: np.ndarray) -> Counts:
-        """Return the counts of ids, given how often each occurs, from 0."""
+        """Return the counts of ids, given the number of occurrences of each, from 0."""
         places = np.flatnonzero(found)
         return cls(dict(zip(places.tolist(), found[places].tolist(), strict=True)))
 
@@ -111,31 +112,31 @@ class Counts:
         self.counts: dict[int, int] = {} if self.is_full else dict(sorted(counts.items()))
 
     def copy(self) -> Counts:
-        """Return counts of their own."""
+        """Return an independent copy."""
         return Counts(self.counts, is_full=self.is_full)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Counts) and self.to_text() == other.to_text()
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
         return f"Counts({self.counts})"
 
     def to_text(self) -> str:
-        """Return the counts as one word: ID:NUMBER, with commas between; "+" for more ids than are counted."""
+        """Return the counts as one word: ID:NUMBER, separated by commas; "+" for too many ids."""
         return "+" if self.is_full else _pairs_to_text(self.counts)
 
     @classmethod
     def from_text(cls, words: Sequence[str]) -> Counts:
-        """Return the counts that `to_text` wrote."""
+        """Return the counts written by `to_text`."""
         (word,) = words
         return cls(is_full=True) if word == "+" else cls(_pairs_from_text(word))
 
     def summary(self, names: Sequence[str] | None = None) -> dict[str, int]:
-        """Return the counts by class name; by id, as text, for ids without a name. Named classes may have none.
+        """Return the counts by class name, or by id, as text, for ids without a name. Counts of named classes may be 0.
 
-        {} where there are more ids than are counted.
+        {} for too many ids.
         """
         if self.is_full:
             return {}
@@ -146,15 +147,15 @@ class Counts:
 
 @final
 class Numbers:
-    """How many numbers there are, the least and the greatest, and their exact sum and sum of squares.
+    """Count, minimum, maximum, exact sum and exact sum of squares of numbers.
 
     Attributes:
-        count: how many finite numbers there are.
-        least, most: the smallest and the largest; 0 where there is none.
+        count: number of finite numbers.
+        least, most: the smallest and the largest; 0 if there are none.
         total: their sum: int, or `Fraction` for floats.
         squares: the sum of their squares; those of floats are rounded to float64 one by one.
-        bins: how many lie in each bin: 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, ...; empty unless asked for.
-        num_others: how many are NaN, infinite, or beyond 1e150.
+        bins: number in each bin: 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, ...; empty unless requested.
+        num_others: number that are NaN, infinite, or beyond 1e150.
 
     Example:
         >>> numbers = Numbers.of(np.array([1.0, 2.0, 4.0]))
@@ -174,11 +175,11 @@ class Numbers:
 
     @classmethod
     def of(cls, numbers: np.ndarray, *, with_bins: bool = False) -> Numbers:
-        """Return what is known of some numbers.
+        """Return the statistics of some numbers.
 
         Args:
-            numbers: integers, truth values or floats of any shape.
-            with_bins: whether to count them by powers of two: for integers that are not negative, such as lengths.
+            numbers: integers, booleans or floats of any shape.
+            with_bins: whether to count them by powers of two: for non-negative integers such as lengths.
         """
         found = cls()
         flat = numbers.reshape(-1)
@@ -193,7 +194,7 @@ class Numbers:
         found.count = len(flat)
         if not found.count:
             return found
-        found.least, found.most = flat.min().item() + 0, flat.max().item() + 0  # 0.0 in place of -0.0
+        found.least, found.most = flat.min().item() + 0, flat.max().item() + 0  # 0.0 instead of -0.0
         for start in range(0, len(flat), _MOST_ADDED):
             found._add_sums(flat[start : start + _MOST_ADDED])
         if with_bins:
@@ -203,7 +204,7 @@ class Numbers:
 
     @classmethod
     def of_rows(cls, rows: np.ndarray) -> list[Numbers]:
-        """Return what `of` does for each row of (k, n) integers below 65,536, all at once."""
+        """Do what `of` does for each row of (k, n) integers below 65,536, all at once."""
         numbers = rows.astype(np.int64)
         sums = [
             getattr(np, name)(values, axis=1).tolist()
@@ -217,7 +218,7 @@ class Numbers:
         return made
 
     def _add_sums(self, flat: np.ndarray) -> None:
-        """Add up at most 65,536 numbers; what each adds depends on it alone, and on no other."""
+        """Add up to 65,536 numbers; the contribution of each is independent of the others."""
         if flat.dtype.kind == "f":
             self.total += _exact_sum(flat)
             self.squares += _exact_sum(flat * flat)
@@ -231,7 +232,7 @@ class Numbers:
             self.squares += sum(one * one for one in numbers)
 
     def add(self, other: Numbers) -> None:
-        """Add what is known of other numbers."""
+        """Add the statistics of other numbers."""
         if other.count:
             self.least = min(self.least, other.least) if self.count else other.least
             self.most = max(self.most, other.most) if self.count else other.most
@@ -243,7 +244,7 @@ class Numbers:
             self.bins[place] = self.bins.get(place, 0) + number
 
     def copy(self) -> Numbers:
-        """Return numbers of their own."""
+        """Return an independent copy."""
         found = Numbers()
         found.add(self)
         return found
@@ -251,24 +252,24 @@ class Numbers:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Numbers) and self.to_text() == other.to_text()
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
         return f"Numbers({self.summary()})"
 
     def to_text(self) -> str:
-        """Return it as words: count, least, most, sum, sum of squares, bins, and how many are not finite."""
+        """Return it as words: count, minimum, maximum, sum, sum of squares, bins, and count of non-finite numbers."""
         sums = f"{self.count} {self.least!r} {self.most!r} {_plain(self.total)} {_plain(self.squares)}"
         return f"{sums} {_pairs_to_text(dict(sorted(self.bins.items())))} {self.num_others}"
 
     @classmethod
     def from_text(cls, words: Sequence[str]) -> Numbers:
-        """Return what `to_text` wrote."""
+        """Return the numbers written by `to_text`."""
         count, least, most, total, squares, bins, others = words
         found = cls()
         found.count, found.num_others = int(count), int(others)
         found.least, found.most = _number(least), _number(most)
-        if not (_SUM.fullmatch(total) and _SUM.fullmatch(squares)):  # others may take all memory
+        if not (_SUM.fullmatch(total) and _SUM.fullmatch(squares)):  # others may exhaust the memory
             raise ValueError("no sum")
         found.total, found.squares = _plain(fractions.Fraction(total)), _plain(fractions.Fraction(squares))
         found.bins = _pairs_from_text(bins)
@@ -278,12 +279,12 @@ class Numbers:
 
     @property
     def mean(self) -> float:
-        """Their mean; NaN where there is none."""
+        """Their mean; NaN if there are none."""
         return float(fractions.Fraction(self.total) / self.count) if self.count else math.nan
 
     @property
     def std(self) -> float:
-        """Their standard deviation, of n and not n - 1; NaN where there is none."""
+        """Their standard deviation, with n rather than n - 1; NaN if there are none."""
         if not self.count:
             return math.nan
         if self.least == self.most:
@@ -292,7 +293,7 @@ class Numbers:
         return math.sqrt(max(float(fractions.Fraction(self.squares) / self.count - mean * mean), 0.0))
 
     def summary(self) -> dict[str, Any]:
-        """Return count, min, max, mean and std; `histogram` by powers of two, and `not_finite`, where there are any."""
+        """Return count, min, max, mean and std; and, if present, `histogram` by powers of two and `not_finite`."""
         found: dict[str, Any] = {"count": self.count}
         if self.count:
             found |= {"min": self.least, "max": self.most, "mean": self.mean, "std": self.std}
@@ -304,10 +305,10 @@ class Numbers:
 
 
 Observed: TypeAlias = Counts | Numbers | int
-"""What a feature returns of some values: counts of classes, numbers, or a plain number that is added up."""
+"""A statistic of some values: counts of classes, numbers, or an int to add up."""
 
 FieldStatistics: TypeAlias = dict[str, Observed]
-"""What is known of a field, by the name of each statistic."""
+"""The statistics of a field, by name."""
 
 
 def _exact_int_sum(squares: np.ndarray) -> int:
@@ -353,7 +354,7 @@ def _bin_name(place: int) -> str:
 
 
 def merged(into: FieldStatistics, other: Mapping[str, Observed]) -> FieldStatistics:
-    """Add what is known of other values of a field to `into`, and return that."""
+    """Add the statistics of other values of a field to `into`, and return it."""
     for name, found in other.items():
         mine = into.get(name)
         if mine is None:
@@ -361,17 +362,17 @@ def merged(into: FieldStatistics, other: Mapping[str, Observed]) -> FieldStatist
         elif isinstance(found, int):
             into[name] = mine + found  # type: ignore[operator]  # both are
         else:
-            mine.add(found)  # type: ignore[union-attr,arg-type]  # of one class, by one feature
+            mine.add(found)  # type: ignore[union-attr,arg-type]  # same class, from the same feature
     return into
 
 
 @final
 class Statistics:
-    """What is known of all fields of some records.
+    """The statistics of all fields of some records.
 
     Attributes:
-        num_records: how many records there are.
-        fields: what is known of each field.
+        num_records: number of records.
+        fields: statistics of each field.
     """
 
     __slots__ = ("fields", "num_records")
@@ -381,18 +382,18 @@ class Statistics:
         self.fields: dict[str, FieldStatistics] = {}
 
     def observe(self, name: str, found: Mapping[str, Observed]) -> None:
-        """Add what is known of more values of a field."""
+        """Add the statistics of more values of a field."""
         merged(self.fields.setdefault(name, {}), found)
 
     def add(self, other: Statistics) -> Statistics:
-        """Add what is known of other records, and return these statistics."""
+        """Add the statistics of other records, and return these."""
         self.num_records += other.num_records
         for name, found in other.fields.items():
             self.observe(name, found)
         return self
 
     def to_lines(self) -> tuple[str, ...]:
-        """Return lines of text, in one order: records and digest, then one line for each statistic."""
+        """Return lines of text, in a fixed order: records and digest, then one line per statistic."""
         lines = [
             f"{_KINDS[type(found)]} {_quoted(field)} {_quoted(name)} {_text_of(found)}"
             for field, known in sorted(self.fields.items())
@@ -402,10 +403,10 @@ class Statistics:
 
     @classmethod
     def from_lines(cls, lines: Iterable[str]) -> Statistics | None:
-        """Return what `to_lines` wrote; None for no lines, where nothing is known.
+        """Return the statistics written by `to_lines`; None for no lines, which means unknown.
 
         Raises:
-            CorruptDataError: they are not as datamat writes them.
+            CorruptDataError: the lines are damaged.
         """
         lines = list(lines)
         if not lines:
@@ -424,7 +425,7 @@ class Statistics:
 
     @classmethod
     def total(cls, each: Iterable[Sequence[str]]) -> Statistics | None:
-        """Return what is known of all records of several sets of lines; None where one of them knows nothing."""
+        """Return the combined statistics of several sets of lines; None if one of them is unknown."""
         found = cls()
         for lines in each:
             other = cls.from_lines(lines)
@@ -435,10 +436,10 @@ class Statistics:
 
 
 def shared_bounds(each: Iterable[Sequence[str]], names: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """Return the numbers that are the same in all records, by field and statistic.
+    """Return the statistics whose value is the same in all records, by field and statistic.
 
     Args:
-        each: lines of the statistics of several sets of records, of which no others than these are parsed.
+        each: lines of the statistics of several sets of records, of which only the named ones are parsed.
         names: field and name of each statistic that counts integers.
     """
     wanted = {f"numbers {_quoted(field)} {_quoted(name)} ": (field, name) for field, name in names}
@@ -456,7 +457,7 @@ def shared_bounds(each: Iterable[Sequence[str]], names: Iterable[tuple[str, str]
 
 
 def check_lines(lines: Sequence[str]) -> None:
-    """Raise `CorruptDataError` where lines of statistics are not whole; no lines are."""
+    """Raise `CorruptDataError` if lines of statistics are damaged; no lines are valid."""
     if not lines:
         return
     kind, _, rest = lines[0].partition(" ")
@@ -487,10 +488,10 @@ _READERS: dict[str, Any] = {
 
 
 def summarized(found: Mapping[str, Observed], class_names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return what is known of a field as JSON values.
+    """Return the statistics of a field as JSON values.
 
-    Counts are by class name, numbers as `Numbers.summary` has them. Statistics whose names differ in a number alone, as
-    in `channels[0]`, become one with a list in each place: `{"channels": {"mean": [...], "std": [...], ...}}`.
+    Counts are by class name, numbers as in `Numbers.summary`. Statistics whose names differ only in a number, such as
+    `channels[0]`, become one with lists: `{"channels": {"mean": [...], "std": [...], ...}}`.
     """
     summary: dict[str, Any] = {}
     for name, one in sorted(found.items()):
@@ -511,7 +512,7 @@ def summarized_in_words(summary: Mapping[str, Any]) -> str:
     """Return the statistics of a field in one line.
 
     Args:
-        summary: what `summarized` returned.
+        summary: result of `summarized`.
 
     Example:
         >>> summarized_in_words({"classes": {"cat": 3, "dog": 1}, "missing": 2})

@@ -1,4 +1,4 @@
-"""Numbers, labels, boxes, text, tokens, times, and what has no other type: bytes and JSON."""
+"""Numbers, labels, boxes, text, tokens, times, and everything else: bytes and JSON."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ _EPOCHS = {
     None: datetime.datetime(1970, 1, 1),
     "UTC": datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC),
 }
-"""What timestamps count microseconds from, by their zone."""
+"""The epoch of timestamps, by time zone."""
 _MOST_LISTED = 64
-"""Most integers of a tensor that are stored as numbers unless asked for."""
+"""Maximum integers of a tensor that are stored as numbers by default."""
 _ROUNDING = 1e-3
-"""Relative error up to which four corners that were moved still make a rectangle."""
+"""Relative error up to which four moved corners still form a rectangle."""
 _NOT_IN_ARROW = {"complex64", "complex128"}
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "b": (bool,),
     **dict.fromkeys("iu", (int,)),
-    **dict.fromkeys("fV", (int, float)),  # numpy knows bfloat16 as kind "V"
+    **dict.fromkeys("fV", (int, float)),  # bfloat16 has kind "V" in numpy
     "c": (int, float, complex),
 }
 """Python's numbers that a scalar accepts, by the kind of its dtype."""
@@ -98,7 +98,7 @@ class ClassLabel(Feature):
         object.__setattr__(self, "shape", checked_shape(self.shape, "ClassLabel"))
         object.__setattr__(self, "names", checked_names(self.names, "ClassLabel"))
         if len(self.shape) > 1:
-            raise SchemaError(f"ClassLabel: shape is {self.shape}; want one size at most, as in () or (None,)")
+            raise SchemaError(f"ClassLabel: shape is {self.shape}; want at most one size, as in () or (None,)")
         if self.num_classes is None:
             object.__setattr__(self, "num_classes", len(self.names))
         object.__setattr__(self, "num_classes", checked_int(self.num_classes, "ClassLabel: num_classes"))
@@ -129,7 +129,7 @@ class ClassLabel(Feature):
         else:
             found = _integers_of(values)
         if found is None or (found.size and not 0 <= found.min() <= found.max() < (self.num_classes or 0)):
-            return Feature.encode_many(self, values)  # which knows names, and refuses other ids
+            return Feature.encode_many(self, values)  # supports names, and refuses other ids
         numbers, lengths, _ = _stacked(self, values if self.shape else found, self.shape, found.dtype)
         return _block_column(numbers, lengths, "int64")
 
@@ -213,7 +213,7 @@ class BBoxes(Feature, Geometry, Preview):
         return _to_column(boxes.reshape(-1), "float32")
 
     def _listed(self, boxes: Sequence[Any]) -> Any:
-        """Return a list of boxes as an array, or as it is where it is none."""
+        """Convert a list of boxes to an array; return other values unchanged."""
         try:
             return np.array(boxes, np.float32).reshape(len(boxes), -1 if boxes else self._width)
         except (TypeError, ValueError):
@@ -221,10 +221,10 @@ class BBoxes(Feature, Geometry, Preview):
 
     def encode_many(self, values: Any) -> Any:
         if not isinstance(values, (np.ndarray, RaggedColumn)) and not all(isinstance(v, np.ndarray) for v in values):
-            return Feature.encode_many(self, values)  # which takes lists of boxes
+            return Feature.encode_many(self, values)  # supports lists of boxes
         numbers, lengths, _ = _stacked(self, values, (None, self._width), np.dtype(np.float32))
         if not _are_boxes(numbers.reshape(-1, self._width)).all():
-            return Feature.encode_many(self, values)  # which names the box
+            return Feature.encode_many(self, values)  # names the box in the error
         return _block_column(numbers, lengths, "float32")
 
     def decode(self, column: Column) -> np.ndarray:
@@ -294,7 +294,7 @@ class Text(Feature):
             try:
                 return list(map(str.encode, values))
             except UnicodeEncodeError:
-                pass  # the loop below raises, and names the value
+                pass  # the loop below raises, naming the value
         return [self.encode(value) for value in values]
 
     def decode(self, column: Column) -> str:
@@ -314,7 +314,7 @@ class Text(Feature):
 
 @frozen()
 class Bytes(Feature):
-    """Any bytes, stored as they are: a PDF, a mesh, a pickle of another program.
+    """Any bytes, stored unchanged: a PDF, a mesh, a pickle of another program.
 
     A sample holds bytes, a bytearray or a memoryview; it reads back as bytes.
 
@@ -353,7 +353,7 @@ class Bytes(Feature):
 
 @frozen()
 class Json(Feature):
-    """Anything that JSON can hold: dicts and lists, however nested, of str, numbers, booleans and None.
+    """Any JSON value: dicts and lists, however nested, of str, numbers, booleans and None.
 
     Stored as one line of UTF-8 with the keys of each dict in order, so equal values are equal bytes. Tuples and arrays
     are stored as lists, numpy's numbers as Python's; a dict reads back with its keys in order.
@@ -375,14 +375,14 @@ class Json(Feature):
     def encode(self, value: Any) -> Column:
         try:
             text = to_json_text(value)
-            if json.loads(text) == value:  # not so where a key is a number, which the encoder turns into text
+            if json.loads(text) == value:  # not if a key is a number, which the encoder converts to text
                 return text.encode()
         except (TypeError, ValueError, RecursionError):
-            pass  # what the encoder does not know is converted below, or refused with its place
+            pass  # values unknown to the encoder are converted below, or refused with their place
         try:
             return to_json_text(self._plain(value, "")).encode()
         except RecursionError as error:
-            raise mismatch(self, "a value that is nested too deep, or holds itself", "flatten it in read") from error
+            raise mismatch(self, "a value that is nested too deeply or cyclic", "flatten it in read") from error
 
     def encode_many(self, values: Any) -> Any:
         return [self.encode(value) for value in values]
@@ -397,20 +397,20 @@ class Json(Feature):
         return "JSON"
 
     def _plain(self, value: Any, place: str) -> Any:
-        """Return a part of a value in the types that JSON has; `place` says which, as in `["boxes"][2]`."""
+        """Convert a part of a value to JSON types; `place` locates it, as in `["boxes"][2]`."""
         where = f" at {place}" if place else ""
         if isinstance(value, (np.ndarray, np.generic)):
             return self._plain(value.tolist(), place)
         if isinstance(value, Mapping):
             for key in value:
                 if not isinstance(key, str):
-                    remedy = "use str for keys, which is all that JSON has"
+                    remedy = "use str for keys, the only type in JSON"
                     raise mismatch(self, f"the key {key!r} ({type(key).__name__}){where}", remedy)
             return {str(key): self._plain(item, f"{place}[{key!r}]") for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [self._plain(item, f"{place}[{number}]") for number, item in enumerate(value)]
         if isinstance(value, float) and not math.isfinite(value):
-            raise mismatch(self, f"{value!r}{where}, which JSON has not", "give None, or a field of its own")
+            raise mismatch(self, f"{value!r}{where}, which JSON does not support", "give None, or a field of its own")
         if isinstance(value, str):
             _utf8(self, value, where)
         elif value is not None and not isinstance(value, (bool, int, float)):
@@ -424,15 +424,15 @@ class Json(Feature):
 
 @frozen()
 class Timestamp(Feature):
-    """A moment, to the microsecond: datetime64[us], stored as int64 microseconds since 1970.
+    """A point in time, to the microsecond: datetime64[us], stored as int64 microseconds since 1970.
 
     A sample holds a `datetime.datetime`, a `pandas.Timestamp` or a `numpy.datetime64` of any unit, which is never
     rounded. A `datetime.date` is its first moment, without a time zone, as in Arrow. It reads back as
     `numpy.datetime64`; torch and TensorFlow, which have no time types, get the int64.
 
     Args:
-        tz: "UTC" for moments, from datetimes with any time zone; None for local time in an unknown zone, from datetimes
-            without one. numpy's times, which have no zones, are accepted for either.
+        tz: "UTC" for absolute times, from datetimes with any time zone; None for local times in an unknown zone, from
+            datetimes without one. numpy's times, which have no zones, are accepted for either.
 
     Example:
         >>> import datetime
@@ -448,7 +448,7 @@ class Timestamp(Feature):
 
     def __post_init__(self) -> None:
         if self.tz not in _EPOCHS:
-            raise SchemaError(f"Timestamp: tz is {self.tz!r}; want 'UTC', to which all others are converted, or None")
+            raise SchemaError(f"Timestamp: tz is {self.tz!r}; want 'UTC', to which all zones are converted, or None")
 
     @property
     def type(self) -> ArrowType:
@@ -483,7 +483,7 @@ class Timestamp(Feature):
         if isinstance(value, np.datetime64):
             found = value.astype(_TIME)
             if found.astype(value.dtype) != value:  # back in its own unit; NaT equals nothing
-                raise mismatch(self, f"{value!r}, which is no time in whole microseconds", "round it in read")
+                raise mismatch(self, f"{value!r}, which is not a whole number of microseconds", "round it in read")
             return int(found.view(np.int64))
         if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
             value = datetime.datetime(value.year, value.month, value.day)
@@ -491,7 +491,7 @@ class Timestamp(Feature):
             raise mismatch(self, f"{value!r} ({type(value).__name__})", "give a datetime or a numpy.datetime64")
         is_missing = value != value  # noqa: PLR0124 -- true of pandas' NaT
         if is_missing or getattr(value, "nanosecond", None):  # which pandas has, too
-            raise mismatch(self, f"{value!r}, which is no time in whole microseconds", "round it in read")
+            raise mismatch(self, f"{value!r}, which is not a whole number of microseconds", "round it in read")
         if (value.utcoffset() is None) != (self.tz is None):
             found, remedy = (
                 ("without a time zone", "add it in read, with value.replace(tzinfo=...), or declare Timestamp()")
@@ -505,7 +505,7 @@ class Timestamp(Feature):
 
 @frozen()
 class Scalar(Feature):
-    """One number or truth value of a numpy dtype, stored exactly.
+    """One number or boolean of a numpy dtype, stored exactly.
 
     float64, uint64, bfloat16 and complex numbers, which a `tf.train.Example` cannot hold, are stored as little-endian
     bytes.
@@ -540,7 +540,7 @@ class Scalar(Feature):
         if not isinstance(values, np.ndarray):
             numbers = numbers_in(values, dtype_of(self.dtype))
             if numbers is None:
-                return Feature.encode_many(self, values)  # which names the value that does not fit
+                return Feature.encode_many(self, values)  # names the value that does not fit
             values = numbers
         check_array(self, values.dtype, values.shape, (None,), dtype_of(self.dtype))
         return _block_column(values[:, None], None, kind) if kind == "bytes" else _to_column(values, kind)
@@ -564,7 +564,7 @@ class Tensor(Feature, Preview):
     """An array of a numpy dtype, stored exactly.
 
     If the number of values does not determine the shape (several None, or None beside 0), the shape of each value is
-    stored in the column `NAME/shape`. An empty list stands for an array without values where the first size varies.
+    stored in the column `NAME/shape`. An empty list means an array without values if the first size varies.
 
     Args:
         shape: size of each dimension; None for one that varies.
@@ -585,8 +585,8 @@ class Tensor(Feature, Preview):
     encoding: Literal["list", "raw"] | None = None
 
     @property
-    def preview(self) -> Any:  # type: ignore[override]  # a class has no single answer
-        """What previews draw: a picture of a map, a volume or frames; nothing of vectors and small matrices."""
+    def preview(self) -> Any:  # type: ignore[override]  # depends on the instance
+        """What previews draw: a picture for maps, volumes and frames; nothing for vectors and small matrices."""
         return "image" if not self.dtype.startswith("complex") and _looks_like_pixels(self.shape) else None
 
     def __post_init__(self) -> None:
@@ -604,15 +604,15 @@ class Tensor(Feature, Preview):
 
     @property
     def keeps_shape(self) -> bool:
-        """Whether the shape of each value is stored in a column of its own."""
+        """Whether the shape of each value is stored in a separate column."""
         return self.shape.count(None) > (0 if 0 in self.shape else 1)
 
     def display(self, value: Any) -> np.ndarray:
-        """Return a map in grey, or four slices of a volume side by side, from a low to a high first index.
+        """Return a map in grey, or four slices of a volume side by side, in order of the first index.
 
         Two dimensions are (height, width), three (slices, height, width), four frames or a volume of several channels,
-        of which the first is drawn; a first or last dimension of 1 or 3 is that of channels. The least number is black,
-        the largest white.
+        of which the first is drawn; a first or last dimension of 1 or 3 is that of channels. The smallest number is
+        black, the largest white.
 
         Returns:
             uint8 (height, width, 1 or 3).
@@ -633,7 +633,7 @@ class Tensor(Feature, Preview):
             pixels = pixels[0]
         if pixels.ndim == 3:
             pixels = pixels[..., None]
-        # Those in the middle of four equal parts: the outermost slices of a volume tend to be empty.
+        # The centres of four equal parts, since the outermost slices of a volume tend to be empty.
         return side_by_side([pixels[(2 * part + 1) * len(pixels) // (2 * _SLICES)] for part in range(_SLICES)])
 
     @property
@@ -694,7 +694,7 @@ class Tensor(Feature, Preview):
 
 @frozen()
 class Tokens(Feature):
-    r"""The token ids of one text, as many as it has: integers (n,), stored as little-endian bytes.
+    r"""The token ids of one text: integers (n,), stored as little-endian bytes.
 
     A sample holds a list of int, or an array (n,) of any integer dtype, as tokenizers return them; ids that the
     declared dtype cannot hold are refused. Reads back as an array (n,) of that dtype. Ids have no position in an image,
@@ -702,8 +702,8 @@ class Tokens(Feature):
 
     Args:
         dtype: name of an integer dtype. None chooses it by `vocab_size`: uint8 for up to 256 tokens, uint16 for up to
-            65,536, otherwise int32, which is also the choice if neither is given.
-        vocab_size: number of tokens; ids must lie from 0 to `vocab_size - 1`. None permits all that the dtype holds.
+            65,536, otherwise int32, which is also the default if neither is given.
+        vocab_size: number of tokens; ids must be from 0 to `vocab_size - 1`. None permits all values of the dtype.
 
     Example:
         >>> Tokens(vocab_size=50_257)
@@ -745,7 +745,7 @@ class Tokens(Feature):
     def encode_many(self, values: Any) -> Any:
         ids = _integers_of(values)
         if ids is None or not self._holds(ids) or not _are_flat(values):
-            return Feature.encode_many(self, values)  # which takes lists, and names the token that does not fit
+            return Feature.encode_many(self, values)  # supports lists, and names the token that does not fit
         lengths = values.lengths if isinstance(values, RaggedColumn) else np.fromiter(map(len, values), np.int64)
         return _block_column(ids.reshape(-1).astype(self.dtype), lengths, "bytes")
 
@@ -763,7 +763,7 @@ class Tokens(Feature):
 
     @property
     def _bounds(self) -> tuple[int, int]:
-        """The smallest and the largest id."""
+        """The smallest and the largest allowed id."""
         if self.vocab_size is not None:
             return 0, self.vocab_size - 1
         bounds = np.iinfo(str(self.dtype))
@@ -791,21 +791,21 @@ class Tokens(Feature):
 
 
 def _dtype_of_ids(vocab_size: int | None) -> str:
-    """Return the smallest dtype that holds all ids; not uint32, which `tf.io.decode_raw` and TFDS do not know."""
+    """Return the smallest dtype that holds all ids; not uint32, which `tf.io.decode_raw` and TFDS lack."""
     if vocab_size is None:
         return "int32"
     return next((dtype for dtype in ("uint8", "uint16", "int32") if vocab_size - 1 <= np.iinfo(dtype).max), "int64")
 
 
 def _are_flat(values: Any) -> bool:
-    """Return whether each value of a column of a block, all of which are arrays, has one dimension."""
+    """Return True if all arrays of a block's column have one dimension."""
     if isinstance(values, RaggedColumn):
         return values.values.ndim == 1
     return values.ndim == 2 if isinstance(values, np.ndarray) else all(value.ndim == 1 for value in values)
 
 
 def _is_raw_by_default(shape: Shape, dtype: str) -> bool:
-    """Return whether numbers of a shape are stored as bytes where the declaration leaves it open.
+    """Return True if numbers of this shape are stored as bytes by default.
 
     Lists of wider integers, (None,), stay numbers: most are ids or counts, which varints hold in one to three bytes. As
     bytes, tokens below 50,000 would take 1.3 to 2.1 times the space in int32, 2 to 4.1 times in int64, for a third of
@@ -822,12 +822,12 @@ def _is_raw_by_default(shape: Shape, dtype: str) -> bool:
 
 
 _CHANNELS = (1, 3)
-_SLICES = 4  # of a volume, and frames of a clip, that are drawn
-_LEAST_PIXELS, _LEAST_MAP = 8, 16  # a dimension that is smaller is not one of a picture; a matrix is drawn from 16 on
+_SLICES = 4  # drawn slices of a volume or frames of a clip
+_LEAST_PIXELS, _LEAST_MAP = 8, 16  # smaller dimensions are not those of a picture; matrices are drawn from 16 on
 
 
 def _looks_like_pixels(shape: Shape) -> bool:
-    """Return whether arrays of a shape are maps, volumes or frames, which one looks at, rather than numbers."""
+    """Return True if arrays of a shape look like maps, volumes or frames rather than plain numbers."""
     if len(shape) == 2:
         return all(size is not None and size >= _LEAST_MAP for size in shape)
     sizes = list(shape)
@@ -842,7 +842,7 @@ def _looks_like_pixels(shape: Shape) -> bool:
 
 
 def side_by_side(pictures: Sequence[np.ndarray]) -> np.ndarray:
-    """Return pictures of one size, uint8 (height, width, channels), in a row, with white gaps between them."""
+    """Join pictures of equal size, uint8 (height, width, channels), side by side, with white gaps."""
     height, width, channels = pictures[0].shape
     gap = np.full((height, max(width // 40, 1), channels), 255, np.uint8)
     row = [part for picture in pictures for part in (gap, picture)]
@@ -858,7 +858,7 @@ def _utf8(feature: Feature, text: str, where: str = "") -> bytes:
 
 
 def _scalar_of(feature: Feature, value: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """Return `value` as a 0-d array of `dtype`; refuse one that would change by more than rounding to a float32."""
+    """Return `value` as a 0-d array of `dtype`; refuse it if it would change by more than rounding to a float32."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if isinstance(value, np.generic):
@@ -879,14 +879,14 @@ def _scalar_of(feature: Feature, value: Any, dtype: np.dtype[Any]) -> np.ndarray
 
 
 def _is_changed(value: Any, found: np.ndarray) -> bool:
-    """Return whether conversion changed a number; the declaration permits rounding a float, and nothing else."""
+    """Return True if conversion changed a number; only rounding of floats is permitted."""
     if isinstance(value, int):
         return bool(found.item() != value)
     return bool(np.isfinite(value) and not np.isfinite(found))
 
 
 def _without_items(value: Any, shape: Shape, dtype: str) -> Any:
-    """Return a list without items, of which no number would change, as an array; any other value as it is."""
+    """Convert a list without items to an array; return other values unchanged."""
     if not isinstance(value, (list, tuple)) or value or shape[:1] != (None,):
         return value
     return np.empty((0, *(size or 0 for size in shape[1:])), dtype_of(dtype))
@@ -895,17 +895,17 @@ def _without_items(value: Any, shape: Shape, dtype: str) -> Any:
 def _stacked(
     feature: Feature, values: Any, shape: Shape, dtype: np.dtype[Any]
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-    """Return the numbers of n arrays, all in one.
+    """Concatenate the numbers of n arrays.
 
     Args:
         feature: feature of the field, for messages.
         values: an array (n, ...), a `RaggedColumn` of values (total, ...), or a sequence of n arrays.
-        shape: wanted shape of each value.
-        dtype: dtype that every value must have; nothing is converted.
+        shape: required shape of each value.
+        dtype: required dtype of every value; nothing is converted.
 
     Returns:
-        Numbers (n, k), and no lengths, where all values have one shape; else numbers (total,), and how many each value
-        has, int64 (n,). Then the shape of each value, int64 (n, number of dimensions).
+        Numbers (n, k) and None if all values have one shape; otherwise numbers (total,) and the size of each value,
+        int64 (n,). Then the shape of each value, int64 (n, number of dimensions).
 
     Raises:
         SchemaError: a value has another shape or dtype.
@@ -930,7 +930,7 @@ def _stacked(
 
 
 def _block_column(numbers: np.ndarray, lengths: np.ndarray | None, kind: Kind) -> Any:
-    """Return a column of a block, of numbers (n, k), or of numbers (total,) and how many each record has."""
+    """Return a column of a block from numbers (n, k), or from numbers (total,) and their number per record."""
     data = _to_column(numbers, kind)
     if kind != "bytes":
         return data if lengths is None else RaggedColumn(data, lengths)  # type: ignore[arg-type]
@@ -940,7 +940,7 @@ def _block_column(numbers: np.ndarray, lengths: np.ndarray | None, kind: Kind) -
 
 
 def numbers_in(values: Sequence[Any], dtype: np.dtype[Any]) -> np.ndarray | None:
-    """Return plain numbers as an array (n,) of a dtype; None where one might not fit."""
+    """Return plain numbers as an array (n,) of a dtype; None if one might not fit."""
     types = set(map(type, values))
     if types == {dtype.type}:
         return np.array(values, dtype)
@@ -970,7 +970,7 @@ def _integers_of(values: Any) -> np.ndarray | None:
 
 
 def _rectangle(corners: np.ndarray) -> list[float]:
-    """Return the rotated box with four corners, (4, 2) in order; of others the smallest around them."""
+    """Return the rotated box of four corners, (4, 2) in order; the smallest enclosing one if they form no rectangle."""
     across, down = corners[1] - corners[0], corners[3] - corners[0]
     width, height = float(np.hypot(*across)), float(np.hypot(*down))
     is_parallel = np.abs(corners[0] + corners[2] - corners[1] - corners[3]).max() <= _ROUNDING * (width + height)
@@ -980,14 +980,14 @@ def _rectangle(corners: np.ndarray) -> list[float]:
 
     (x, y), (width, height), angle = cv2.minAreaRect(corners.astype(np.float32))
     quarters = round((math.degrees(math.atan2(across[1], across[0])) - angle) / 90)
-    if quarters % 2:  # the side called width is the one that is nearest to where it was
+    if quarters % 2:  # "width" is the side closest to the former width
         width, height = height, width
     angle += 90 * quarters
     return [x, y, width, height, (angle + 180) % 360 - 180]
 
 
 def _are_boxes(boxes: np.ndarray) -> np.ndarray:
-    """Return bool (n,): which boxes lie in [0, 1] with min <= max, or are rotated, with sizes of 0 or more."""
+    """Return bool (n,): which boxes are valid: in [0, 1] with min <= max, or rotated with non-negative sizes."""
     if boxes.shape[1] == 5:
         return np.asarray(np.isfinite(boxes).all(1) & (boxes[:, 2:4] >= 0).all(1))
     return np.asarray((boxes >= 0).all(1) & (boxes <= 1).all(1) & (boxes[:, 2:] >= boxes[:, :2]).all(1))
@@ -1013,13 +1013,13 @@ def _from_column(column: Column, dtype: str) -> np.ndarray:
 
 
 def _block_of(column: ColumnBlock, shape: Shape, dtype: str) -> np.ndarray | list[Any]:
-    """Return n values of a shape with at most one open size: an array (n, ...), or a list where a size is open."""
+    """Return n values of a shape with at most one open size: an array (n, ...), or a list if a size is open."""
     found = _numbers_of(column, dtype)
     known = math.prod(size for size in shape if size is not None)
     if None not in shape:
         return found.matrix(known).reshape(len(found), *shape)  # -1 fails where a size is 0
     if (found.lengths % known).any():
-        raise SchemaError(f"a record holds a number of values that is no multiple of {known}")
+        raise SchemaError(f"a record holds a number of values that is not a multiple of {known}")
     sizes = tuple(-1 if size is None else size for size in shape)
     return found.rows() if len(shape) == 1 else [row.reshape(sizes) for row in found.rows()]
 
@@ -1030,13 +1030,13 @@ def _numbers_of(column: ColumnBlock, dtype: str) -> RaggedColumn:
     stored = dtype_of(dtype).newbyteorder("<")
     lengths = np.fromiter(map(len, column), np.int64, len(column))
     if (lengths % stored.itemsize).any():
-        raise SchemaError(f"a record holds a number of bytes that is no multiple of {stored.itemsize}")
+        raise SchemaError(f"a record holds a number of bytes that is not a multiple of {stored.itemsize}")
     values = np.frombuffer(b"".join(column), stored).astype(dtype_of(dtype))  # type: ignore[arg-type]
     return RaggedColumn(values, lengths // stored.itemsize)
 
 
 def _item_counts(column: ColumnBlock, dtype: str) -> np.ndarray:
-    """Return how many numbers each of n records holds, int64 (n,)."""
+    """Return the number of values in each of n records, int64 (n,)."""
     if isinstance(column, RaggedColumn):
         return column.lengths
     return np.fromiter(map(len, column), np.int64, len(column)) // dtype_of(dtype).itemsize

@@ -1,4 +1,4 @@
-"""Videos: files of moving pictures, decoded or as they are."""
+"""Video files, stored untouched or encoded from arrays."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ _DEMUXERS = {
     "flv": "flv",
     "wmv": "asf",
 }
-"""FFmpeg's demuxer of each extension. Each is named to FFmpeg, which would otherwise follow a playlist anywhere."""
+"""FFmpeg's demuxer for each extension. It is always given, since FFmpeg would otherwise follow playlists anywhere."""
 _BRANDS = {b"qt  ": "mov", b"3gp": "3gp", **dict.fromkeys([b"hei", b"hev", b"avi", b"mif", b"msf", b"M4A", b"M4B"], "")}
-"""Extensions by how the brand of an ISO file begins, if not "mp4"; "" for pictures and sound."""
+"""Extensions by the prefix of an ISO file's brand, if not "mp4"; "" for pictures and sound."""
 _BOXES = {b"moov", b"mdat", b"free", b"skip", b"wide"}
 _MAGIC = {b"FLV\x01": "flv", b"\x00\x00\x01\xba": "mpg", b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "wmv"}
 _TS_PACKET = 188
-_WHOLE = "want a whole MP4, MOV, WebM, MKV, AVI, MPEG, FLV or WMV file"
+_WHOLE = "want a complete MP4, MOV, WebM, MKV, AVI, MPEG, FLV or WMV file"
 _RATE_TOLERANCE = 1e-3
-"""Relative: containers round durations, and 29.97 is short for 30000/1001."""
+"""Relative tolerance: containers round durations, and 29.97 is short for 30000/1001."""
 _SHEET = 4  # frames that a preview shows
 
 
@@ -63,8 +63,8 @@ class Video(Feature, Preview):
 
     A sample holds the `bytes` of an MP4, MOV, WebM, MKV, AVI, MPEG, FLV or WMV file, which are stored untouched, or an
     array of uint8 (num_frames, height, width, 3), stored as FFV1 in MKV, without loss. A file is decoded when it is
-    written: one with a damaged frame, without frames, or cut short is refused. Frames are turned as the file says, and
-    converted by the colour space and range that it names. Sound in the file is kept, and not read. Needs the package
+    written: it is refused if a frame is damaged, if it has no frames, or if it is truncated. Frames are rotated, and
+    their colour space and range converted, as the file says. Sound in the file is kept, but not read. Needs the package
     av, which the extra `video` installs.
 
     `num_frames` and `stride` choose frames when a sample is read; the whole file is stored. For a transform that
@@ -72,9 +72,9 @@ class Video(Feature, Preview):
 
     Args:
         shape: (height, width) of a frame; None for a size that varies.
-        fps: frames per second; a file with another rate is refused. None takes files of any rate, and no arrays.
-        num_frames: how many frames to read from each video: spread evenly from the first to the last, or `stride` apart
-            in its middle. The frames of a shorter video repeat. None for all.
+        fps: frames per second; a file with another rate is refused. None accepts files of any rate, but no arrays.
+        num_frames: number of frames to read from each video: spread evenly from the first to the last, or `stride`
+            apart in its middle. Frames of a shorter video repeat. None for all.
         stride: distance between the frames to read; None for 1, or as far apart as `num_frames` permits.
         decoded: whether a sample holds frames; False gives transforms and readers the bytes of the file.
 
@@ -132,22 +132,22 @@ class Video(Feature, Preview):
         return _frames(data, self._numbers) if self.decoded else data
 
     def prepare(self, value: Any) -> Any:
-        # All frames: what a transform makes of them is stored, and `decode` chooses among what is stored.
+        # All frames: the transform's result is stored, and `decode` selects among the stored frames.
         return _frames(value, range) if self.decoded and isinstance(value, bytes) else value
 
     def frames(self, data: bytes, numbers: Sequence[int] | Callable[[int], Iterable[int]] | None = None) -> np.ndarray:
-        """Return frames of a file, uint8 (n, height, width, 3): what a transform reads where `decoded` is False.
+        """Return frames of a file, uint8 (n, height, width, 3), for transforms if `decoded` is False.
 
-        Of H.264, HEVC, AV1, VP9, MJPEG and FFV1 in MP4, MOV, MKV and WebM, only those are decoded, and what lies
-        between each and the key frame before it. The frame at `t` seconds has the number `round(t * fps)`.
+        For H.264, HEVC, AV1, VP9, MJPEG and FFV1 in MP4, MOV, MKV and WebM, only these frames, and those back to the
+        preceding key frames, are decoded. The frame at `t` seconds has the number `round(t * fps)`.
 
         Args:
             data: the file.
-            numbers: which frames, from 0, in any order, or a function of their number that says so; None for those
-                that `num_frames` and `stride` choose.
+            numbers: frame numbers, from 0, in any order, or a function that returns them given the number of frames;
+                None for those chosen by `num_frames` and `stride`.
 
         Raises:
-            IndexError: there is no frame of such a number.
+            IndexError: there is no frame with this number.
             InputError: the file does not decode.
             MissingDependencyError: av is not installed.
 
@@ -167,7 +167,7 @@ class Video(Feature, Preview):
         return one_bytes(column)
 
     def packages(self, *, drawn: bool) -> frozenset[str]:
-        del drawn  # files are kept, whatever decodes them
+        del drawn  # files are stored untouched, whatever decodes them
         return frozenset() if self.fps is None else frozenset({"av"})
 
     def observe(self, column: Any) -> FieldStatistics:
@@ -191,7 +191,7 @@ class Video(Feature, Preview):
         return side_by_side([*frames])
 
     def _numbers(self, num_frames: int) -> Sequence[int]:
-        """Return which frames are read of a video with so many."""
+        """Return the numbers of the frames to read from a video with this many."""
         if self.num_frames is None:
             return range(0, num_frames, self.stride or 1)
         if self.stride is None:
@@ -200,7 +200,7 @@ class Video(Feature, Preview):
         return [min(start + place * self.stride, num_frames - 1) for place in range(self.num_frames)]
 
     def _check(self, data: bytes) -> None:
-        """Refuse a file that is not as declared, or does not decode to its end."""
+        """Refuse a file that does not match the declaration, or does not decode to its end."""
         num_frames, size, rate = 0, (0, 0), None
         for frame, average_rate in _decoded_video(data):
             shown = _size_of(frame)
@@ -223,7 +223,7 @@ class Video(Feature, Preview):
 
 
 def video_extension(data: bytes) -> str:
-    """Return the extension of the format of a video file by its first bytes; "" if they are no video's."""
+    """Return the extension of a video file's format by its first bytes; "" if it is not a video file."""
     if data[4:8] == b"ftyp":
         return next((kind for brand, kind in _BRANDS.items() if data[8:12].startswith(brand)), "mp4")
     if data[:4] == b"\x1a\x45\xdf\xa3":  # EBML, whose header names the kind of document
@@ -238,7 +238,7 @@ def video_extension(data: bytes) -> str:
 
 
 def _missing_bytes(data: bytes) -> int:
-    """Return how many bytes a video file lacks at its end, where its container says how long it is."""
+    """Return the number of bytes missing at the end of a video file, if its container has its length."""
     kind = video_extension(data)
     if kind == "avi":
         return max(8 + int.from_bytes(data[4:8], "little") - len(data), 0)
@@ -256,14 +256,14 @@ def _missing_bytes(data: bytes) -> int:
 
 
 def _end_of_segment(data: bytes) -> int:
-    """Return where the first segment of a Matroska file ends; 0 if it does not say."""
-    place = 4  # behind the ID of the header
+    """Return the end of the first segment of a Matroska file; 0 if unknown."""
+    place = 4  # after the ID of the header
     for id_size in (4, 0):
         if place >= len(data) or not data[place]:
             return 0
         width = 9 - data[place].bit_length()
         size = int.from_bytes(data[place : place + width], "big") & ((1 << 7 * width) - 1)
-        is_open = size == (1 << 7 * width) - 1  # of a program that streams
+        is_open = size == (1 << 7 * width) - 1  # written by streaming programs
         place += width + size + id_size
         if is_open:
             return 0
@@ -271,7 +271,7 @@ def _end_of_segment(data: bytes) -> int:
 
 
 def _spread_over(num_frames: int, count: int) -> list[int]:
-    """Return the numbers of so many frames, as far apart as possible; the first for one."""
+    """Return this many frame numbers, as far apart as possible; the first for one."""
     return [place * (num_frames - 1) // max(count - 1, 1) for place in range(count)]
 
 
@@ -286,23 +286,23 @@ def _av() -> Any:
 
 
 def _decoded_video(data: bytes) -> Iterator[tuple[Any, fractions.Fraction | None]]:
-    """Yield each frame of a file as an `av.VideoFrame`, in the order in which they are shown, with the rate.
+    """Yield each frame of a file as an `av.VideoFrame`, in display order, with the rate.
 
     Raises:
-        InputError: it is none of the formats, holds no frames, or one that is damaged.
+        InputError: its format is not supported, it has no frames, or one is damaged.
         MissingDependencyError: av is not installed.
     """
     av = _av()
     kind = video_extension(data)
     if not kind:
-        raise InputError(f"the field: {len(data)} bytes are no video; {_WHOLE}")
+        raise InputError(f"the field: {len(data)} bytes are not a video; {_WHOLE}")
     number = 0
     try:
         with _opened(av, io.BytesIO(data), kind) as file:
             stream = _stream(av, file)
             if stream is None:
                 raise InputError(f"the field holds a {kind} file without a video that FFmpeg decodes; {_WHOLE}")
-            stream.codec_context.thread_count = 1  # the others are taken by other samples
+            stream.codec_context.thread_count = 1  # other cores work on other samples
             for frame in file.decode(stream):
                 if frame.is_corrupt:
                     raise InputError(f"the field holds a {kind} file whose frame {number} is damaged; {_WHOLE}")
@@ -316,13 +316,13 @@ def _decoded_video(data: bytes) -> Iterator[tuple[Any, fractions.Fraction | None
 
 
 def _opened(av: Any, source: Any, kind: str) -> Any:
-    # Until version 19, tags that are no UTF-8 raise an error unless they are replaced; from then on there is no choice.
+    # Until version 19, tags that are not UTF-8 raise an error unless they are replaced; later there is no choice.
     tags = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
     return av.open(source, format=_DEMUXERS[kind], **tags)
 
 
 def _stream(av: Any, file: Any) -> Any:
-    """Return the first video of a file that is no picture of its cover, and whose codec is known; None for none."""
+    """Return the first video stream with a known codec that is not a cover picture; None if there is none."""
     cover = av.stream.Disposition.attached_pic
     found = [one for one in file.streams.video if one.codec_context is not None and not one.disposition & cover]
     return found[0] if found else None
@@ -333,11 +333,11 @@ def _frames(data: bytes, choose: Callable[[int], Iterable[int]]) -> np.ndarray:
 
     Args:
         data: the file.
-        choose: returns which frames are wanted, given how many there are.
+        choose: returns the wanted frame numbers, given the number of frames.
     """
     reformatter = _av().video.reformatter.VideoReformatter()
     outline = _asked(data, _outline) or _Outline(0)
-    count = outline.count  # mostly one for each frame
+    count = outline.count  # usually one per frame
     while True:
         wanted = [operator.index(number) for number in choose(count)]
         places: dict[int, list[int]] = {}
@@ -362,7 +362,7 @@ def _frames(data: bytes, choose: Callable[[int], Iterable[int]]) -> np.ndarray:
         elif is_sought or total == count:
             break
         else:
-            count, outline = total, _Outline(total)  # a packet may hold no frame, or two
+            count, outline = total, _Outline(total)  # a packet may contain no frame, or two
     wrong = [] if is_sought else [number for number in places if not 0 <= number < total]
     if wrong:
         raise IndexError(f"frame {wrong[0]} of a video with {total}; frames are numbered from 0")
@@ -372,12 +372,12 @@ def _frames(data: bytes, choose: Callable[[int], Iterable[int]]) -> np.ndarray:
 
 @frozen()
 class _Outline:
-    """What the packets of a file say of its frames.
+    """The frames of a file, according to its packets.
 
     Attributes:
-        count: number of packets that hold frames.
-        times: when each frame is shown, ascending, in the unit of the stream.
-        keys: numbers of frames at which decoding may begin; empty where that may give other frames, or unknown ones.
+        count: number of packets with frames.
+        times: display time of each frame, ascending, in the stream's unit.
+        keys: numbers of frames at which decoding may begin; empty if that is unsafe or unknown.
     """
 
     count: int
@@ -386,7 +386,7 @@ class _Outline:
 
 
 _SOUGHT = {"h264", "hevc", "av1", "vp9", "mjpeg", "ffv1"}
-"""Codecs of which each packet is one frame that is shown; some of VP8 and of MPEG-4 are none."""
+"""Codecs with exactly one displayed frame per packet, unlike VP8 and MPEG-4."""
 
 
 def _outline(av: Any, file: Any) -> _Outline:
@@ -399,7 +399,7 @@ def _outline(av: Any, file: Any) -> _Outline:
         file.format.name.partition(",")[0] in {"mov", "matroska"}
         and stream.codec.canonical_name in _SOUGHT
         and len(times) == len(packets) > 0
-        and packets[0][0] == times[0]  # else the first frames may need what is not there
+        and packets[0][0] == times[0]  # otherwise the first frames may depend on missing ones
         and not any(is_discarded for *_, is_discarded in packets)
     )
     keys = [bisect.bisect_left(times, time) for time, is_key, _ in packets if is_key] if is_sought else []
@@ -407,12 +407,12 @@ def _outline(av: Any, file: Any) -> _Outline:
 
 
 def _sought(data: bytes, numbers: Sequence[int], outline: _Outline) -> Iterator[tuple[int, Any]]:
-    """Yield frames with their numbers, decoded from the key frame before each; none where one does not come.
+    """Yield frames with their numbers, decoded from the preceding key frames; stop if one is missing.
 
     Args:
         data: the file.
-        numbers: which frames, ascending.
-        outline: what its packets say, with keys.
+        numbers: frame numbers, ascending.
+        outline: outline of the file, with keys.
     """
     av, place = _av(), 0
 
@@ -438,25 +438,25 @@ def _sought(data: bytes, numbers: Sequence[int], outline: _Outline) -> Iterator[
 
 
 def _pixels(reformatter: Any, frame: Any) -> np.ndarray:
-    """Return a frame as it is shown, uint8 (height, width, 3)."""
+    """Return a frame as displayed, uint8 (height, width, 3)."""
     pixels = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
     return np.rot90(pixels, _turns(frame))
 
 
 def stretch_of_video(path: str, start_s: float, num_frames: int, fps: float) -> bytes:
-    """Return some frames of a longer video as a file of their own.
+    """Return some frames of a longer video as a separate file.
 
-    Its packets are copied to an MP4. Where these do not begin with a key frame, or need others behind them, the frames
-    are decoded, and stored without loss.
+    Its packets are copied to an MP4. If these do not begin with a key frame, or depend on later ones, the frames are
+    decoded and stored losslessly.
 
     Args:
         path: path of an MP4 file.
-        start_s: when the first frame is shown, in seconds.
-        num_frames: how many frames.
+        start_s: display time of the first frame, in seconds.
+        num_frames: number of frames.
         fps: frames per second.
 
     Raises:
-        InputError: the file is damaged, or has not that many frames there.
+        InputError: the file is damaged or has fewer frames there.
         MissingDependencyError: av is not installed.
     """
     av = _av()
@@ -489,7 +489,7 @@ def stretch_of_video(path: str, start_s: float, num_frames: int, fps: float) -> 
 
 
 def _packets_until(file: Any, stream: Any, last: float) -> Iterator[Any]:
-    """Yield the packets of a stream up to those of which none is shown before a time."""
+    """Yield the packets of a stream until all later ones are displayed after a time."""
     for packet in file.demux(stream):
         if packet.dts is None or packet.dts >= last:
             return
@@ -497,10 +497,10 @@ def _packets_until(file: Any, stream: Any, last: float) -> Iterator[Any]:
 
 
 def _remuxed(av: Any, stream: Any, packets: Sequence[Any]) -> bytes:
-    """Return packets of a stream as an MP4 file that begins with the first: the same bytes each time."""
+    """Return packets of a stream as an MP4 file, with deterministic bytes."""
     file, start = io.BytesIO(), packets[0].pts
     with av.open(file, "w", format="mp4", options={"fflags": "bitexact"}) as container:
-        copy = container.add_stream_from_template(stream, opaque=True)  # there may be no encoder for it
+        copy = container.add_stream_from_template(stream, opaque=True)  # there may be no encoder for the codec
         for packet in packets:
             packet.pts, packet.dts, packet.stream = packet.pts - start, packet.dts - start, copy
             container.mux(packet)
@@ -508,18 +508,18 @@ def _remuxed(av: Any, stream: Any, packets: Sequence[Any]) -> bytes:
 
 
 def _turns(frame: Any) -> int:
-    """Return how many quarter turns, counterclockwise, a frame is to be shown with."""
+    """Return the number of counterclockwise quarter turns for displaying a frame."""
     degrees: int = frame.rotation
     return round(degrees / 90)
 
 
 def _size_of(frame: Any) -> tuple[int, int]:
-    """Return height and width of a frame as it is shown."""
+    """Return height and width of a frame as displayed."""
     return (frame.width, frame.height) if _turns(frame) % 2 else (frame.height, frame.width)
 
 
 def _asked(data: bytes, ask: Callable[[Any, Any], Any]) -> Any:
-    """Return what a function says of an opened file; None where it does not open, which decoding it explains."""
+    """Return the result of a function of the opened file; None if it cannot be opened, which decoding will explain."""
     av, kind = _av(), video_extension(data)
     if not kind:
         return None
@@ -531,14 +531,14 @@ def _asked(data: bytes, ask: Callable[[Any, Any], Any]) -> Any:
 
 
 def _ffv1(frames: np.ndarray, fps: float) -> bytes:
-    """Return frames as FFV1 in MKV: the same bytes each time, without the time of day or random numbers."""
+    """Encode frames as FFV1 in MKV, with deterministic bytes: no time of day or random numbers."""
     av = _av()
     file = io.BytesIO()
     with av.open(file, "w", format="matroska", options={"fflags": "bitexact"}) as container:
         stream = container.add_stream("ffv1", rate=fractions.Fraction(fps).limit_denominator(1001))
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "bgr0"
-        stream.codec_context.thread_count = 1  # the number of threads would show in the bytes
+        stream.codec_context.thread_count = 1  # the number of threads would affect the bytes
         stream.codec_context.flags |= av.codec.context.Flags.bitexact
         for frame in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))

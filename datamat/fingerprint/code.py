@@ -201,13 +201,13 @@ _looked_up: dict[str, Origin] = {}
 
 
 def is_installed(module: Any) -> bool:
-    """Return whether an imported module is not the user's code; accepts any value of `__module__`."""
+    """Return True if an imported module is not the user's code; accepts any value of `__module__`."""
     # The metatype of Cython has a descriptor for `__module__`; functions made by exec have None.
     return isinstance(module, str) and bool(origin_of_file(module, getattr(sys.modules.get(module), "__file__", None)))
 
 
 def is_users_module(value: Any) -> bool:
-    """Return whether a value is a module of the user's."""
+    """Return True if a value is a module of the user's."""
     return isinstance(value, types.ModuleType) and not origin_of_file(value.__name__, vars(value).get("__file__"))
 
 
@@ -245,7 +245,7 @@ def origin_of_file(module: str, file: str | None) -> Origin:
 
 
 def _is_beside_distributions(file: str, top: str) -> bool:
-    """Return whether packages were installed into the folder of a module, as `pip install --target` does with any.
+    """Return True if packages were installed into the folder of a module, as `pip install --target` does with any.
 
     A project that is installed in place has an `egg-info` beside it, or a `dist-info` elsewhere.
     """
@@ -410,7 +410,7 @@ def _installed(top: str) -> Origin | None:
 
 
 def _names_distribution(folder: str, top: str) -> bool:
-    """Return whether a folder may describe the distribution of a name; both are in small letters."""
+    """Return True if a folder may describe the distribution of a name; both are in small letters."""
     name, dot, kind = folder.rpartition(".")
     return dot + kind in {".dist-info", ".egg-info"} and re.sub("[-_.]+", "_", name.partition("-")[0]) == re.sub(
         "[-_.]+", "_", top
@@ -430,7 +430,7 @@ def _unknown(top: str) -> Origin:
 
 
 def _provides(distribution: Distribution, top: str) -> bool:
-    """Return whether a distribution installs a top-level module, by its declaration or else by its files.
+    """Return True if a distribution installs a top-level module, by its declaration or else by its files.
 
     `importlib.metadata.packages_distributions` answers that for all modules at once, in 70 ms among 130 distributions;
     this takes 9.
@@ -639,7 +639,7 @@ def hashes(function: types.FunctionType) -> str:
 
 
 def _is_orderless(steps: Sequence[dis.Instruction], number: int) -> bool:
-    """Return whether a set is the first argument of a function to which its order means nothing."""
+    """Return True if a set is the first argument of a function to which its order means nothing."""
     for step in reversed(steps[:number]):
         if step.opname.startswith(_ENDING):
             return False
@@ -779,7 +779,7 @@ def _text(step: dis.Instruction, names: Mapping[str, Any]) -> str | None:
 
 
 def _is_of(module: str, steps: Sequence[dis.Instruction], number: int, names: Mapping[str, Any]) -> bool:
-    """Return whether what an instruction loads is the module's attribute of that name."""
+    """Return True if what an instruction loads is the module's attribute of that name."""
     name, held = steps[number].argval, sys.modules[module]
     if steps[number].opname in _ATTRIBUTE:
         owner = steps[number - 1].argval
@@ -790,7 +790,7 @@ def _is_of(module: str, steps: Sequence[dis.Instruction], number: int, names: Ma
 
 
 def _goes_by_zone(code: types.CodeType, loaded: dis.Instruction) -> bool:
-    """Return whether a function or method that an instruction loads is called without a time zone."""
+    """Return True if a function or method that an instruction loads is called without a time zone."""
     for step, above in _heights(code, loaded):
         if above <= 0:
             return step.opname in _CALLS and (step.arg or 0) <= _LOCAL_TIMES[loaded.argval]
@@ -808,7 +808,7 @@ def _heights(code: types.CodeType, start: dis.Instruction) -> Iterator[tuple[dis
 
 
 def _is_of_the_shell(name: str, value: Any) -> bool:
-    """Return whether a value is IPython's replacement of a builtin: `open`, `exit`, `quit`."""
+    """Return True if a value is IPython's replacement of a builtin: `open`, `exit`, `quit`."""
     held = value.__globals__.get("__name__") if isinstance(value, types.FunctionType) else type(value).__module__
     return name in vars(builtins) and str(held).partition(".")[0] == "IPython"
 
@@ -859,12 +859,12 @@ def _singly(instructions: Iterable[dis.Instruction]) -> Iterator[dis.Instruction
 
 
 def _loads_constant(instruction: dis.Instruction) -> bool:
-    """Return whether the value of an instruction's argument is a constant that it loads."""
+    """Return True if the value of an instruction's argument is a constant that it loads."""
     return instruction.opcode in dis.hasconst or instruction.opname in {"KW_NAMES", "LOAD_SMALL_INT"}
 
 
 def _takes_item(instruction: dis.Instruction) -> bool:
-    """Return whether an instruction is the `[]` of an expression."""
+    """Return True if an instruction is the `[]` of an expression."""
     return instruction.opname == "BINARY_SUBSCR" or instruction.argrepr == "[]"  # since Python 3.14 a BINARY_OP
 
 
@@ -992,7 +992,7 @@ def _note_use(found: Uses, steps: Sequence[dis.Instruction], number: int) -> Non
 
 
 def _is_changed(steps: Sequence[dis.Instruction], number: int) -> bool:
-    """Return whether the value that an instruction pushes is changed in place, directly or under a local name."""
+    """Return True if the value that an instruction pushes is changed in place, directly or under a local name."""
     following = steps[number + 1] if number + 1 < len(steps) else None
     if following is None:
         return False
@@ -1014,7 +1014,7 @@ def _is_changed(steps: Sequence[dis.Instruction], number: int) -> bool:
 
 
 def _is_empty(steps: Sequence[dis.Instruction], number: int) -> bool:
-    """Return whether None, zero or an empty collection is assigned to an attribute of the object that is loaded."""
+    """Return True if None, zero or an empty collection is assigned to an attribute of the object that is loaded."""
     before = [step for step in steps[max(number - 6, 0) : number] if step.opname not in {"PRECALL", "PUSH_NULL"}]
     if not before:
         return False
@@ -1183,7 +1183,7 @@ def _closure_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def is_users_object(value: Any) -> bool:
-    """Return whether a value is an instance, with attributes, of a class that the user wrote."""
+    """Return True if a value is an instance, with attributes, of a class that the user wrote."""
     is_code = isinstance(value, (type, types.FunctionType, types.ModuleType, enum.Enum))
     return not is_code and hasattr(value, "__dict__") and not is_installed(type(value).__module__)
 

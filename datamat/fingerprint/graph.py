@@ -337,7 +337,7 @@ class _Graph:
             yield f"what {self._path(number)} holds {how} (workers lack it)"
 
     def _is_the_users(self, number: int) -> bool:
-        """Return whether code of the user's may go through a set: no package holds it, and it is no constant of code.
+        """Return True if code of the user's may go through a set: no package holds it, and it is no constant of code.
 
         Of constants, `hashes` knows whether they are gone through.
         """

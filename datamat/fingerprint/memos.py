@@ -87,7 +87,7 @@ def read_memos(places: Iterable[Home], main: Sequence[dict[str, Any]] = ()) -> t
 
 
 def is_filled(memo: Memo, value: Any) -> bool:
-    """Return whether a memo holds more than it begins with: None, an empty collection, or a constant of its module."""
+    """Return True if a memo holds more than it begins with: None, an empty collection, or a constant of its module."""
     module, path = memo.home
     if path.endswith(_CALL):
         return True
@@ -169,7 +169,7 @@ def _holder(place: Home, main: Sequence[dict[str, Any]]) -> tuple[Mapping[str, A
 
 
 def _are_told() -> bool:
-    """Return whether the garbage collector of this Python is told of results as expected."""
+    """Return True if the garbage collector of this Python is told of results as expected."""
     for size in (2, None):
         cache = functools.lru_cache(size)(lambda *_, **__: object())
         known = {Memo(("", ""), (1,)): cache(1), Memo(("", ""), ("a", 2), (("b", 3),)): cache("a", 2, b=3)}

@@ -256,7 +256,7 @@ def _method(value: types.MethodType) -> Parts:
 
 
 def _is_same_code(one: Any, other: Any) -> bool:
-    """Return whether two functions are the same, or copies: in a worker, a class may come with another message."""
+    """Return True if two functions are the same, or copies: in a worker, a class may come with another message."""
     code = getattr(one, "__code__", None)
     return one is other or (code is not None and code == getattr(other, "__code__", None))
 

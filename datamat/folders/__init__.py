@@ -1,14 +1,14 @@
-"""One place: files below a path or URL, read and written in the same way wherever they lie.
+"""One interface to files below a path or URL, wherever they are.
 
-    places      which folder a path or URL names                               <- start reading here
-    base        what a folder promises: `Folder`
+    places      the folder of a path or URL                                    <- start reading here
+    base        the contract: `Folder`
     local       a folder on a disk
     objects     S3, Google, Azure
-    forked      calls that hang in forked processes, made by another one
-    options     what users of fsspec say to those stores, in the words of their client
-    other       what else fsspec knows: web servers, `hf://`, `sftp://`, `memory://`, ...
-    urls        which URLs there are, and what may be shown of them
-    retries     which errors pass, and how long to wait
+    forked      makes calls that hang in forked processes in another one
+    options     translates fsspec's options for those stores
+    other       everything else in fsspec: web servers, `hf://`, `sftp://`, `memory://`, ...
+    urls        kinds of URLs, and their secrets
+    retries     transient errors, and how long to wait
 
 Importing this package imports neither obstore nor fsspec.
 """

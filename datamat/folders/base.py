@@ -1,4 +1,4 @@
-"""What a folder is to all that read and write it, wherever it lies."""
+"""The interface of a folder, wherever it is."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ __all__ = [
 ]
 
 AT_ONCE = 32
-"""Requests that a process makes at once."""
+"""Concurrent requests of a process."""
 ASIDE = ".datamat-tmp-"
-"""Prefix of files that are not complete yet, or that a kill left so: no listing shows them."""
+"""Prefix of incomplete files, including those of killed processes: no listing shows them."""
 
 _NO_NAME = re.compile(r"[\0-\x1f\\]")
 
 
 class AbsentError(OutputError):
-    """There is no such file, as far as its place says: a bucket that is missing, or a dead server, never means that."""
+    """There is no such file. A missing bucket or a dead server never raises this."""
 
 
 class DeniedError(OutputError):
@@ -48,11 +48,11 @@ class DeniedError(OutputError):
 
 
 class ExistsError(OutputError):
-    """A file was to be created, and there is one."""
+    """A file was to be created, but already exists."""
 
 
 class ChangedError(OutputError):
-    """A version of a file was to be replaced, and the file is gone or has another version."""
+    """A version of a file was to be replaced, but the file is gone or has another version."""
 
 
 class UnsupportedError(OutputError):
@@ -60,11 +60,11 @@ class UnsupportedError(OutputError):
 
 
 class Stat(NamedTuple):
-    """What a place says of a file.
+    """The status of a file.
 
     Attributes:
         num_bytes: its size.
-        version: changes whenever another content is written; for `ReplaceIf`. "" where a listing does not tell.
+        version: changes whenever other content is written; for `ReplaceIf`. "" if a listing does not include it.
     """
 
     num_bytes: int
@@ -76,8 +76,8 @@ class Range(NamedTuple):
 
     Attributes:
         content: the bytes.
-        version: `Stat.version` of the file that they are from, so that whoever reads several ranges knows whether they
-            are of one version; "" where the answer does not tell.
+        version: `Stat.version` of the file, which tells whether several ranges are from one version; "" if the
+            response does not include it.
     """
 
     content: bytes
@@ -91,21 +91,21 @@ class ReplaceIf(NamedTuple):
 
 
 Mode = Literal["overwrite", "create"] | ReplaceIf
-"""What a write may replace: any file, none (else `ExistsError`), or one version (else `ChangedError`)."""
+"""What a write may replace: any file, none (or raise `ExistsError`), or one version (or raise `ChangedError`)."""
 
 
 class Folder(abc.ABC):
     """A folder of files with names such as `_index/train.index`, on a disk, in a bucket, or behind a web server.
 
-    Thread-safe and picklable: it holds nothing that is open, and works in any process, also in a forked one. A read
-    returns exactly the bytes that it was asked for, or raises. A written file is visible whole or not at all, whoever
-    is killed, and durable once the call returns. Names stay in the folder: `..` and absolute ones are refused. Neither
-    `str` nor a message shows a secret.
+    Thread-safe and picklable: it holds no open resources, and works in any process, including forked ones. A read
+    returns exactly the requested bytes, or raises. A written file is visible whole or not at all, even if a process is
+    killed, and durable once the call returns. Names stay in the folder: `..` and absolute ones are refused. Neither
+    `str` nor messages show secrets.
 
-    Whoever needs a real file asks for its `local_path`, and reads by ranges where there is none: nothing else tells a
-    place on this machine from others.
+    Code that needs a real file asks for its `local_path`, and reads ranges if there is none: nothing else distinguishes
+    folders on this machine from others.
 
-    A subclass that can be written defines `write` and `delete`, and `write_file` and `copy` where it has better ways.
+    A writable subclass defines `write` and `delete`, and overrides `write_file` and `copy` if it has better ways.
 
     Attributes:
         keeps: conditions of a write that hold between processes, of "create" and "replace_if".
@@ -124,7 +124,7 @@ class Folder(abc.ABC):
 
     @abc.abstractmethod
     def place(self, name: str) -> str:
-        """Return path or URL of a file, without secrets, for messages.
+        """Return the path or URL of a file, without secrets, for messages.
 
         Args:
             name: name of the file, a path below the folder, as for all methods.
@@ -132,11 +132,11 @@ class Folder(abc.ABC):
 
     @abc.abstractmethod
     def blocks(self, name: str, max_bytes: int) -> Generator[bytes]:
-        """Yield the content of a file, a few megabytes at a time; of one that is too long, a byte more or some.
+        """Yield the content of a file, a few megabytes at a time; if it is too long, a little more than `max_bytes`.
 
         Args:
             name: name of the file.
-            max_bytes: its size, as far as that is known; the most it may have otherwise.
+            max_bytes: its size if known, else its maximum size.
 
         Raises:
             AbsentError: there is no such file.
@@ -146,7 +146,7 @@ class Folder(abc.ABC):
 
     @abc.abstractmethod
     def read_range(self, name: str, start: int, stop: int) -> Range:
-        """Return some bytes of a file, and its version; raise as `blocks` does, and where the file ends before `stop`.
+        """Return some bytes of a file, and its version; raise as `blocks` does, or if the file ends before `stop`.
 
         Args:
             name: name of the file.
@@ -156,15 +156,15 @@ class Folder(abc.ABC):
 
     @abc.abstractmethod
     def stat(self, name: str) -> Stat | None:
-        """Return size and version of a file; None where there is none. Raise as `blocks` does otherwise."""
+        """Return the size and version of a file, None if there is none; otherwise raise as `blocks` does."""
 
     @abc.abstractmethod
     def list(self, below: str = "", *, deep: bool = False) -> Mapping[str, Stat] | None:
-        """Return the files in a folder, sorted by name; none where there is no folder, None if no place tells.
+        """Return the files in a folder, sorted by name; empty if there is no folder, None if it cannot be listed.
 
         Args:
             below: folder in this one; "" for this one. Names are relative to it.
-            deep: whether to list the folders in it, too.
+            deep: whether to list subfolders, too.
 
         Raises:
             OutputError: it cannot be listed.
@@ -177,35 +177,36 @@ class Folder(abc.ABC):
     def write(self, name: str, content: bytes, mode: Mode = "overwrite") -> str:
         """Write a small file, and return its version.
 
-        Where an answer was lost, a repeated conditional write may meet the file that it made itself: see `create_once`.
+        If a response was lost, a repeated conditional write may find the file that it has itself created: see
+            `create_once`.
 
         Args:
-            name: name of the file; folders on the way to it are made.
+            name: name of the file; missing folders are created.
             content: its content.
             mode: what it may replace.
 
         Raises:
-            ExistsError: there is such a file, and `mode` is "create".
-            ChangedError: the version that was to be replaced is not there.
-            UnsupportedError: the place does not know the condition.
+            ExistsError: the file exists, and `mode` is "create".
+            ChangedError: the version to replace is not there.
+            UnsupportedError: the store does not support the condition.
             DeniedError: it may not be written.
             OutputError: it cannot be written.
-            OptionError: the place can only be read.
+            OptionError: the folder is read-only.
         """
         raise not_written(str(self))
 
     def write_file(self, name: str, path: str | os.PathLike[str], mode: Mode = "overwrite") -> str:
-        """Write a file of any size from one on this machine's disk, and return its version; raise as `write` does.
+        """Write a file of any size from one on this machine, and return its version; raise as `write` does.
 
         Args:
             name: name of the file.
-            path: path of the file with the content, which nobody changes meanwhile.
+            path: path of the file with the content, which must not change meanwhile.
             mode: what it may replace.
         """
         return self.write(name, pathlib.Path(path).read_bytes(), mode)
 
     def copy(self, name: str, target: str) -> None:
-        """Give the content of a file to another, which is replaced; within the place where it can do so.
+        """Copy a file to another name, replacing it; on the server if possible.
 
         Args:
             name: name of the file.
@@ -219,28 +220,28 @@ class Folder(abc.ABC):
         self.write(target, self.read(name, found.num_bytes))
 
     def move(self, name: str, target: str) -> None:
-        """Give a file another name, under which what was there is replaced; raise as `copy` does.
+        """Rename a file, replacing any file of the new name; raise as `copy` does.
 
         Args:
             name: name of the file.
-            target: its name afterwards.
+            target: its new name.
         """
         self.copy(name, target)
         self.delete(name)
 
     def delete(self, name: str) -> None:
-        """Delete a file, if it is there; raise as `write` does where it cannot be deleted."""
+        """Delete a file if it exists; raise as `write` does if it cannot be deleted."""
         raise not_written(str(self))
 
     def local_path(self, name: str = "") -> pathlib.Path | None:
-        """Return the path of a file on this machine, or of the folder itself; None where the folder has no files here.
+        """Return the path of a file, or of the folder itself, on this machine; None if the folder is elsewhere.
 
         Args:
             name: name of the file; "" for the folder.
 
         Raises:
-            OSError: the folder is on this machine, and there is no such file.
-            CorruptDataError: what has that name is no regular file in the folder.
+            OSError: the folder is on this machine, but there is no such file.
+            CorruptDataError: it is not a regular file in the folder.
         """
         return None
 
@@ -249,10 +250,10 @@ class Folder(abc.ABC):
 
         Args:
             name: name of the file.
-            max_bytes: most bytes that it may have.
+            max_bytes: its maximum size.
 
         Raises:
-            CorruptDataError: it has more.
+            CorruptDataError: it is larger.
 
         It also raises what `blocks` raises.
         """
@@ -267,7 +268,7 @@ class Folder(abc.ABC):
         return bytes(content)
 
     def read_if_there(self, name: str, max_bytes: int) -> bytes | None:
-        """Return the content of a small file as `read` does; None where there is none."""
+        """Return the content of a small file as `read` does; None if there is none."""
         try:
             return self.read(name, max_bytes)
         except AbsentError:
@@ -275,17 +276,17 @@ class Folder(abc.ABC):
 
 
 def checked(name: str) -> str:
-    """Return the name of a file, or raise `OptionError` where it leads out of its folder, or nowhere."""
+    """Return the name of a file, or raise `OptionError` if it leads out of its folder or nowhere."""
     if any(part in {"", ".", ".."} for part in name.split("/")) or _NO_NAME.search(name):
         raise OptionError(f"{name!r} is not the name of a file in a folder; want one such as _index/train.index")
     return name
 
 
 def create_once(folder: Folder, name: str, content: bytes) -> bool:
-    """Create a small file; return whether what is there now has this content.
+    """Create a small file; return True if the file that is there now has this content.
 
-    Where the answer to a first attempt was lost, the next one meets the file that it made itself: content decides. So
-    whoever must be the only one writes what nobody else does.
+    If the response to a first attempt was lost, the next one finds the file that it has itself created: the content
+    decides. So a process that must be the only one writes unique content.
 
     Args:
         folder: the folder.
@@ -304,7 +305,7 @@ def create_once(folder: Folder, name: str, content: bytes) -> bool:
 
 
 def each(call: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
-    """Return what a function returns for each value, many at once; raise what the first that fails raises."""
+    """Return the results of a function for each value, computed concurrently; raise the first error."""
     from concurrent.futures import ThreadPoolExecutor
 
     if not (listed := list(values)):
@@ -314,7 +315,7 @@ def each(call: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
 
 
 def not_written(place: str) -> OptionError:
-    """Return the error to raise where a place can only be read."""
+    """Return the error for a read-only place."""
     return OptionError(
         f"{place.partition('://')[0]}:// can be read, not written; give a folder, or a URL such as s3://bucket/out"
     )

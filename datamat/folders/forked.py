@@ -1,8 +1,8 @@
-"""Calls into a library whose threads do not survive fork(2), made where that is safe.
+"""Make calls into a library whose threads do not survive fork(2) in a process where that is safe.
 
-obstore, as others with threads of their own, hangs in the forked child of a process that has used it, and takes the
-parent's answers away, so that this one hangs, too. torch's DataLoader forks its workers on Linux until Python 3.14. So
-such a child never calls it: it starts a helper, a fresh Python process that does, and talks to it by a socket.
+obstore, like other libraries with threads, hangs in the forked child of a process that has used it, and steals the
+parent's responses, so that the parent hangs, too. torch's DataLoader forks its workers on Linux until Python 3.14. So
+such a child never calls it: it starts a helper, a fresh Python process that does, and talks to it through a socket.
 
     this process has used it, or no ancestor had ──> asked(call, ...) ──> call(...)
     forked from one that had                     ──> asked(call, ...) ──socket──> helper: call(...)
@@ -38,16 +38,16 @@ _starting = threading.Lock()
 
 
 def asked(call: Callable[..., _T], *args: Any) -> _T:
-    """Return what a call returns, made in a process that may make it.
+    """Make a call in a process that is allowed to, and return its result.
 
     Args:
-        call: function of a module; what it takes, returns and raises can be pickled.
+        call: function of a module, with picklable arguments, result and errors.
         args: its arguments.
 
     Raises:
         OutputError: the helper has ended.
     """
-    global _has_used, _helper  # noqa: PLW0603 -- of this process
+    global _has_used, _helper  # noqa: PLW0603 -- state of this process
     if not _must_not_use:
         _has_used = True
         is_main = threading.current_thread() is threading.main_thread()
@@ -59,7 +59,7 @@ def asked(call: Callable[..., _T], *args: Any) -> _T:
 
 
 def _interruptible(call: Callable[..., _T], *args: Any) -> _T:
-    """Return what a call returns; Ctrl-C ends the wait at once, where the call itself would not hear it for minutes."""
+    """Make a call and return its result; Ctrl-C ends the wait at once, which the call might ignore for minutes."""
     answer: Future[_T] = Future()
 
     def make() -> None:
@@ -83,7 +83,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
 
 @final
 class _Helper:
-    """A fresh process that makes calls for this one, several at once; it ends when this one does."""
+    """A fresh process that makes calls for this one, several at a time; it ends when this one does."""
 
     def __init__(self) -> None:
         self._control, its = socket.socketpair()
@@ -131,9 +131,9 @@ def serve(descriptor: int) -> None:
     """Answer calls in the helper, until the process that started it ends.
 
     Args:
-        descriptor: of the socket that the process sends connections by.
+        descriptor: descriptor of the socket over which the process sends connections.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the calling process
     control = socket.socket(fileno=descriptor)
     while True:
         said, descriptors, _, _ = socket.recv_fds(control, 1, 1)

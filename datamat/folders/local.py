@@ -1,7 +1,7 @@
-"""Folders on a disk: only regular files of the folder are read, and no link is written through.
+"""Folders on a disk: only regular files of the folder are read, and links are never written through.
 
-A file is made aside, under a hidden name in the folder that it goes into, flushed, and named at once; then the folder
-is flushed. Without both flushes a power cut leaves names with missing bytes, on ext4 and xfs alike.
+A file is written under a hidden name in its folder, flushed, and renamed atomically; then the folder is flushed.
+Without both flushes a power cut leaves names with missing bytes, on ext4 and xfs alike.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BLOCK_BYTES = 4 << 20
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | getattr(os, "O_CLOEXEC", 0)
-# In the cache of the Hugging Face Hub all files of a snapshot are links to files that are named after their content.
+# In the Hugging Face Hub cache, all files of a snapshot are links to files named after their content.
 _SNAPSHOT = re.compile(r"(.*)/snapshots/[0-9a-f]{40}(?:/.*)?")
 _BLOB = re.compile(r"/blobs/[0-9a-f]{40,64}")
 _COLLAPSED_URL = re.compile(r"[A-Za-z][\w+.-]+:/[^/]")
@@ -53,10 +53,10 @@ PathLike = TypeVar("PathLike", bound="str | os.PathLike[str]")
 
 
 def expand_home(path: PathLike) -> PathLike:
-    """Expand a leading `~` or `~USER` to the home folder, as a shell does; return other paths as they are.
+    """Expand a leading `~` or `~USER` to the home folder, as a shell does; return other paths unchanged.
 
     Raises:
-        OptionError: there is no such home folder, or the path is what `pathlib` has made of a URL.
+        OptionError: there is no such home folder, or the path is a URL mangled by `pathlib`.
 
     Example:
         >>> expand_home("out/~x")
@@ -64,27 +64,27 @@ def expand_home(path: PathLike) -> PathLike:
     """
     text = os.fspath(cast("str | os.PathLike[str]", path))
     if isinstance(path, pathlib.PurePath) and _COLLAPSED_URL.match(str(text)):
-        raise OptionError(f"{path!r} was made of a URL, of which pathlib drops a slash; pass the URL as a str")
+        raise OptionError(f"{path!r} was made from a URL, and pathlib drops a slash of it; pass the URL as a str")
     if not isinstance(text, str) or not text.startswith("~"):
         return path
     found = os.path.expanduser(text)
     if found == text:
-        raise OptionError(f"{text!r}: there is no such home folder; give the whole path, or ./{text} if it is a name")
-    return found if isinstance(path, str) else type(path)(found)  # type: ignore[return-value, call-arg]  # of its kind
+        raise OptionError(f"{text!r}: there is no such home folder; give the full path, or ./{text} if it is a name")
+    return found if isinstance(path, str) else type(path)(found)  # type: ignore[return-value, call-arg]  # of the same type
 
 
 def regular_path(folder: str | os.PathLike[str], name: str) -> pathlib.Path:
-    """Return the path to open for a file of a directory: that of a regular file inside the directory.
+    """Return the path to open for a file of a directory, which is a regular file inside it.
 
-    The directory itself may be a link. Links in it are followed as long as they stay in it, or lead to the blobs of
-    the Hugging Face Hub cache that it is a snapshot of.
+    The directory itself may be a link. Links in it are followed if they stay in it, or lead to the blobs of the Hugging
+    Face Hub cache that it is a snapshot of.
 
     Raises:
         OSError: it does not exist, cannot be examined, or is a folder.
-        CorruptDataError: it is a FIFO or a device, or lies outside the directory.
+        CorruptDataError: it is a FIFO or a device, or is outside the directory.
     """
     path = real = pathlib.Path(folder, name)
-    places = name.split("/")  # from the file up to what lies in the directory: mostly the file alone
+    places = name.split("/")  # from the file up to the entry in the directory: usually just the file
     modes = [os.lstat(os.path.join(folder, *places[:end])).st_mode for end in range(len(places), 0, -1)]
     mode = modes[0]
     if any(map(stat.S_ISLNK, modes)):
@@ -92,7 +92,7 @@ def regular_path(folder: str | os.PathLike[str], name: str) -> pathlib.Path:
         hub = _SNAPSHOT.fullmatch(root)
         if not (real.is_relative_to(root) or (hub and _BLOB.fullmatch(str(real).removeprefix(hub[1])))):
             raise CorruptDataError(
-                f"{path} is a link to {real}, outside of its directory, and is not followed; copy the directory with "
+                f"{path} is a link to {real}, outside its directory, and is not followed; copy the directory with "
                 "its links followed (cp -rL), or put the file itself there"
             )
         if not real.exists() or real.is_symlink():  # an unresolved link is part of a cycle
@@ -106,23 +106,23 @@ def regular_path(folder: str | os.PathLike[str], name: str) -> pathlib.Path:
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
-    """Open a regular file for reading; never wait for a FIFO, never read a device.
+    """Open a regular file for reading; never wait for a FIFO or read a device.
 
     Raises:
         OSError: it cannot be opened.
-        CorruptDataError: it is not a regular file; names it.
+        CorruptDataError: it is not a regular file.
     """
     descriptor = os.open(path, READ_FLAGS)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):  # looked at before `open`, whose error for a folder does not name it
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):  # checked before `open`, whose error for a folder does not name it
         return open(descriptor, "rb")
     os.close(descriptor)
     raise CorruptDataError(f"{os.fspath(path)} is not a regular file")
 
 
 def look_anew(folder: str | os.PathLike[str]) -> None:
-    """Have a network file system ask its server what is in a folder.
+    """Make a network file system refresh a folder from its server.
 
-    NFS remembers for half a minute which names were missing, whatever other hosts have written since. Opening the
+    NFS caches for half a minute which names were missing, even if other hosts have since written them. Opening the
     folder compares it with the server's.
     """
     with contextlib.suppress(OSError):
@@ -130,31 +130,31 @@ def look_anew(folder: str | os.PathLike[str]) -> None:
 
 
 def read_regular(path: str | os.PathLike[str], *, max_bytes: int) -> bytes:
-    """Return the content of a regular file of limited size; never wait for a FIFO, never read a device.
+    """Return the content of a regular file of limited size; never wait for a FIFO or read a device.
 
     Args:
         path: path of the file.
-        max_bytes: largest size that is read.
+        max_bytes: maximum size.
 
     Raises:
         OSError: it cannot be read.
-        CorruptDataError: it is not a regular file, or larger; names the file.
+        CorruptDataError: it is not a regular file, or is larger.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
-            raise CorruptDataError(f"{os.fspath(path)} has {size} bytes, more than the {max_bytes} it may have")
-        return file.read(size)  # no more than it holds: `read` allocates what it is asked for
+            raise CorruptDataError(f"{os.fspath(path)} has {size} bytes, more than the {max_bytes} allowed")
+        return file.read(size)  # no more than its size: `read` allocates the requested bytes
 
 
 @final
 class LocalFolder(Folder):
-    """A folder on a disk of this machine, or one that looks so.
+    """A folder on a disk of this machine, or one mounted there.
 
-    The folder itself may be a link. Links in it are read as long as they stay in it, see `regular_path`, and never
-    written through: folders are opened one in the other (openat(2)), and a link at the end is replaced.
+    The folder itself may be a link. Links in it are read if they stay in it, see `regular_path`, and never written
+    through: folders are opened relative to each other (openat(2)), and a link at the end is replaced.
 
-    Where the file system has no hard links, a kill between the two steps of a "create" leaves an empty file.
+    Without hard links, a kill between the two steps of a "create" leaves an empty file.
 
     Args:
         path: its absolute path.
@@ -174,7 +174,7 @@ class LocalFolder(Folder):
     def blocks(self, name: str, max_bytes: int) -> Generator[bytes]:
         try:
             with open_regular(self._regular(name)) as file:
-                left = max_bytes + 1  # one byte more than there should be shows that there are more
+                left = max_bytes + 1  # one byte more than expected shows that there are more
                 while left > 0 and (block := file.read(min(left, _BLOCK_BYTES))):
                     left -= len(block)
                     yield block
@@ -184,7 +184,7 @@ class LocalFolder(Folder):
     def read_range(self, name: str, start: int, stop: int) -> Range:
         try:
             path = self._regular(name)
-            descriptor = os.open(path, READ_FLAGS)  # not a file of Python's, which takes three times as long to open
+            descriptor = os.open(path, READ_FLAGS)  # not a Python file object, which takes three times as long to open
             try:
                 version = _stat_of(os.fstat(descriptor)).version
                 os.lseek(descriptor, start, os.SEEK_SET)
@@ -201,7 +201,7 @@ class LocalFolder(Folder):
 
     def stat(self, name: str) -> Stat | None:
         try:
-            with open_regular(self._regular(name)) as file:  # NFS asks its server as a file is opened
+            with open_regular(self._regular(name)) as file:  # NFS asks its server when a file is opened
                 return _stat_of(os.fstat(file.fileno()))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
@@ -223,13 +223,13 @@ class LocalFolder(Folder):
             return self._written(name, mode, lambda file: shutil.copyfileobj(source, file, _BLOCK_BYTES))
 
     def copy(self, name: str, target: str) -> None:
-        """Copy a file as all folders do: by a hard link where that can be, as files are replaced and never changed."""
+        """Copy a file, by a hard link if possible, since files are replaced and never modified; see `Folder.copy`."""
         with self._opened(name) as source:
             try:
                 with self._aside(target) as (place, last, aside):
                     os.link(regular_path(self._path, name), aside, dst_dir_fd=place)
                     os.rename(aside, last, src_dir_fd=place, dst_dir_fd=place)
-            except OutputError:  # a file system without links, or a file of somebody else
+            except OutputError:  # a file system without links, or another user's file
                 self._written(target, "overwrite", lambda file: shutil.copyfileobj(source, file, _BLOCK_BYTES))
 
     def move(self, name: str, target: str) -> None:
@@ -269,21 +269,19 @@ class LocalFolder(Folder):
                 fill(file)
                 file.flush()
                 now = time.time_ns()
-                os.utime(file.fileno(), ns=(now, now))  # the file system's clock gives two files in 4 ms one version
+                os.utime(file.fileno(), ns=(now, now))  # its own clock may give two files one version
                 os.fsync(file.fileno())
                 version = _stat_of(os.fstat(file.fileno())).version
             if mode == "create":
                 try:
                     _name_first(place, aside, last)
                 except FileExistsError:
-                    raise ExistsError(f"{self.place(name)} is to be created, and is there already") from None
+                    raise ExistsError(f"{self.place(name)} is to be created, but already exists") from None
             elif isinstance(mode, ReplaceIf):
                 with _alone(place, f"{ASIDE}lock"):
                     found = self.stat(name)
                     if found is None or found.version != mode.version:
-                        raise ChangedError(
-                            f"{self.place(name)} is not what was to be replaced; it has changed meanwhile"
-                        )
+                        raise ChangedError(f"{self.place(name)} has changed meanwhile, so it was not replaced")
                     os.rename(aside, last, src_dir_fd=place, dst_dir_fd=place)
             else:
                 os.rename(aside, last, src_dir_fd=place, dst_dir_fd=place)
@@ -291,7 +289,7 @@ class LocalFolder(Folder):
 
     @contextlib.contextmanager
     def _aside(self, name: str) -> Iterator[tuple[int, str, str]]:
-        """Yield the folder that a file is in, open, the last part of its name, and a name for what is to get that."""
+        """Yield the open folder of a file, the last part of its name, and a temporary name in that folder."""
         with self._inside(name, make=True) as (place, last):
             aside = f"{ASIDE}{secrets.token_hex(8)}"
             try:
@@ -302,7 +300,7 @@ class LocalFolder(Folder):
 
     @contextlib.contextmanager
     def _inside(self, name: str, *, make: bool) -> Iterator[tuple[int, str]]:
-        """Yield the folder that a file is in, open, and the last part of its name; flush the folder at the end."""
+        """Yield the open folder of a file, and the last part of its name; flush the folder at the end."""
         require_posix("writing to a folder")
         *parts, last = checked(name).split("/")
         try:
@@ -341,7 +339,7 @@ class LocalFolder(Folder):
 
 
 def version_of(path: str | os.PathLike[str]) -> str:
-    """Return the version of a file on the disk, as its folder says it; raise `OSError` where there is none."""
+    """Return the version of a file on disk, as in `LocalFolder`; raise `OSError` if there is none."""
     return _stat_of(os.stat(path)).version
 
 
@@ -350,7 +348,7 @@ def _stat_of(found: os.stat_result) -> Stat:
 
 
 class _Listing(Mapping[str, Stat]):
-    """The files in a folder, sorted; each is examined when it is asked for: tasks list thousands, and need few."""
+    """The files in a folder, sorted; each is examined on access, since tasks list thousands and need few."""
 
     def __init__(self, top: str, names: Iterable[str]) -> None:
         self._top, self._names = top, dict.fromkeys(sorted(names))
@@ -358,7 +356,7 @@ class _Listing(Mapping[str, Stat]):
     def __getitem__(self, name: str) -> Stat:
         if name not in self._names:
             raise KeyError(name)
-        with contextlib.suppress(OSError):  # it has gone since, or is a link that leads nowhere
+        with contextlib.suppress(OSError):  # it is gone, or is a broken link
             return _stat_of(os.stat(self._top + name))
         return Stat(0, "")
 
@@ -383,11 +381,11 @@ def _names_in(top: str, below: str, *, deep: bool) -> Iterator[str]:
 
 
 def _name_first(place: int, aside: str, last: str) -> None:
-    """Give a file its name unless there is one; raise `FileExistsError` otherwise."""
+    """Give a file its final name; raise `FileExistsError` if the name is taken."""
     try:
         os.link(aside, last, src_dir_fd=place, dst_dir_fd=place)
     except FileExistsError:
-        if os.stat(aside, dir_fd=place).st_nlink == 1:  # else it is ours: NFS lost the answer, and asked again
+        if os.stat(aside, dir_fd=place).st_nlink == 1:  # else it is ours: NFS repeated a request
             raise
     except OSError:  # a file system without links
         os.close(os.open(last, _NEW, 0o666, dir_fd=place))
@@ -404,9 +402,9 @@ def _closed(descriptor: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _alone(place: int, name: str) -> Iterator[None]:
-    """Hold a lock in a folder: one of a file, as NFS keeps those of folders from other hosts.
+    """Hold a lock in a folder: of a file, since NFS does not share locks of folders between hosts.
 
-    Where the file system has no locks, as Lustre by default, it holds nothing.
+    If the file system has no locks, like Lustre by default, it holds nothing.
     """
     import fcntl
 
@@ -420,7 +418,7 @@ def _alone(place: int, name: str) -> Iterator[None]:
                 yield
             finally:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=place)  # before it is free: who waits for it sees that it is gone
+                    os.unlink(name, dir_fd=place)  # before the release, so that waiting processes see it
             return
 
 

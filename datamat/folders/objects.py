@@ -1,11 +1,11 @@
-"""Folders in S3, and stores that speak it, in Google's store and in Azure, by the client `obstore`.
+"""Folders in S3 and compatible stores, Google Cloud Storage and Azure, through the client `obstore`.
 
-obstore tries again what a server may soon do right, continues an answer that was cut, and returns no fewer bytes than
-were asked for. Four things are added: errors that say what to do, repeated conditional writes, forked processes, and a
-Ctrl-C that is heard (see `forked`). Only this module touches obstore.
+obstore retries transient errors, continues interrupted responses, and never returns fewer bytes than requested. Four
+things are added: errors with remedies, repeated conditional writes, forked processes, and a responsive Ctrl-C (see
+`forked`). Only this module uses obstore.
 
-A file of up to 512 MB is sent by one request, from the page cache, and the store itself checks the condition. A larger
-one is sent in parts, which obstore completes on no condition. S3 compares each request with its SHA-256.
+A file of up to 512 MB is sent in one request, from the page cache, and the store itself checks the condition. A larger
+one is sent in parts, which obstore completes without a condition. S3 compares each request with its SHA-256.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ _T = TypeVar("_T")
 
 _STREAM_BYTES = 1 << 20
 _PART_BYTES, _MOST_PARTS, _PARTS_AT_ONCE = 8 << 20, 10_000, 4
-_AT_ONCE_BYTES = 512 << 20  # a file up to that size is sent by one request
+_AT_ONCE_BYTES = 512 << 20  # files up to this size are sent in one request
 _BYTES_A_MINUTE, _COPY_MINUTES = 15 << 20, 30
-_CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "30m"}  # of silence, and of one whole request
-# obstore draws each wait between the first one and twice the last: at least 5 s in all, as a server that restarts
-# needs, and by its own default about one.
+_CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "30m"}  # of silence, and of a request
+# obstore draws each wait between the first one and twice the last: at least 5 s in total, which a restarting server
+# needs; its own default is about one.
 _BACKOFF = {"init_backoff": timedelta(seconds=0.5), "max_backoff": timedelta(seconds=8), "base": 2.0}
 _RETRY = {"max_retries": 10, "retry_timeout": timedelta(minutes=3), "backoff": _BACKOFF}
 _NOT_READ, _NOT_WRITTEN = "cannot be read", "cannot be written"
-_CREDENTIALS_LAST = timedelta(minutes=30)  # until boto is asked again: it renews them when they are due
+_CREDENTIALS_LAST = timedelta(minutes=30)  # until boto is asked again: it renews expiring ones
 
 
 @frozen()
 class _Place:
-    """What a store is opened with; it travels to other processes."""
+    """The arguments to open a store, picklable for other processes."""
 
     url: str
-    options: str = dataclasses.field(repr=False)  # as JSON: a place is a key of the stores that are open
+    options: str = dataclasses.field(repr=False)  # as JSON, since a place is a key of the open stores
 
     @property
     def is_google(self) -> bool:
@@ -79,15 +79,15 @@ class _Place:
 class ObjectFolder(Folder):
     """A folder in an object store.
 
-    A file appears when it is complete. A killed upload in parts leaves them in the store, unseen, until a lifecycle
+    A file appears when it is complete. A killed multipart upload leaves invisible parts in the store until a lifecycle
     rule of the bucket removes them.
 
     Args:
         url: URL of the folder, `SCHEME://BUCKET/PATH`.
-        options: options of fsspec's filesystem of that store, or of obstore; the environment says what they do not.
+        options: options of fsspec's filesystem for that store, or of obstore; the environment completes them.
 
     Raises:
-        OptionError: there is no word for one of the options.
+        OptionError: an option cannot be translated.
     """
 
     keeps = frozenset({"create", "replace_if"})
@@ -115,8 +115,8 @@ class ObjectFolder(Folder):
                 done += len(block)
                 yield block
         finally:
-            if os.getpid() == owner:  # a forked child has a copy of this generator, and no such stream
-                with contextlib.suppress(RuntimeError):  # at the end of the program, no thread starts
+            if os.getpid() == owner:  # a forked child has a copy of this generator, but not the stream
+                with contextlib.suppress(RuntimeError):  # at interpreter exit, no thread can start
                     asked(_close_stream, stream)
 
     def read_range(self, name: str, start: int, stop: int) -> Range:
@@ -135,15 +135,16 @@ class ObjectFolder(Folder):
         return self._asked(_put, name, content, mode)
 
     def write_file(self, name: str, path: str | os.PathLike[str], mode: Mode = "overwrite") -> str:
-        """Write a file from one on this machine's disk as all folders do.
+        """Write a file from one on this machine; see `Folder.write_file`.
 
-        Over 512 MB the condition is checked before the first part is sent, and not again: what others write under that
-        name during the upload is replaced.
+        Above 512 MB the condition is checked only before the first part is sent: an object that others write under that
+            name
+        during the upload is replaced.
         """
         return self._asked(_write_file, name, os.path.abspath(path), mode)
 
     def copy(self, name: str, target: str) -> None:
-        """Copy a file in the store, as all folders do; S3 does so up to 5 GB."""
+        """Copy a file in the store (S3: up to 5 GB); see `Folder.copy`."""
         self._asked(_copy, name, checked(target))
 
     def delete(self, name: str) -> None:
@@ -159,7 +160,7 @@ class ObjectFolder(Folder):
 
 # ---------------------------------------------------------------- calls
 #
-# What touches obstore. Each runs in a process that may use it: here, or in the helper of a forked one.
+# Functions that use obstore. Each runs in a process that may do so: here, or in the helper of a forked one.
 
 
 def _read_range(place: _Place, name: str, start: int, stop: int) -> Range:
@@ -183,7 +184,7 @@ def _stat(place: _Place, name: str) -> Stat:
         store = _store(place)
         with contextlib.suppress(FileNotFoundError):
             return obstore.head(store, name)
-        obstore.get(store, name)  # it says whether the file is missing or the bucket: an answer to HEAD has no text
+        obstore.get(store, name)  # tells whether the file or the bucket is missing: responses to HEAD have no text
         return obstore.head(store, name)
 
     return _stat_of(_tried(place, name, looked), place)
@@ -204,7 +205,7 @@ def _list(place: _Place, below: str, deep: bool) -> dict[str, Stat]:
     for path in stats:
         while (path := path.rpartition("/")[0]) and path not in folders:
             folders.add(path)
-    # Empty objects stand for folders: of those, obstore drops the slash that their keys end with.
+    # Empty objects represent folders: obstore drops the trailing slash of their keys.
     names = sorted(path for path in stats if stats[path].num_bytes or path not in folders)
     return {path.removeprefix(f"{below}/"): stats[path] for path in names}
 
@@ -214,9 +215,9 @@ def _stat_of(found: Mapping[str, Any], place: _Place) -> Stat:
 
 
 def _version_of(found: Mapping[str, Any], place: _Place) -> str:
-    """Return the generation in Google's store, of which obstore tells none in a listing; elsewhere the ETag.
+    """Return the ETag, or in Google's store the generation, which obstore omits from listings.
 
-    Azure puts an ETag into quotation marks in an answer, and not in a listing.
+    Azure quotes ETags in responses, but not in listings.
     """
     return str(found["version" if place.is_google else "e_tag"] or "").strip('"')
 
@@ -227,7 +228,7 @@ def _write_file(place: _Place, name: str, path: str, mode: Mode) -> str:
     size = os.path.getsize(path)
     if size <= _AT_ONCE_BYTES:
         with open(path, "rb") as file:
-            # Not closed by hand: after an error, obstore may still hold it.
+            # Not closed explicitly: after an error, obstore may still hold it.
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         return _put(place, name, content, mode)
     if mode != "overwrite":
@@ -243,25 +244,25 @@ def _write_file(place: _Place, name: str, path: str, mode: Mode) -> str:
 
 
 def _minutes_for(num_bytes: int) -> int:
-    """Return how long a request may take that sends so much: half a megabyte a second is enough."""
+    """Return the time limit, in minutes, of a request with this many bytes: half a megabyte per second suffices."""
     return 1 << max(num_bytes // _BYTES_A_MINUTE, 1).bit_length() - 1
 
 
 def _check(place: _Place, name: str, mode: Mode) -> None:
-    """Raise what a write on a condition would raise now."""
+    """Raise the error that a conditional write would raise now."""
     try:
         found = _stat(place, name)
     except AbsentError:
         found = None
     where = f"{without_secrets(place.url)}/{name}"
     if mode == "create" and found is not None:
-        raise ExistsError(f"{where} is to be created, and is there already")
+        raise ExistsError(f"{where} is to be created, but already exists")
     if isinstance(mode, ReplaceIf) and (found is None or found.version != mode.version):
-        raise ChangedError(f"{where} is not what was to be replaced; it has changed meanwhile")
+        raise ChangedError(f"{where} has changed meanwhile, so it was not replaced")
 
 
 def _put(place: _Place, name: str, content: bytes | mmap.mmap, mode: Mode) -> str:
-    """Send a file by one request, and return its version."""
+    """Send a file in one request, and return its version."""
     import obstore
 
     minutes = _minutes_for(len(content)) if len(content) > _PART_BYTES else 0
@@ -269,7 +270,7 @@ def _put(place: _Place, name: str, content: bytes | mmap.mmap, mode: Mode) -> st
     wanted: Any = mode
     if isinstance(mode, ReplaceIf):
         wanted = {"version": mode.version} if place.is_google else {"e_tag": f'"{mode.version}"'}
-        if place.is_google and not mode.version.strip("0").isdecimal():  # "0" would create, to Google
+        if place.is_google and not mode.version.strip("0").isdecimal():  # to Google, "0" means create
             raise ChangedError(f"{without_secrets(place.url)}/{name}: {mode.version!r} is no version of any file")
 
     def send() -> Any:
@@ -280,7 +281,7 @@ def _put(place: _Place, name: str, content: bytes | mmap.mmap, mode: Mode) -> st
     except AbsentError as error:
         if not isinstance(mode, ReplaceIf):
             raise
-        raise ChangedError(str(error)) from None  # S3 says so of a version where there is no file
+        raise ChangedError(str(error)) from None  # raised by S3 for a version if there is no file
 
 
 def _copy(place: _Place, name: str, target: str) -> None:
@@ -297,7 +298,7 @@ def _delete(place: _Place, name: str) -> None:
 
 
 def _repeated(call: Callable[[], _T]) -> _T:
-    """Return what a call returns, repeated where obstore does not: conditional writes, answers that were cut."""
+    """Make a call, repeating it where obstore does not: conditional writes, interrupted responses."""
     from obstore.exceptions import GenericError
 
     for attempt in range(1, ATTEMPTS):
@@ -310,7 +311,7 @@ def _repeated(call: Callable[[], _T]) -> _T:
     return call()
 
 
-_streams: dict[int, Iterator[bytes]] = {}  # that are open in this process
+_streams: dict[int, Iterator[bytes]] = {}  # open streams of this process
 _numbers = itertools.count()
 
 
@@ -337,8 +338,8 @@ def _store(place: _Place, *, minutes: int = 0, repeats: bool = True) -> Any:
 
     Args:
         place: the place.
-        minutes: how long a request may take that is long to be sent; 0 limits its silence, which would end those.
-        repeats: whether it repeats requests; see `_repeated`, which does not do so where a store never will.
+        minutes: time limit for requests that take long to send; 0 limits only silence, which would end those.
+        repeats: whether it repeats requests; `_repeated` does so only where it can help.
     """
     from obstore import store
     from obstore.exceptions import BaseError
@@ -363,10 +364,10 @@ def _store(place: _Place, *, minutes: int = 0, repeats: bool = True) -> Any:
             if not {"endpoint", "region"} & config.keys() and not any(map(os.environ.get, _PLACES_OF_S3)):
                 config["region"] = bucket_region(bucket)
             config = {"checksum_algorithm": "SHA256", **config}
-            return store.S3Store(bucket, prefix=path or None, config=config, **more)  # type: ignore[arg-type]  # by JSON
+            return store.S3Store(bucket, prefix=path or None, config=config, **more)  # type: ignore[arg-type]  # from JSON
         if place.is_google:
             return store.GCSStore(bucket, prefix=path or None, config=config, **more)
-        url = urllib.parse.quote(place.url, safe=":/@")  # "?" and "#" would end it, and "%" be read
+        url = urllib.parse.quote(place.url, safe=":/@")  # "?" and "#" would end it, and "%" be decoded
         return store.from_url(url, config=config or None, **more)
     except (ValueError, TypeError, BaseError) as error:
         reason = redacted(str(error).partition("\n")[0], place.url, json.loads(place.options))
@@ -379,11 +380,11 @@ _PLACES_OF_S3 = ("AWS_ENDPOINT", "AWS_REGION", "AWS_DEFAULT_REGION")
 
 
 def bucket_region(bucket: str, address: str = "https://s3.amazonaws.com") -> str:
-    """Return the region of a bucket of S3, as S3 says it to anyone; "us-east-1" where it says nothing.
+    """Return the region of an S3 bucket, which S3 tells anyone; "us-east-1" if it does not.
 
     Args:
         bucket: name of the bucket.
-        address: of any server of S3.
+        address: address of any S3 server.
     """
     import http.client
 
@@ -400,7 +401,7 @@ def bucket_region(bucket: str, address: str = "https://s3.amazonaws.com") -> str
 
 
 def _boto_credentials(place: _Place, config: Mapping[str, Any], profile: str | None) -> _BotoCredentials | None:
-    """Return what asks boto for credentials, where only that has them: obstore does not read `~/.aws`."""
+    """Return a credential provider that uses boto, if only boto has credentials: obstore does not read `~/.aws`."""
     is_said = {"access_key_id", "skip_signature"} & config.keys() or "AWS_ACCESS_KEY_ID" in os.environ
     has_profile = "AWS_PROFILE" in os.environ or os.path.exists(os.path.expanduser("~/.aws"))
     if not profile and (is_said or not has_profile):
@@ -421,7 +422,7 @@ def _boto_credentials(place: _Place, config: Mapping[str, Any], profile: str | N
 
 
 def _endpoint_of(session: Any) -> str | None:
-    """Return the address that a profile names for S3, or for all services."""
+    """Return a profile's endpoint for S3, or for all services."""
     from botocore.configprovider import ConfiguredEndpointProvider
 
     scoped = session.get_scoped_config()
@@ -430,7 +431,7 @@ def _endpoint_of(session: Any) -> str | None:
 
 
 class _BotoCredentials:
-    """What obstore asks for credentials."""
+    """The credential provider for obstore."""
 
     def __init__(self, credentials: Any, config: dict[str, str]) -> None:
         self._credentials = credentials
@@ -447,9 +448,9 @@ class _BotoCredentials:
 
 
 def _google_credentials(place: _Place, config: dict[str, Any]) -> dict[str, Any]:
-    """Say to a configuration where this machine has credentials; return what asks google-auth, where only that can.
+    """Add this machine's credentials to a configuration; return a provider that uses google-auth if only that can.
 
-    obstore reads files of service accounts and of users, and not those of federations and of impersonated accounts.
+    obstore reads credential files of service accounts and users, but not of federations and impersonated accounts.
     """
     is_cloud, given = config.pop("token", None) == "cloud", config.get("application_credentials")
     folder = os.environ.get("CLOUDSDK_CONFIG") or os.path.expanduser("~/.config/gcloud")
@@ -464,7 +465,7 @@ def _google_credentials(place: _Place, config: dict[str, Any]) -> dict[str, Any]
             "out token for that, or move it and unset GOOGLE_APPLICATION_CREDENTIALS"
         )
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError), open(path, "rb") as file:
-        kind = json.load(file)["type"]  # of a broken file, obstore says what it is
+        kind = json.load(file)["type"]  # for a broken file, obstore reports the error
     if kind in (None, "service_account", "authorized_user"):
         config["application_credentials"] = path
         return {}
@@ -488,17 +489,17 @@ _GOOGLE_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
 
 def _tried(place: _Place, name: str, call: Callable[[], _T], problem: str = _NOT_READ) -> _T:
-    """Return what a call returns; raise what obstore raises as one of our errors."""
+    """Make a call; convert errors of obstore to ours."""
     try:
         return call()
     except DatamatError:
         raise
-    except Exception as error:  # noqa: BLE001 -- obstore raises what its clients do
+    except Exception as error:  # noqa: BLE001 -- obstore raises its clients' errors
         failed = error
     found = _explained(failed, place, name, problem)
     if isinstance(found, DeniedError):
-        _store.cache_clear()  # its credentials may be those of an environment that somebody corrects now
-    raise found  # here, so that the error of obstore, with its secrets, stays behind
+        _store.cache_clear()  # its credentials may come from an environment that is now being corrected
+    raise found  # here, so that obstore's error, with its secrets, is not its context
 
 
 def _explained(error: Exception, place: _Place, name: str, problem: str) -> OutputError:
@@ -528,7 +529,7 @@ def _explained(error: Exception, place: _Place, name: str, problem: str) -> Outp
     elif kind in _CONDITIONS:
         found = _CONDITIONS[kind](f"{said}; something else has written it meanwhile")
     elif _is_unsupported(text):
-        found = UnsupportedError(f"{said}; the store does not know a condition or a checksum of the request")
+        found = UnsupportedError(f"{said}; the store does not support a condition or checksum of the request")
     elif kind in _DENIED or " 403 " in text or " 401 " in text:
         found = DeniedError(
             f"{said}; check the address, and give storage_options, or an environment, whose credentials may "
@@ -542,18 +543,18 @@ def _explained(error: Exception, place: _Place, name: str, problem: str) -> Outp
 
 _CAUSES = {
     "kind: ConnectionRefused": "refuses connections; start it, or correct the address",
-    "dns error": "is not known by that name; correct the address, or see to the network",
+    "dns error": "cannot be found by that name; correct the address, or check the network",
     "TimedOut": "does not answer in time; check the network, its proxy and its firewall",
     "InvalidCertificate": "has a certificate that this machine does not trust; name the file of its authority, as in "
     "client_kwargs={'verify': 'ca.pem'}",
     "InvalidContentType": "does not speak TLS; give its address with http://",
 }
-"""What the client says of the network, and in words what that is about a server, and what to do."""
+"""The client's network errors, with a description and a remedy for each."""
 
 _CONDITIONS = {"AlreadyExistsError": ExistsError, "PreconditionError": ChangedError}
 _DENIED = frozenset({"PermissionDeniedError", "UnauthenticatedError"})
 
 
 def _is_unsupported(text: str) -> bool:
-    """Return whether a store says that it does not know a condition."""
+    """Return True if a store reports an unsupported condition."""
     return " 501 " in text or "NotImplemented" in text

@@ -1,7 +1,7 @@
-"""Options of fsspec's filesystems for S3, Google and Azure (s3fs, gcsfs, adlfs) in the words of obstore.
+"""Translate options of fsspec's filesystems for S3, Google and Azure (s3fs, gcsfs, adlfs) to those of obstore.
 
-obstore's own pass unchanged, and it refuses what it does not know. What is about fsspec's caches and threads, or about
-writing, is left out; what obstore cannot do is refused with the way that it can.
+obstore's own options pass unchanged, and it refuses unknown ones. Options about fsspec's caches and threads, or about
+writing, are left out; options that obstore cannot fulfil are refused with an alternative.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ _LEFT_OUT_OF_CONFIG = frozenset({"max_pool_connections", "retries", "tcp_keepali
 
 
 def configured(scheme: str) -> dict[str, Any]:
-    """Return the options that fsspec's own configuration has for a scheme: `FSSPEC_S3_KEY` and its like, and files."""
+    """Return the options for a scheme in fsspec's own configuration: `FSSPEC_S3_KEY` and the like, and files."""
     folder = os.environ.get("FSSPEC_CONFIG_DIR") or os.path.expanduser("~/.config/fsspec")
     if not os.path.isdir(folder) and not any(name.startswith("FSSPEC_") for name in os.environ):
-        return {}  # most often: fsspec takes a while to be imported
+        return {}  # the usual case; importing fsspec takes a while
     from fsspec.config import conf
 
     alike = next(schemes for schemes in (S3_SCHEMES, GOOGLE_SCHEMES, AZURE_SCHEMES) if scheme in schemes)
@@ -69,14 +69,14 @@ def configured(scheme: str) -> dict[str, Any]:
 
 
 def translated(scheme: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of obstore that say the same.
+    """Return the equivalent options of obstore.
 
     Args:
         scheme: scheme of the URL.
-        options: options as users of fsspec write them, or obstore's own.
+        options: options of fsspec, or obstore's own.
 
     Raises:
-        OptionError: obstore has no word for one of them; says what to give instead.
+        OptionError: an option has no equivalent; says what to give instead.
     """
     said = {name: value for name, value in options.items() if name not in _LEFT_OUT}
     said_in = _s3 if scheme in S3_SCHEMES else _google if scheme in GOOGLE_SCHEMES else _azure
@@ -133,7 +133,7 @@ def _of_requests(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _google(said: dict[str, Any]) -> dict[str, Any]:
-    emulator = os.environ.get("STORAGE_EMULATOR_HOST")  # which Google's client reads, and obstore does not
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST")  # read by Google's client, but not by obstore
     address = said.pop("endpoint_url", None) or said.pop("base_url", None) or emulator
     payer, project = said.pop("requester_pays", None), said.get("project") or os.environ.get("GOOGLE_CLOUD_PROJECT")
     found = {name: value for name, value in said.items() if name not in _LEFT_OUT_OF_GOOGLE}
@@ -142,9 +142,9 @@ def _google(said: dict[str, Any]) -> dict[str, Any]:
     if token := found.pop("token", None):
         found |= _of_token(token)
     elif address and (address == emulator or found["base_url"].startswith("http:")) and not _CREDENTIALS & found.keys():
-        found["skip_signature"] = True  # as Google's client does; and no token goes over a line that others read
+        found["skip_signature"] = True  # like Google's client; and no token is sent unencrypted
     if found.get("skip_signature"):
-        found["bearer_token"] = "anonymous"  # noqa: S105 -- without one, obstore signs writes as whoever this machine is
+        found["bearer_token"] = "anonymous"  # noqa: S105 -- otherwise, obstore signs writes as this machine
     if payer:
         if not isinstance(payer, str) and not project:
             raise OptionError("requester_pays needs the project that pays; give requester_pays='PROJECT', or project=")
@@ -155,13 +155,13 @@ def _google(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_token(token: Any) -> dict[str, Any]:
-    """Return what obstore calls the `token` of gcsfs."""
-    if token == "anon":  # noqa: S105 -- the name of a way to sign in, as are those below
+    """Translate the `token` of gcsfs."""
+    if token == "anon":  # noqa: S105 -- the name of a sign-in method, like those below
         return {"skip_signature": True}
     if token == "google_default":  # noqa: S105
         return {}
     if token == "cloud":  # noqa: S105
-        return {"token": token}  # for whoever opens the store: its machine is asked
+        return {"token": token}  # for the code that opens the store, which asks the machine
     if isinstance(token, Mapping) and token.get("type") == "service_account":
         return {"service_account_key": json.dumps(dict(token))}
     if isinstance(token, str) and os.path.isfile(path := os.path.expanduser(token)):
@@ -176,7 +176,7 @@ def _of_token(token: Any) -> dict[str, Any]:
 
 def _azure(said: dict[str, Any]) -> dict[str, Any]:
     if not said.keys() & {"connection_string", "account_name", "account_key", "sas_token", "sas_key"}:
-        said["connection_string"] = os.environ.get("AZURE_STORAGE_CONNECTION_STRING")  # adlfs reads it, obstore not
+        said["connection_string"] = os.environ.get("AZURE_STORAGE_CONNECTION_STRING")  # as adlfs does
     text, credential = said.pop("connection_string", None) or "", said.pop("credential", None)
     if "account_host" in said:
         said["endpoint"] = f"https://{said.pop('account_host')}"

@@ -1,10 +1,10 @@
-"""Folders behind every URL that fsspec knows (`https://`, `hf://`, ...) and that has no folder of its own.
+"""Folders behind all other URLs that fsspec supports (`https://`, `hf://`, ...).
 
-A path holds its URL and options, and nothing that is open: each use asks fsspec for the filesystem, which it caches per
+A path holds its URL and options, but no open resources: each use asks fsspec for the filesystem, which it caches per
 process and set of options. So it can be pickled, and keeps working in forked processes.
 
-What a server may soon do right is tried again; a cut file continues where it ended. Messages never hold what opens the
-door: passwords and queries of URLs, and the texts among the options, are left out of them.
+Transient errors are retried; an interrupted file continues where it ended. Messages never contain secrets: passwords
+and queries of URLs, and the texts among the options, are left out.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ __all__ = ["FsspecFolder", "UrlPath"]
 _T = TypeVar("_T")
 
 _READ_BYTES = 1 << 20
-_REQUEST_BYTES = 16 << 20  # of one request, and so of memory, where files are read by ranges
+_REQUEST_BYTES = 16 << 20  # of one request, and so of memory, for files read by ranges
 _WAIT_S = 60
 _PACKAGES = {"http": "aiohttp", "https": "aiohttp", "hf": "huggingface_hub"}
-# Filesystems of this process. In a forked process fsspec drops the parent's; that would close their connections and so
-# remove them from the epoll set that the two share: the parent would wait for answers in vain.
+# Filesystems of this process. In a forked process fsspec drops the parent's; that would close their connections and
+# remove them from the epoll set that both share: the parent would never get its responses.
 _KEPT: dict[int, Any] = {}
-_PROGRESS_BYTES = 1 << 20  # a connection that was cut after so much begins to count again
+_PROGRESS_BYTES = 1 << 20  # after this much progress, retries are counted anew
 
 
 def _with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options that give up a web server after a minute of silence, however long a file takes."""
+    """Return options that give up on a web server after a minute of silence, without limiting the total time."""
     from aiohttp import ClientTimeout
 
     timeout = ClientTimeout(total=None, sock_connect=_WAIT_S, sock_read=_WAIT_S)
@@ -86,7 +86,7 @@ def _with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _without_headers_elsewhere() -> Any:
-    """Return what has aiohttp drop the user's headers where a server redirects to another: it drops but one itself."""
+    """Return a hook that drops the user's headers on redirects to other servers: aiohttp itself drops only one."""
     from aiohttp import TraceConfig
     from yarl import URL
 
@@ -106,12 +106,12 @@ _SLOW_AFTER_S, _LEAST_BYTES_PER_S, _ENDLESS_AFTER_S = 60, 1 << 10, 600
 
 
 def _check_pace(num_bytes: int, elapsed_s: float, *, has_end: bool) -> None:
-    """Raise `InputError` where a server drips, or streams without end, as radio and cameras do: silence never comes.
+    """Raise `InputError` if a server drips, or streams endlessly, like radio and cameras: it is never silent.
 
     Args:
-        num_bytes: bytes that have come.
+        num_bytes: bytes received so far.
         elapsed_s: time that they took.
-        has_end: whether the server has said how many there are.
+        has_end: whether the server has told the size.
     """
     if elapsed_s > _SLOW_AFTER_S and num_bytes < _LEAST_BYTES_PER_S * elapsed_s:
         raise InputError(
@@ -133,7 +133,7 @@ class UrlPath:
     """A file or folder behind a URL; `str` returns the URL without user, password and query.
 
     Attributes:
-        url: URL, `SCHEME://PLACE`; names are appended with a slash, before the query of a web server's.
+        url: URL, `SCHEME://PLACE`; names are appended with a slash, before any query.
         options: options for fsspec, often credentials, and therefore not part of the repr.
     """
 
@@ -148,14 +148,14 @@ class UrlPath:
         return without_secrets(self.url)
 
     def blocks(self, num_bytes: int) -> Generator[bytes, None, None]:
-        """Yield the content of the file, a few megabytes at a time; of one that is too long, a byte more or some.
+        """Yield the content of the file, a few megabytes at a time; if it is too long, a little more than `num_bytes`.
 
         Args:
-            num_bytes: size of the file, as far as it is known; the most it may have otherwise.
+            num_bytes: size of the file if known, else its maximum size.
 
         Raises:
             MissingDependencyError: the package that reads such URLs is not installed.
-            OptionError: fsspec knows no such URLs.
+            OptionError: fsspec does not support such URLs.
             OutputError: the file is missing, or cannot be read to its end; the filesystem's own error is the cause.
         """
         done = attempt = counted = 0
@@ -174,16 +174,16 @@ class UrlPath:
             wait_before(attempt, failed)
 
     def download(self, file: BinaryIO, max_bytes: int, *, attempts: int = ATTEMPTS) -> Mapping[str, str]:
-        """Write a whole file of a web server to another; return the headers that came with it, in lower case.
+        """Download a file from a web server to a local one; return the response headers, in lower case.
 
         Args:
-            file: file that is open for writing, and empty.
-            max_bytes: most bytes that the file may have.
-            attempts: most attempts.
+            file: empty file, open for writing.
+            max_bytes: maximum size.
+            attempts: maximum number of attempts.
 
         Raises:
-            InputError: the file is larger, or comes too slowly, or without end.
-            Exception: whatever the filesystem raises, when the attempts are used up.
+            InputError: the file is larger, or arrives too slowly or endlessly.
+            Exception: error of the filesystem after the last attempt.
         """
 
         def attempt() -> Mapping[str, str]:
@@ -195,17 +195,17 @@ class UrlPath:
                 for block in blocks:
                     file.write(block)
                     if file.tell() > max_bytes:
-                        raise InputError(f"has over {max_bytes} bytes, the most that are fetched; remove the row")
+                        raise InputError(f"has over {max_bytes} bytes, the maximum that is fetched; remove the row")
                     _check_pace(file.tell(), time.monotonic() - began, has_end="content-length" in said)
             return said
 
         return retried(attempt, attempts)
 
     def stat(self) -> Stat | None:
-        """Return size and version of the file, 0 bytes where no server says how many; None for a folder.
+        """Return size and version of the file, 0 bytes if the server does not tell; None for a folder.
 
-        It asks once, and raises what the filesystem does. Web servers are asked by GET for the first byte: a URL that
-        is signed for GET is good for nothing else.
+        It makes one request, and raises the filesystem's errors. For web servers it is a GET of the first byte: a URL
+        signed for GET allows nothing else.
         """
         said: dict[str, Any] = {}
         if self.is_web:
@@ -219,13 +219,13 @@ class UrlPath:
         return None if said.get("type") == "directory" else Stat(int(said["size"] or 0), _version_of(said))
 
     def read_range(self, start: int, stop: int) -> Range:
-        """Return some bytes of the file, in one request if the server answers it; raises as `blocks` does.
+        """Return some bytes of the file, in one request if the server allows; raise as `blocks` does.
 
-        Only web servers tell the version along with them: by a strong ETag, as RFC 9110 has it for ranges.
+        Only web servers also return the version, by a strong ETag, as in RFC 9110 for ranges.
 
         Args:
             start: first byte.
-            stop: byte after the last one; the file has it.
+            stop: byte after the last one, within the file.
         """
         if stop <= start:
             return Range(b"", "")
@@ -245,7 +245,7 @@ class UrlPath:
         return self.tried(read, "cannot be read")
 
     def tried(self, call: Callable[[], _T], problem: str) -> _T:
-        """Return what a call returns, tried again as all are; raise its error as one of ours."""
+        """Make a call with retries; convert its error to ours."""
         try:
             return retried(call)
         except Exception as error:  # noqa: BLE001 -- each filesystem raises what the client below it does
@@ -254,25 +254,25 @@ class UrlPath:
 
     @property
     def is_web(self) -> bool:
-        """Whether a web server has it."""
+        """Whether it is on a web server."""
         return scheme_of(self.url) in WEB_SCHEMES
 
     def _blocks_from(self, start: int, stop: int) -> Generator[bytes, None, None]:
-        """Yield the bytes of the file from `start` on, up to `stop` and perhaps some more."""
+        """Yield the bytes of the file from `start` to `stop`, and perhaps some more."""
         if self.is_web:
             yield from self._streamed(start, stop)
             return
         filesystem, path = self.filesystem()
         filesystem.invalidate_cache(path)  # sizes may have been listed before the file was rewritten
         while start < stop:
-            # One byte more than there should be shows that there are more.
+            # One byte more than expected shows that there are more.
             behind = start + _REQUEST_BYTES if stop - start > _REQUEST_BYTES else stop + 1
             try:
                 block = filesystem.cat_file(path, start=start, end=behind)
             except Exception as error:  # each filesystem raises what the client below it does
                 if status_of(error) != 416:
                     raise
-                return  # no byte from there on: some say so of an empty file, too
+                return  # no bytes from there on; some servers also reply this for an empty file
             if block:
                 yield block
             if len(block) < behind - start:
@@ -282,16 +282,16 @@ class UrlPath:
     def _streamed(
         self, start: int, stop: int, *, is_range: bool = False, heard: dict[str, Any] | None = None
     ) -> Generator[bytes, None, None]:
-        """Yield what one response of a web server holds: not every one serves ranges, and fsspec assumes that it does.
+        """Yield the body of one response of a web server: not every server supports ranges, as fsspec assumes.
 
-        Ranges are asked for, and what comes of a file before its range is dropped where the server sends all of it.
-        `heard` receives the headers, by their names in lower case.
+        A range is requested; if the server sends the whole file, bytes before the range are dropped. `heard` receives
+        the headers, by their names in lower case.
         """
         filesystem, path = self.filesystem()
         headers = {"Accept-Encoding": "identity", **self.options.get("headers", {})}
         if start or is_range:
             headers["Range"] = f"bytes={start}-{stop - 1}"
-        # A size, so that fsspec does not ask for it first.
+        # A size, so that fsspec does not request it first.
         with filesystem.open(path, "rb", block_size=0, size=1, headers=headers) as file:
             if heard is not None:
                 heard.update((name.lower(), value) for name, value in file.r.headers.items())
@@ -306,11 +306,11 @@ class UrlPath:
                     before = 0
 
     def filesystem(self) -> tuple[Any, str]:
-        """Return the filesystem of fsspec that it is on, and its path there.
+        """Return the fsspec filesystem and the path on it.
 
         Raises:
             MissingDependencyError: the package that reads such URLs is not installed.
-            OptionError: fsspec knows no such URLs, or not these options.
+            OptionError: fsspec does not support such URLs or these options.
         """
         from fsspec.core import url_to_fs
 
@@ -330,9 +330,9 @@ class UrlPath:
         return filesystem, path
 
     def _explained(self, error: Exception, problem: str) -> DatamatError:
-        """Return an error of the filesystem as one of ours, with itself as the cause: a copy where it holds a secret.
+        """Convert an error of the filesystem to ours, with itself as the cause: a copy if it contains a secret.
 
-        Not to be called inside of an `except`, whose error would go along as the context.
+        Do not call this inside an `except` block, whose error would become its context.
         """
         if isinstance(error, DatamatError):
             return error
@@ -357,7 +357,7 @@ class UrlPath:
 
 
 def _is_absent(error: Exception) -> bool:
-    """Return whether an error says that there is no such file; of a server that is down, it does not."""
+    """Return True if an error means that there is no such file, rather than that the server is down."""
     if (status := status_of(error)) is not None:
         return status in {404, 410}
     return isinstance(error, FileNotFoundError) and all(
@@ -372,16 +372,17 @@ _NOT_READ, _NOT_WRITTEN = "cannot be read", "cannot be written"
 _WHOLE_AT_ONCE = frozenset({"hf", "memory"})
 _VERSIONS = ("blob_id", "ETag", "etag")
 _SIGNS_OF_CHANGE = ("mtime", "LastModified", "last_modified", "last-modified", "modified", "created", "ino", "size")
-_in_memory = threading.RLock()  # held by whoever writes to `memory://`
+_in_memory = threading.RLock()  # held while writing to `memory://`
 
 
 @final
 class FsspecFolder(Folder):
-    """A folder behind a URL that fsspec knows.
+    """A folder behind a URL that fsspec supports.
 
-    Where a filesystem may show a file before it is complete, it is written under a hidden name, and moved. Few have
-    conditions: see `keeps`. Elsewhere a condition is checked before the write, which is not atomic; and a version is as
-    fine as the clock of the filesystem.
+    If a filesystem may show incomplete files, a file is written under a hidden name and moved. Few filesystems have
+    conditions: see `keeps`. On others a condition is checked before the write, which is not atomic, and versions are
+        only
+    as fine as the filesystem's clock.
 
     Args:
         url: URL of the folder, `SCHEME://PLACE`.
@@ -432,7 +433,7 @@ class FsspecFolder(Folder):
         return place.tried(listed, "cannot be listed")
 
     def linked(self) -> Sequence[str]:
-        """Return the sorted names of the files that a web server's pages of its folders link to, at any depth.
+        """Return the sorted names of the files linked from a web server's directory pages, at any depth.
 
         Raises:
             OutputError: there are no such pages, or they cannot be read.
@@ -486,7 +487,7 @@ class FsspecFolder(Folder):
         return FsspecFolder(place.url, place.options)
 
     def _written(self, name: str, mode: Mode, send: Callable[[Any, str], object]) -> str:
-        """Write a file by a function that gets the filesystem and a path."""
+        """Write a file by a function of the filesystem and a path."""
         file = self._writable(name)
         hidden = f"{name.rpartition('/')[0]}/{ASIDE}{secrets.token_hex(8)}".lstrip("/")
         aside = file if self._scheme in _WHOLE_AT_ONCE else self._root / hidden
@@ -502,9 +503,9 @@ class FsspecFolder(Folder):
         with _in_memory if self.is_private else contextlib.nullcontext():
             found = self.stat(name) if mode != "overwrite" else None
             if mode == "create" and found is not None:
-                raise ExistsError(f"{file} is to be created, and is there already")
+                raise ExistsError(f"{file} is to be created, but already exists")
             if isinstance(mode, ReplaceIf) and (found is None or found.version != mode.version):
-                raise ChangedError(f"{file} is not what was to be replaced; it has changed meanwhile")
+                raise ChangedError(f"{file} has changed meanwhile, so it was not replaced")
             file.tried(written, _NOT_WRITTEN)
             there = self.stat(name)
         return "" if there is None else there.version
@@ -523,7 +524,7 @@ class FsspecFolder(Folder):
 
 
 def _version_of(said: Mapping[str, Any]) -> str:
-    """Return what changes with the content; where there is no version of it, as far as clocks are fine enough."""
+    """Return a text that changes with the content; without versions, only as reliably as the clock is fine."""
     found = next((str(said[name]) for name in _VERSIONS if said.get(name)), "").strip('"')
     signs = [said.get(name) for name in _SIGNS_OF_CHANGE]
     texts = [str(one.timestamp() if isinstance(one, datetime.datetime) else one) for one in signs if one is not None]

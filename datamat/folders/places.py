@@ -1,4 +1,4 @@
-"""Which folder a path or URL names."""
+"""Find the folder for a path or URL."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _registered: dict[str, Callable[[str, Mapping[str, Any]], Folder]] = {}
 
 
 def register_folder(scheme: str, opener: Callable[[str, Mapping[str, Any]], Folder]) -> Callable[[], None]:
-    """Have URLs of a scheme opened by a class of yours, in this process.
+    """Open URLs of a scheme with a class of your own, in this process.
 
     Args:
         scheme: scheme of the URLs, in small letters: "store" for `store://place/set`.
-        opener: gets URL and `storage_options`, and returns the folder; such as a subclass of `Folder`. Processes that
-            are started by spawn or forkserver register it again as they import the module that does so.
+        opener: takes the URL and `storage_options`, and returns the folder; for example a subclass of `Folder`.
+            Processes started by spawn or forkserver register it again when they import the module that does so.
 
     Returns:
-        A function that undoes it.
+        A function that undoes this.
     """
     before = _registered.get(scheme)
     _registered[scheme] = opener
@@ -54,11 +54,11 @@ def register_folder(scheme: str, opener: Callable[[str, Mapping[str, Any]], Fold
 
 
 def open_folder(place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Folder:
-    """Return the folder that a user names.
+    """Return the folder for a user's path or URL.
 
     Args:
-        place: path or URL; `file://` stands before a path. In a path, `~` is the home folder.
-        storage_options: options for the place, often credentials, which only a URL takes.
+        place: path or URL, possibly `file://`. In a path, `~` is the home folder.
+        storage_options: options for a URL, often credentials.
 
     Raises:
         OptionError: there are options for a path, or the URL is a chain of filesystems.
@@ -88,10 +88,10 @@ def open_folder(place: str | os.PathLike[str], storage_options: Mapping[str, Any
 
 
 def local_folder(place: str | os.PathLike[str], who: str, remedy: str) -> pathlib.Path:
-    """Return the path on this machine of a folder that a user names.
+    """Return the local path of a folder given by a user.
 
     Raises:
-        OptionError: it has none; `who` wants one, and `remedy` says what else to do.
+        OptionError: it has none; the message names `who` needs one, and the `remedy`.
     """
     found = open_folder(place).local_path()
     if found is None:
@@ -102,7 +102,7 @@ def local_folder(place: str | os.PathLike[str], who: str, remedy: str) -> pathli
 
 
 def open_file(place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> tuple[Folder, str]:
-    """Return the folder of a file that a user names, as `open_folder` does, and the file's name in it."""
+    """Return the folder of a file given by a user, as `open_folder` does, and the file's name in it."""
     text = os.fspath(place)
     if not is_url(text) or text.startswith("file://"):
         folder, name = os.path.split(os.path.abspath(expand_home(text.removeprefix("file://"))))
@@ -114,10 +114,10 @@ def open_file(place: str | os.PathLike[str], storage_options: Mapping[str, Any] 
 
 
 def open_output(place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Folder:
-    """Return the folder that a user names to write to, as `open_folder` does; options with a path are for the source.
+    """Return the folder to write to, as `open_folder` does; options given with a path are for the source.
 
     Raises:
-        OptionError: it can only be read, or the URL holds a password or a signature, or names no folder.
+        OptionError: it is read-only, or the URL contains a password or a signature, or names no folder.
     """
     text = os.fspath(place)
     if not is_url(text) or text.startswith("file://"):

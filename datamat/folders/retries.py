@@ -1,7 +1,7 @@
-"""What a server may soon do right is tried again, after waits that grow.
+"""Retry transient errors, with growing waits.
 
-That is so for errors of the server (5xx), its request to slow down (429, 503), silence, and connections that it cut.
-Each filesystem of fsspec raises what the client below it does, and some of them an error of their own from that one.
+Transient are server errors (5xx), requests to slow down (429, 503), silence, and broken connections. Each filesystem of
+fsspec raises the errors of its client, or its own errors caused by those.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _T = TypeVar("_T")
 
 ATTEMPTS = 5
 _FIRST_WAIT_S, _MOST_WAIT_S, _MOST_ASKED_WAIT_S = 0.2, 8.0, 30.0
-_SOON = frozenset({408, 425, 429})  # statuses below 500 that pass
+_SOON = frozenset({408, 425, 429})  # transient statuses below 500
 _NEVER = frozenset({501, 505, 511})
 _FINAL = (
     FileNotFoundError,
-    KeyError,  # of fsspec's memory, which has no such file
+    KeyError,  # from fsspec's memory filesystem, for a missing file
     FileExistsError,
     PermissionError,
     IsADirectoryError,
@@ -42,12 +42,12 @@ _FINAL_NAMES = frozenset(
      "ClientConnectorCertificateError"}
 )  # fmt: skip
 _NETWORK = ("aiohttp", "urllib3", "requests", "http", "httpx", "httpcore")
-# Waits are drawn anew in each process, and from no generator that anyone seeds: many readers must not come together.
+# Waits are drawn independently in each process, from an unseeded generator, so that many readers do not synchronise.
 _jitter = random.SystemRandom()
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether what failed may succeed when it is tried again: not where something is missing or forbidden."""
+    """Return True if a retry may succeed, which excludes missing and forbidden files."""
     chain = list(chain_of(error))
     if (status := status_of(error)) is not None:
         return status in _SOON or (status >= 500 and status not in _NEVER)
@@ -64,7 +64,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what caused it: fsspec reports a server that is down as a missing file."""
+    """Yield an error and its causes: fsspec reports a server that is down as a missing file."""
     found: BaseException | None = error
     while found is not None:
         yield found
@@ -72,21 +72,21 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status of an error or of what caused it; None for none."""
+    """Return the HTTP status of an error or its causes; None if there is none."""
     return next((status for one in reversed([*chain_of(error)]) if (status := _own_status(one)) is not None), None)
 
 
 def _own_status(error: BaseException) -> int | None:
-    if type(error).__module__ == "aiohttp.http_exceptions":  # a connection that was cut, which it gives status 400
+    if type(error).__module__ == "aiohttp.http_exceptions":  # a broken connection, to which it gives status 400
         return None
-    # One after the other: aiohttp warns of those that it has no more.
+    # One after the other: aiohttp warns about deprecated ones.
     found = next((getattr(error, name) for name in ("status", "status_code", "code") if hasattr(error, name)), None)
     found = getattr(getattr(error, "response", None), "status_code", None) if found is None else found
     return found if type(found) is int and 100 <= found < 600 else None
 
 
 def wait_before(attempt: int, error: BaseException) -> None:
-    """Wait before an attempt, from 1 on: twice as long each time, less what chance takes off, or as the server asks."""
+    """Wait before attempt 1, 2, ...: twice as long each time, with random jitter, or as long as the server asks."""
     wait = min(_FIRST_WAIT_S * 2 ** (attempt - 1), _MOST_WAIT_S) * (0.5 + _jitter.random() / 2)
     for one in chain_of(error):
         with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
@@ -101,7 +101,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Return whether a host did not answer at all, and this machine is not to blame, as when it has no network."""
+    """Return True if a host did not answer at all, and not because this machine has no network."""
     for one in chain_of(error):
         if isinstance(one, socket.gaierror):
             return one.errno != socket.EAI_AGAIN
@@ -111,11 +111,11 @@ def is_unreachable(error: BaseException) -> bool:
 
 
 def retried(call: Callable[[], _T], attempts: int = ATTEMPTS) -> _T:
-    """Return the result of a call, which is made several times while its errors are transient.
+    """Make a call, repeatedly while its errors are transient, and return its result.
 
     Args:
-        call: function that can be called again.
-        attempts: most calls.
+        call: repeatable function.
+        attempts: maximum number of calls.
     """
     for attempt in range(1, attempts):
         try:

@@ -1,6 +1,6 @@
-"""URLs of files and folders: which they are, what may be shown of them, and which a table of others may name.
+"""URLs of files and folders: recognising them, hiding their secrets, and restricting those in foreign tables.
 
-A URL may hold a password or a signature, and options hold keys. None of them goes into a message.
+A URL may contain a password or a signature, and options contain keys. None of these may appear in a message.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = [
 WEB_SCHEMES = ("http", "https")
 READ_ONLY = frozenset({*WEB_SCHEMES, "github", "zip", "tar", "data", "reference", "git"})
 _OF_TABLES = (*WEB_SCHEMES, "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "data")
-_URL = re.compile(r"[A-Za-z][\w+.-]+(://|::)|(?i:data):[\w/+.-]*[;,]")  # at least two letters: one is a Windows drive
+_URL = re.compile(r"[A-Za-z][\w+.-]+(://|::)|(?i:data):[\w/+.-]*[;,]")  # one letter is a Windows drive
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a URL for fsspec.
+    """Return True if a path is a URL for fsspec.
 
     Args:
         path: path or URL.
@@ -59,13 +59,13 @@ def scheme_of(url: str) -> str:
 
 
 def refuse_chain(url: str) -> None:
-    """Raise `OptionError` where a URL is a chain of filesystems (`simplecache::s3://...`): it has no names below it."""
+    """Raise `OptionError` for a chain of filesystems (`simplecache::s3://...`), which has no names below it."""
     if "::" in url.partition("://")[0]:
         raise OptionError(f"{without_secrets(url)} is a chain of filesystems; want the URL of the folder itself")
 
 
 def refuse_braces(place: str) -> None:
-    """Raise `OptionError` where a path or URL is a pattern of braces, as of webdataset: `shard-{000..009}.tar`."""
+    """Raise `OptionError` for a brace pattern, as in webdataset: `shard-{000..009}.tar`."""
     if _BRACES.search(place) and not os.path.lexists(place):
         raise OptionError(
             f"{without_secrets(place)} is a pattern of braces, which nothing here expands; give the folder, or, as a "
@@ -77,12 +77,12 @@ _BRACES = re.compile(r"\{\w+\.\.\w+\}")
 
 
 def url_of_table(url: str) -> str:
-    """Return a URL that somebody's table names, with its scheme in small letters.
+    """Return a URL from a foreign table, with its scheme in lower case.
 
-    A chain of fsspec's, or another scheme, would read files of this machine for whoever wrote the table.
+    A chain of filesystems, or another scheme, could read files of this machine for the author of the table.
 
     Raises:
-        InputError: it is none that a table may name.
+        InputError: the URL is not allowed in a table.
     """
     if is_inline(url):
         return f"data:{url[5:]}"
@@ -97,14 +97,13 @@ def url_of_table(url: str) -> str:
 
 
 def options_for(url: str, options: Mapping[str, Any], trusted: str | None = None) -> dict[str, Any]:
-    """Return the options for a URL, where they may be given by place: `{"s3": {...}, "https://data.example": {...}}`.
+    """Return the options for a URL; they may be given by place: `{"s3": {...}, "https://data.example": {...}}`.
 
     Args:
         url: URL, `SCHEME://PLACE`.
-        options: options for fsspec, or such options by scheme, or by the beginning of a URL: the longest that fits
-            counts.
-        trusted: a URL that the user wrote, if this one comes from somebody's table. What may be a secret is then only
-            for web servers that are named: the host of that URL, or one among the options. None trusts all.
+        options: fsspec options, or such options by scheme or by URL prefix: the longest match counts.
+        trusted: a URL from the user, if this one comes from a foreign table. Possible secrets are then sent only to
+            named web servers: the host of that URL, or one in the options. None trusts all.
     """
     from fsspec import available_protocols
 
@@ -123,32 +122,32 @@ def options_for(url: str, options: Mapping[str, Any], trusted: str | None = None
 
 
 def _origin_of(url: str) -> str:
-    """Return scheme, host and port of a URL, in small letters and without a password."""
+    """Return scheme, host and port of a URL, in lower case and without a password."""
     scheme, _, rest = url.lower().partition("://")
     return f"{scheme}://{re.split('[/?#]', rest, maxsplit=1)[0].rpartition('@')[2]}"
 
 
 def _begins_with(url: str, place: str) -> bool:
-    """Return whether a URL is at a place, or below it: `https://a.example` does not stand for `https://a.example.org`."""
+    """Return True if a URL is at or below a place; `https://a.example` does not include `https://a.example.org`."""
     below = place.partition("://")[2].partition("/")[2].rstrip("/")
     path = url.partition("://")[2].partition("/")[2]
     return _origin_of(url) == _origin_of(place) and f"{path}/".startswith(f"{below}/" if below else "")
 
 
 SENT_ANYWHERE = frozenset({"accept", "accept-encoding", "range", "user-agent"})
-"""Headers that every web server may see: a redirection to another one keeps them."""
+"""Headers that every web server may see, and that redirects to another server keep."""
 
 # ---------------------------------------------------------------- secrets
 #
 
-_LEAST_SECRET = 4  # characters; shorter texts are in every message
+_LEAST_SECRET = 4  # characters; shorter texts occur in every message
 _SECRET_VARIABLE = re.compile(
     r"AWS_(SECRET_ACCESS_KEY|SESSION_TOKEN|ACCESS_KEY_ID)|AZURE_STORAGE_\w+|GOOGLE_(API_KEY|BEARER_TOKEN|SERVICE_ACCOUNT_KEY)"
 )
 
 
 def without_secrets(url: str) -> str:
-    """Return a URL as it may be shown: without user and password, and without the values of its query.
+    """Return a URL without user, password and query, so that it may be shown.
 
     Example:
         >>> without_secrets("https://me:word@host/set?sig=abcd&v=2")
@@ -170,7 +169,7 @@ _SIGNS_AZURE = frozenset({"st", "se", "sp", "sv", "sr", "spr", "skoid", "sktid",
 
 
 def lasting(url: str) -> str:
-    """Return what stays of a URL when it is signed anew: no user and password, and no part of the query that signs it.
+    """Return the part of a URL that stays when it is signed anew: without user, password and signature.
 
     Example:
         >>> lasting("https://host/get?id=7&X-Amz-Expires=600&X-Amz-Signature=abcd")
@@ -192,7 +191,7 @@ _PLACE_VARIABLE = re.compile(
 
 
 def place_of(url: str, options: Mapping[str, Any]) -> str:
-    """Return a text that is the same however a URL is signed, and another for each store; it may hold secrets.
+    """Return a text that identifies a URL in its store, independent of signatures; it may contain secrets.
 
     Args:
         url: URL, `SCHEME://PLACE`.
@@ -217,11 +216,11 @@ _QUERY = re.compile(r"(https?://[^\s?'\"<>]+)\?[^\s'\"<>]+")
 
 
 def redacted(text: str, url: str, options: Mapping[str, Any]) -> str:
-    """Return a text without the secrets of a URL, of its options and of the environment, and without queries of others.
+    """Return a text without the secrets of a URL, its options and the environment, and without queries of other URLs.
 
     Args:
-        text: message of another library, which may quote both.
-        url: URL that it is about.
+        text: message of another library, which may quote them.
+        url: URL of the message.
         options: options for fsspec.
 
     Example:
@@ -234,12 +233,12 @@ def redacted(text: str, url: str, options: Mapping[str, Any]) -> str:
 
 
 def is_inline(url: str) -> bool:
-    """Return whether a URL is itself the file: `data:image/png;base64,...`."""
+    """Return True if a URL contains the file: `data:image/png;base64,...`."""
     return url[:5].lower() == "data:"
 
 
 def halves(url: str) -> tuple[str, str]:
-    """Return a URL without its query, and the query; only those of web servers have one: `?` may be in a key of S3."""
+    """Split a URL into the URL without its query, and the query; only web servers have one: S3 keys may contain `?`."""
     if scheme_of(url) not in WEB_SCHEMES:
         return url, ""
     head, _, query = url.partition("?")
@@ -258,11 +257,11 @@ def _secrets(url: str, options: Mapping[str, Any]) -> set[str]:
     return {one for one in found if len(one) >= _LEAST_SECRET}
 
 
-_SECRET_PART = re.compile(r"(?i)(?:key|secret|password|token|signature|\bsig)=([^;&]+)")  # of a connection string
+_SECRET_PART = re.compile(r"(?i)(?:key|secret|password|token|signature|\bsig)=([^;&]+)")  # part of a connection string
 _SHOWN = frozenset(
     {"endpoint_url", "endpoint", "base_url", "region_name", "region", "protocol", "account_name", "project"}
 )
-"""Options that say where something is, and open nothing."""
+"""Options that locate something, and are not secrets."""
 _ALSO_PLACES = frozenset({"connection_string", "host", "port"})
 
 

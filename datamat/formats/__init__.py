@@ -1,19 +1,19 @@
-"""Shard formats: what one promises, and how a name finds it.
+"""Shard formats: their contract, and finding them by name.
 
 A format turns encoded records into the bytes of a file and back. It knows nothing of splits, plans or samples: a record
 maps column names to bytes, int64 numbers or float32 numbers.
 
     workers   columns {name: kind} ── writer(file) ── append / append_block ── finish() ──> a part, its Offsets
-    workers   parts, one behind another, and the trailer ──> the shard        if joins_parts
+    workers   parts, one after another, and the trailer ──> the shard         if joins_parts
               parts ── assembler(path) ── add ... finish() ──> the shard, its Offsets     otherwise
     readers   a file ── read(path) ──> every record in order, every checksum tested
               a file, its Offsets ── reader(path, spans) ── read(number) ──> one record
 
 A worker writes a *part*, which is a run of records, into a file that its caller opens, hashes and syncs. No record is
-encoded twice. The plan alone decides where parts begin, so equal records give equal files.
+encoded twice. Only the plan decides where parts begin, so equal records give equal files.
 
-To add a format, subclass `ShardFormat` and `ShardWriter`, and `ShardReader` too where a record needs more than its own
-range of bytes (`io.RangeReader` reads ranges). Name the format's class under the entry-point group `datamat.formats`;
+To add a format, subclass `ShardFormat` and `ShardWriter`, and `ShardReader`, too, if a record needs more than its own
+range of bytes (`io.RangeReader` reads ranges). List the format's class in the entry-point group `datamat.formats`;
 `get_format` imports it on first use. `datamat.testing.ShardFormatConformance` tests every promise made below.
 """
 
@@ -69,7 +69,7 @@ _BUILT_IN = {
     "webdataset": "datamat.formats.webdataset:WebDatasetFormat",
 }
 _ELSEWHERE = {
-    "megatron": "; of a finished set, load(OUTPUT, SPLIT).to_megatron(PREFIX) writes the files of Megatron-LM"
+    "megatron": "; for a finished set, load(OUTPUT, SPLIT).to_megatron(PREFIX) writes the files of Megatron-LM"
 }
 
 
@@ -80,9 +80,10 @@ class ShardWriter(abc.ABC):
 
     - It calls nothing but `file.write`, in order, and never seeks: the file may be a shard that already holds earlier
       parts, or an upload. It buffers little (datamat's own 256 KiB) and may reuse the buffer once `write` returns.
-    - Equal records give equal parts, whether they come through `append` or `append_block`. Neither the time nor the
-      process leaves a trace in the bytes.
-    - After a `SchemaError` nothing of the refused record or block is written, and the writer accepts more records.
+    - Equal records give equal parts, through `append` or `append_block`. The bytes depend neither on the time nor on
+    the
+      process.
+    - After a `SchemaError` nothing of the refused record or block is written, and the writer accepts further records.
       After an exception of `file.write` the caller discards the part.
     - After a crash the caller discards an unfinished part and writes it again from its first record: there is no state
       to recover.
@@ -98,7 +99,7 @@ class ShardWriter(abc.ABC):
     @property
     @abc.abstractmethod
     def num_bytes(self) -> int:
-        """Bytes that these records take in the file, including those still buffered."""
+        """Bytes of these records in the file, including those still buffered."""
 
     @abc.abstractmethod
     def append(self, record: Record) -> None:
@@ -120,7 +121,7 @@ class ShardWriter(abc.ABC):
 
     @abc.abstractmethod
     def finish(self) -> Offsets:
-        """Flush the buffer and return where each record lies in the part; leave the file open."""
+        """Flush the buffer and return the place of each record in the part; leave the file open."""
 
 
 class ShardAssembler(abc.ABC):
@@ -143,7 +144,7 @@ class ShardAssembler(abc.ABC):
 
     @abc.abstractmethod
     def finish(self) -> Offsets:
-        """Complete the shard, close the file, and return where each record lies in it."""
+        """Complete the shard, close the file, and return the place of each record."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -153,12 +154,13 @@ class ShardAssembler(abc.ABC):
 class ShardReader(abc.ABC):
     """Reads single records of one finished file by number, in any order.
 
-    What an implementation must guarantee: several threads may call `read` at a time, and so may children forked after
-    the reader was created. It never returns a wrong record: what its checksums show is a `CorruptDataError`. The file
-    is closed when the last reference to the reader goes, because few of thousands of shards are open at a time.
+    What an implementation must guarantee: several threads may call `read` concurrently, and so may children forked
+        after
+    the reader was created. It never returns a wrong record: a failed checksum raises `CorruptDataError`. The file is
+    closed with the last reference to the reader, because only a few of thousands of shards are open at a time.
 
     Attributes:
-        groups_to_keep: number of groups of records that a loader mixes, and needs in memory to read each of them once.
+        groups_to_keep: number of groups of records that a loader mixes, and that must stay in memory to read each once.
     """
 
     groups_to_keep: int = 0
@@ -174,11 +176,11 @@ class ShardReader(abc.ABC):
             For each column a list of bytes, an int64 array (k,) or a float32 array (k,).
 
         Raises:
-            CorruptDataError: the record is damaged; the message gives path, record, byte and what is wrong.
+            CorruptDataError: the record is damaged; the message gives path, record, byte and reason.
         """
 
     def read_intact(self, number: int) -> dict[str, Column] | None:
-        """Return a record that `read` refuses for damage beside it, if checksums of its own prove it intact; else None.
+        """Return a record that `read` refuses for adjacent damage, if its own checksums prove it intact; else None.
 
         Args:
             number: position of the record in the file, from 0.
@@ -188,7 +190,7 @@ class ShardReader(abc.ABC):
 
     @property
     def group_records(self) -> int | None:
-        """Number of records in the largest group of the file; None where a file does not say, or has no groups."""
+        """Number of records in the largest group of the file; None if unknown, or if there are no groups."""
         return None
 
     @abc.abstractmethod
@@ -203,21 +205,21 @@ class ShardFormat(abc.ABC):
     """One file format.
 
     A format is an immutable value: thread-safe, picklable, and equal instances write equal bytes. A frozen dataclass
-    meets all of that.
+    satisfies this.
 
     Attributes:
         name: name of the format, as users pass it in `format=`; also the name of its entry point.
         extension: extension of shard names, without the dot.
         joins_parts: whether parts, one after another and followed by the `trailer`, form a valid shard. Workers then
-            write parts straight to the end of the growing shard. Otherwise `assembler` builds the shard from them.
+            append parts directly to the growing shard. Otherwise `assembler` builds the shard from them.
         has_checksums: whether a reader detects every change of a record's values by checksums in the file.
-        reads_ranges: whether a reader reads nothing of a file but the range of a record in the offsets and, when it is
-            created, whatever follows the last range: of files behind a URL, only these are then fetched.
-        gains_from_threads: whether several threads read small records faster than one: they do where most of the work
-            is done without the interpreter's lock, as decompression is. Otherwise they wait for each other.
+        reads_ranges: whether a reader reads only the ranges of records in the offsets and, when it is created, whatever
+            follows the last range: then only these are fetched from files behind a URL.
+        gains_from_threads: whether several threads read small records faster than one, because most of the work, such
+            as decompression, is done without the GIL.
         groups_at_once: number of groups of records that shuffling mixes at a time; about half of those that readers
             keep in memory, since one window ends while the next begins.
-        padding_bytes: bytes that a part may have beside its records.
+        padding_bytes: bytes that a part may have besides its records.
         packages: top-level modules of other packages that determine the bytes; a new version of one rebuilds the
             shards. The package that the format comes from always counts.
 
@@ -238,15 +240,15 @@ class ShardFormat(abc.ABC):
 
     @property
     def group_records(self) -> int:
-        """Number of records that the format stores together, where a reader must read all of them to get at one."""
+        """Number of records that the format stores together, if a reader must read all of them to get one."""
         return 1
 
     @abc.abstractmethod
     def options(self) -> dict[str, str | int | float | bool | None]:
-        """Return every option that decides the bytes, as JSON values: shards are rebuilt where one differs."""
+        """Return every option that decides the bytes, as JSON values: shards are rebuilt if one differs."""
 
     def with_features(self, features: Features) -> ShardFormat:
-        """Return the format for records of these features; itself, if the kinds of columns are all it needs."""
+        """Return the format for records of these features; itself, if it only needs the kinds of columns."""
         del features
         return self
 
@@ -255,7 +257,7 @@ class ShardFormat(abc.ABC):
         """Return a writer of one part.
 
         Args:
-            file: where the part goes: any object whose `write` takes bytes and returns how many it took.
+            file: file of the part: any object whose `write` takes bytes and returns the number written.
             columns: kind of each column of the records.
 
         Raises:
@@ -263,20 +265,20 @@ class ShardFormat(abc.ABC):
         """
 
     def trailer(self, file: BinaryIO, parts: Sequence[tuple[int, int]]) -> bytes:
-        """Return the bytes that follow the last part of a joined shard; only called where `joins_parts` is true.
+        """Return the bytes that follow the last part of a joined shard; only called if `joins_parts` is true.
 
         Args:
             file: the parts, one after another, open for reading.
-            parts: first byte and size of each part, of which there is at least one.
+            parts: first byte and size of each part; at least one.
 
         Raises:
-            CorruptDataError: a part is not as the writer left it.
+            CorruptDataError: a part was changed.
         """
         del file, parts
         return b""
 
     def assembler(self, path: str | os.PathLike[str]) -> ShardAssembler:
-        """Return an assembler of the shard `path`; only called where `joins_parts` is false."""
+        """Return an assembler of the shard `path`; only called if `joins_parts` is false."""
         raise OptionError(f"{path}: parts of the format {self.name!r} are joined byte for byte; join them")
 
     @abc.abstractmethod
@@ -285,7 +287,7 @@ class ShardFormat(abc.ABC):
 
         Args:
             path: path of the finished shard.
-            spans: lookup of where each record lies: `Offsets`, or an index file that is mapped into memory.
+            spans: lookup of the place of each record: `Offsets`, or a memory-mapped index file.
 
         Raises:
             OSError: the file cannot be opened.
@@ -293,16 +295,16 @@ class ShardFormat(abc.ABC):
         """
 
     def records_per_group(self, record_bytes: float) -> int | None:
-        """Return how many neighbouring records to read together, as a record cannot be read without the others near it.
+        """Return the number of neighbouring records that must be read together.
 
-        Shuffling then mixes the records of `groups_at_once` such groups at a time, and reads each group once. Where the
-        first shard has larger groups than this, their size counts.
+        Shuffling then mixes the records of `groups_at_once` such groups at a time, and reads each group once. If the
+        first shard has larger groups, their size counts.
 
         Args:
-            record_bytes: bytes that a record takes in a file, on average.
+            record_bytes: average bytes of a record in a file.
 
         Returns:
-            The number of records; None where each is read on its own.
+            The number of records; None if each is read separately.
         """
         del record_bytes
         return None
@@ -318,13 +320,13 @@ class ShardFormat(abc.ABC):
 
         Args:
             readers: readers of open files of this format.
-            which: int64 (n,), the place among `readers` of the one that holds each record.
+            which: int64 (n,), the index in `readers` of each record's file.
             numbers: int64 (n,), the number of each record in its file.
             kinds: the kind of each column.
 
         Returns:
-            The columns, in the order of `numbers`; None where the format has no faster way than one by one, or where
-            anything is unusual: the caller then reads each record, which names the damaged ones.
+            The columns, in the order of `numbers`; None if this is not faster than one by one, or if anything is
+            unusual: the caller then reads each record, which reports damaged ones.
         """
         del readers, which, numbers, kinds
         return None
@@ -339,20 +341,20 @@ class ShardFormat(abc.ABC):
 
         Raises:
             CorruptDataError: a record is damaged, or the file ends inside one; the message gives path, record, byte and
-                what is wrong. Where whole records are missing at the end, some formats cannot tell: callers compare
-                the number of records with the manifest.
+                reason. Some formats cannot detect that whole records are missing at the end: callers compare the number
+                of records with the manifest.
         """
 
     @final
     def read(self, path: str | os.PathLike[str]) -> Iterator[dict[str, Column]]:
-        """Yield each record of a local file in order after testing its checksums; raises as `read_file` does."""
+        """Yield each record of a local file in order after testing its checksums; raise as `read_file` does."""
         with open(path, "rb", buffering=1 << 20) as file:
             for record, _ in self.read_file(file, path=str(path)):
                 yield record
 
     @final
     def find_offsets(self, file: BinaryIO, *, path: str) -> Offsets:
-        """Return the offsets of an open file, found by reading all of it; raises as `read_file` does."""
+        """Return the offsets of an open file, found by reading all of it; raise as `read_file` does."""
         table, num_columns = array("Q"), 2
         for _, place in self.read_file(file, path=path):
             table.extend(place)
@@ -393,7 +395,7 @@ def get_format(name: str) -> ShardFormat:
 
 
 def _plug_ins() -> dict[str, str]:
-    # Imported here because importlib.metadata costs more than this whole module, and built-in names never need it.
+    # Imported here because importlib.metadata costs more than this whole module, and built-in names do not need it.
     from importlib.metadata import entry_points
 
     return {point.name: point.value for point in entry_points(group=_ENTRY_POINTS)}

@@ -8,15 +8,15 @@ with a chunk of positions and one that points to it at the end of the file
     chunk of one record      header of 40 bytes | 0 | number of bytes of the length | length | the record
     package's file           signature | chunk of one record ... | positions | padding to a block || block: their place
 
-Headers of blocks and chunks hold distances, not positions, and a signature may stand anywhere at the start of a block.
-So files that end with a block can be joined byte for byte. A worker has the package `array_record` write the records
-of a part into files in memory, of some megabytes each, and writes them to the shard without their last block:
+Headers of blocks and chunks contain distances, not positions, and a signature may be at the start of any block. So
+files that end with a block can be joined byte for byte. A worker lets the package `array_record` write the records of a
+part into files in memory, of some megabytes each, and writes these to the shard without their last block:
 
     shard    package's file without its last block ... || positions of all records | padding || block: their place
              └── a part ──┘                               └── trailer ──┘
 
-Readers begin at the end, and so never look at the positions in the middle. The package also writes the chunks of the
-trailer: those of positions are records to it. So datamat computes none of the hashes that each chunk and block has.
+Readers begin at the end, and so never see the positions in the middle. The package also writes the chunks of the
+trailer, since positions are records to it. So datamat computes none of the hashes of chunks and blocks.
 
 One record per group (`group_size:1`) gives random access. `uncompressed` makes the bytes the same on every machine, and
 costs little: a single record hardly compresses, and images are compressed already.
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 __all__ = ["ArrayRecordFormat"]
 
 OUTPUT_VERSION = 2
-"""Incremented when the same records give different bytes; shards of the format are then rebuilt."""
+"""Incremented when the same records give different bytes; then shards of the format are rebuilt."""
 
 _OPTIONS = "group_size:1,uncompressed,max_parallelism:1"
 _PADDED_OPTIONS = "uncompressed,max_parallelism:1,pad_to_block_boundary:true"
@@ -78,7 +78,7 @@ _BLOCK_HEADER_BYTES = 24
 _USABLE_BYTES = _BLOCK_BYTES - _BLOCK_HEADER_BYTES
 _CHUNK_HEADER = struct.Struct("<8xQ8xQQ")  # hash | bytes of data | hash of data | type, number of records << 8 | bytes
 _TYPES = frozenset(b"mprst")  # metadata, padding, records, signature, transposed records
-_FILE_BYTES = 8 << 20  # of records in one file of the package, which is in memory
+_FILE_BYTES = 8 << 20  # of records in one of the package's files in memory
 _MAGIC = 0x71930E704FDAE05E  # ends each file; cpp/array_record_writer.cc
 _METADATA_OPTIONS = b"group_size:1,transpose:false,pad_to_block_boundary:false,uncompressed,max_parallelism:1"
 
@@ -86,7 +86,7 @@ _METADATA_OPTIONS = b"group_size:1,transpose:false,pad_to_block_boundary:false,u
 @final
 @frozen()
 class ArrayRecordFormat(ShardFormat):
-    """ArrayRecord with one record per group: what grain and `tfds.data_source` open.
+    """ArrayRecord with one record per group, for grain and `tfds.data_source`.
 
     Raises:
         MissingDependencyError: the package `array_record` is not installed.
@@ -114,7 +114,7 @@ class ArrayRecordFormat(ShardFormat):
         return _ArrayRecordWriter(file, columns)
 
     def trailer(self, file: BinaryIO, parts: Sequence[tuple[int, int]]) -> bytes:
-        """Return the positions of all records, found in the headers of their chunks, and the block behind these."""
+        """Return the positions of all records, from the headers of their chunks, and the final block."""
         footer = [b""]
         for start, size in parts:
             for chunk in _chunks(file, start, start + size):
@@ -126,7 +126,7 @@ class ArrayRecordFormat(ShardFormat):
         end = sum(parts[-1])
         positions = _packed(footer, f"group_size:{len(footer)},{_PADDED_OPTIONS}")[: -2 * _BLOCK_BYTES]
         last = [_message((1, end + _placed(_CHUNK_HEADER.size)), (2, _MAGIC))] * 3
-        # Behind another chunk, so that it stands at the start of a block, as the package expects.
+        # After another chunk, so that it is at the start of a block, as the package expects.
         return positions + _packed(last * 2, f"group_size:3,{_PADDED_OPTIONS}")[_BLOCK_BYTES : 2 * _BLOCK_BYTES]
 
     def reader(self, path: str | os.PathLike[str], spans: RecordSpans) -> ShardReader:
@@ -152,7 +152,7 @@ class ArrayRecordFormat(ShardFormat):
         return decode_block(b"".join(payloads), starts, stops, kinds)
 
     def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Column], tuple[int, ...]]]:
-        """Yield each record with offset and size of its chunk; the package opens the file again, by its name."""
+        """Yield each record with offset and size of its chunk; the package reopens the file by name."""
         number, begin = 0, 0
         try:
             opened = _opened(os.fspath(file.name))
@@ -174,14 +174,14 @@ class ArrayRecordFormat(ShardFormat):
 
 @final
 class _ArrayRecordWriter(ShardWriter):
-    """Passes encoded records to the package's writer, and computes where their chunks lie."""
+    """Passes encoded records to the package's writer, and computes the places of their chunks."""
 
     def __init__(self, file: BinaryIO, columns: Mapping[str, Kind]) -> None:
         self._columns = dict(columns)
         self._encoder = ExampleEncoder(self._columns)
         self._file = file
         self._packed: _PackedFile | None = None
-        self._end = 0  # of what is in the file
+        self._end = 0  # of the file so far
         self._lengths = array("Q")  # of the chunks in the package's file, without headers of blocks
         self._held = 0  # their sum
         self._begins: list[NDArray[np.uint64]] = []
@@ -194,7 +194,7 @@ class _ArrayRecordWriter(ShardWriter):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that these records take in the file; without the positions behind those that are in memory."""
+        """Bytes of these records in the file, without the positions that follow those in memory."""
         return self._end + (_placed(_CHUNK_HEADER.size + self._held) if self._held else 0)
 
     def append(self, record: Record) -> None:
@@ -247,7 +247,7 @@ class _PackedFile:
     def __init__(self, options: str) -> None:
         from array_record.python.array_record_module import ArrayRecordWriter
 
-        # The package opens files by name only; elsewhere than on Linux, memory has none.
+        # The package opens files only by name; memory has names only on Linux.
         if hasattr(os, "memfd_create"):
             self._file: Any = os.fdopen(os.memfd_create("datamat"), "rb", buffering=0)
             name = f"/proc/self/fd/{self._file.fileno()}"
@@ -262,7 +262,7 @@ class _PackedFile:
     def finish(self) -> mmap.mmap:
         try:
             self._writer.close()
-        except RuntimeError as exc:  # of any earlier call: the package reports its errors here
+        except RuntimeError as exc:  # the package reports errors of earlier calls here
             raise OutputError(
                 f"records could not be packed in memory: {exc}; make room, or write fewer at a time"
             ) from exc
@@ -270,13 +270,13 @@ class _PackedFile:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __del__(self) -> None:
-        if hasattr(self, "_file"):  # of a part that is given up
+        if hasattr(self, "_file"):  # of an abandoned part
             self._file.close()
 
 
 @final
 class _ArrayRecordReader(ShardReader):
-    """Reads through the package, which finds a record by the positions in the file and tests its hash."""
+    """Reads through the package, which finds records by the positions in the file and tests their hashes."""
 
     def __init__(self, path: str, spans: RecordSpans) -> None:
         self._opened: Any = None
@@ -296,7 +296,7 @@ class _ArrayRecordReader(ShardReader):
             raise want or located(exc, self._path, number, self._spans.span(number)[0]) from exc
 
     def read_payloads(self, numbers: list[int]) -> list[bytes]:
-        """Return records by number, as they were encoded, after testing the hash of each.
+        """Return encoded records by number, after testing the hash of each.
 
         Raises:
             OSError, RuntimeError: the package cannot read one of them.
@@ -307,7 +307,7 @@ class _ArrayRecordReader(ShardReader):
         return found
 
     def close(self, *, getpid: Callable[[], int] = os.getpid) -> None:
-        # Bound to the function: when the interpreter ends, `os` may be gone before the last reader is.
+        # Bound as a default: at interpreter exit, `os` may be gone before the last reader.
         if self._opened is not None and self._process == getpid():
             self._opened.close()
 
@@ -321,7 +321,7 @@ def _opened(path: str) -> Any:
     """
     from array_record.python.array_record_module import ArrayRecordReader
 
-    os.close(os.open(path, READ_FLAGS))  # its error gives the reason, and the package's does not
+    os.close(os.open(path, READ_FLAGS))  # its error gives the reason, unlike the package's
     opened = ArrayRecordReader(path, _READ_OPTIONS)
     if not opened.ok():
         try:
@@ -335,7 +335,7 @@ def _opened(path: str) -> Any:
 
 
 class _FoundChunk(NamedTuple):
-    """What the header of a chunk says."""
+    """The content of a chunk's header."""
 
     begin: int
     end: int
@@ -344,10 +344,10 @@ class _FoundChunk(NamedTuple):
 
 
 def _chunks(file: BinaryIO, begin: int, stop: int) -> Iterator[_FoundChunk]:
-    """Yield the chunks that lie between two positions, of which the first is the start of a block.
+    """Yield the chunks between two positions, the first of which is the start of a block.
 
     Raises:
-        CorruptDataError: there is no chunk where one should begin, or it ends behind `stop`.
+        CorruptDataError: there is no chunk where one should begin, or it ends after `stop`.
     """
     while begin < stop:
         file.seek(begin)
@@ -361,23 +361,23 @@ def _chunks(file: BinaryIO, begin: int, stop: int) -> Iterator[_FoundChunk]:
         end = _placed(_unplaced(begin) + _CHUNK_HEADER.size + num_bytes)
         if type_and_count & 255 not in _TYPES or end > stop:
             raise CorruptDataError(f"byte {begin} is not the start of a chunk that ends before byte {stop}")
-        # Positions are records to Riegeli, too, but as many as those before them and one more.
+        # Positions are records to Riegeli, too, but one more than those before them.
         yield _FoundChunk(begin, end, type_and_count == 1 << 8 | ord("r"), decoded_bytes)
         begin = end
 
 
 def _placed(size: Any) -> Any:
-    """Return where `size` bytes end that begin with a block, and are interrupted by the headers of blocks."""
+    """Return the end of `size` bytes that begin with a block and are interrupted by block headers."""
     return size + (size + _USABLE_BYTES - 1) // _USABLE_BYTES * _BLOCK_HEADER_BYTES
 
 
 def _unplaced(end: int) -> int:
-    """Return how many bytes end there, without the headers of blocks: the inverse of `_placed`."""
+    """Return the number of bytes before an end, without block headers: the inverse of `_placed`."""
     return end - (end + _BLOCK_BYTES - 1) // _BLOCK_BYTES * _BLOCK_HEADER_BYTES
 
 
 def _packed(records: Iterable[bytes], options: str) -> bytes:
-    """Return the file that the package makes of records."""
+    """Return the package's file of these records."""
     packed = _PackedFile(options)
     for record in records:
         packed.write(record)

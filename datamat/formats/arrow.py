@@ -1,10 +1,10 @@
 """Stored columns as typed Arrow columns, and back, many rows at a time.
 
-The `type` of a feature says what it is to Arrow, by a table without pyarrow; docs/formats.md lists all of them.
+The `type` of a feature determines its Arrow type, by a table that does not need pyarrow; docs/formats.md lists them.
 
-A size that the features fix becomes a fixed_size_list. No value is null but that of a `Nullable`. A list in it
-is null where it is empty, too: `NAME/present` tells. float64, uint64 and bfloat16, which records hold as bytes, are
-numbers in Arrow, and bytes again in a record that is read.
+A fixed size becomes a fixed_size_list. Only values of a `Nullable` may be null. A list in it is also null if it is
+empty: `NAME/present` distinguishes the two. float64, uint64 and bfloat16, which records hold as bytes, are numbers in
+Arrow, and bytes again in records that are read.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ __all__ = ["ArrowColumn", "Storage", "arrow_columns", "storage_of"]
 _TIMES = {"timestamp[us]": None, "timestamp[us, tz=UTC]": "UTC"}
 """Time zone of each type of time."""
 _STORED = {
-    **dict.fromkeys(["float16", "bfloat16"], "float32"),  # few readers know 16-bit floats; float32 holds each exactly
-    **dict.fromkeys(_TIMES, "int64"),  # which times are in memory
+    **dict.fromkeys(["float16", "bfloat16"], "float32"),  # few readers support 16-bit floats; float32 is exact
+    **dict.fromkeys(_TIMES, "int64"),  # times in memory
 }
 _FEW_BYTES = 1 << 16
 _SMALL_VALUES = 1024
-"""Most numbers in a value that counts as small: larger ones fill a row group sooner than images do."""
+"""Maximum numbers in a small value: larger ones fill a row group sooner than images do."""
 
 
 @final
@@ -67,8 +67,8 @@ class ArrowColumn:
     Attributes:
         name: name of the column.
         stored: its type, without pyarrow.
-        storage: what else decides how Parquet stores it.
-        is_category: whether the column holds few distinct values.
+        storage: further options of its storage in Parquet.
+        is_category: whether the column has few distinct values.
     """
 
     name: str
@@ -95,11 +95,11 @@ class ArrowColumn:
         """Return the Arrow array of a column of n records.
 
         Args:
-            values: n values as records hold them: n bytes or lists of bytes, n arrays (k,), a `RaggedColumn`, or an
-                array (n,) or (n, k).
+            values: n values, as in records: n bytes or lists of bytes, n arrays (k,), a `RaggedColumn`, or an array
+                (n,) or (n, k).
 
         Raises:
-            SchemaError: a value does not have the declared size, or is not UTF-8.
+            SchemaError: a value does not have the declared size or is not UTF-8.
         """
         import pyarrow as pa
 
@@ -118,7 +118,7 @@ class ArrowColumn:
             ) from exc
 
     def row_bytes(self, array: Any) -> NDArray[np.int64] | int:
-        """Return the bytes that each row of an array of this type takes, int64 (n,), or one number for all rows."""
+        """Return the bytes of each row of an array of this type, int64 (n,), or one number for all rows."""
         import pyarrow.compute as pc
 
         width = self.stored.width * self.item_bytes if self.stored.holds_numbers else 1
@@ -132,7 +132,7 @@ class ArrowColumn:
         return np.asarray(lengths.fill_null(0), np.int64) * width
 
     def getter(self, chunks: Any) -> Callable[[int], Column]:
-        """Return a function that takes a row number and returns the value as records hold it.
+        """Return a function that takes a row number and returns the value, as in records.
 
         Args:
             chunks: the column, a `pyarrow.ChunkedArray` of this type.
@@ -155,9 +155,9 @@ class ArrowColumn:
         return lambda row: numbers[bounds[row] : bounds[row + 1]].copy()
 
     def taker(self, chunks: Any) -> Callable[[NDArray[np.int64]], ColumnBlock]:
-        """Return a function from the numbers of some rows, int64 (n,), to the column of those records.
+        """Return a function from row numbers, int64 (n,), to the column of those records.
 
-        Numbers of neighbouring rows are views that cannot be written: the caller copies them, unless it joins several.
+        Numbers of neighbouring rows are read-only views: the caller copies them, unless it joins several.
 
         Args:
             chunks: a `pyarrow.ChunkedArray` of the type.
@@ -169,7 +169,7 @@ class ArrowColumn:
             return self._taker_of_nullable(chunks)
         if not self.stored.holds_numbers:
             array = _plain(_combined(chunks))
-            if array.nbytes < _FEW_BYTES:  # a selection by Arrow takes 20 µs and more, however few rows it has
+            if array.nbytes < _FEW_BYTES:  # a selection in Arrow takes at least 20 µs
                 objects = array.to_numpy(zero_copy_only=False)
                 return lambda rows: cast("Sequence[Any]", objects[rows].tolist())
 
@@ -196,7 +196,7 @@ class ArrowColumn:
         return numbers_of
 
     def _with_nulls(self, values: Sequence[Any] | RaggedColumn | NDArray[Any]) -> Any:
-        """Return the Arrow array of values of which a record may hold none."""
+        """Return the Arrow array of values that may be missing."""
         import pyarrow as pa
 
         present = self._of_present
@@ -210,12 +210,12 @@ class ArrowColumn:
 
     @property
     def _of_present(self) -> ArrowColumn:
-        """The column of the records that hold a value."""
+        """The column of the records with a value."""
         stored = dataclasses.replace(self.stored, is_nullable=False, is_raw=self.stored.kind == "bytes_list")
         return dataclasses.replace(self, stored=stored)
 
     def _present(self, chunks: Any) -> tuple[NDArray[np.bool_], Any]:
-        """Return which rows hold a value, bool (n,), and their values, as a chunked array."""
+        """Return which rows have a value, bool (n,), and their values, as a chunked array."""
         import pyarrow as pa
 
         array = _combined(chunks)
@@ -233,7 +233,7 @@ class ArrowColumn:
         places, present = np.cumsum(is_there) - 1, self._of_present
         get: Callable[[int], Any] = present.getter(there)
         take, how = present.taker(there), Maybe.of_type(present.stored)
-        is_raw = how.of == "bytes" and self.stored.holds_numbers  # bytes tell a value without numbers from none
+        is_raw = how.of == "bytes" and self.stored.holds_numbers  # in bytes, a value without numbers is not missing
 
         def values_of(rows: NDArray[np.int64]) -> RaggedColumn:
             found = is_there[rows]
@@ -245,7 +245,7 @@ class ArrowColumn:
         return values_of
 
     def _lists(self, values: Sequence[Any] | RaggedColumn | NDArray[Any]) -> Any:
-        """Return the Arrow array of n lists of bytes; an empty one is null where the column may be null."""
+        """Return the Arrow array of n lists of bytes; an empty list is null if the column is nullable."""
         import pyarrow as pa
 
         if isinstance(values, RaggedColumn):
@@ -259,14 +259,14 @@ class ArrowColumn:
         return pa.ListArray.from_arrays(ends, array, type=self.type, mask=nulls)
 
     def _flat_values(self, chunks: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return the values of all lists, bytes or text, and where those of each row begin, and the end of the last."""
+        """Return the values of all lists, bytes or text, with the start of each row and the end of the last."""
         array = _combined(chunks)
         ends = array.offsets.to_numpy().astype(np.int64)
         values = _plain(_items(array)).to_numpy(zero_copy_only=False)
         return values.astype(object, copy=False), ends - ends[0]
 
     def _numbers(self, chunks: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return all numbers of a column, and where those of each row begin, with the end behind them."""
+        """Return all numbers of a column, with the start of each row and the end of the last."""
         array, ends = _combined(chunks), None
         for size in self.stored.sizes:
             if size is None:
@@ -281,7 +281,7 @@ class ArrowColumn:
         return numbers, bounds
 
     def _flattened(self, values: Sequence[Any] | RaggedColumn | NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return all numbers of the column, and how many each row has."""
+        """Return all numbers of the column, and the number per row."""
         if isinstance(values, RaggedColumn):
             numbers, lengths = values.values, values.lengths
         elif isinstance(values, np.ndarray):
@@ -338,21 +338,21 @@ def _plain_type(dtype: str) -> Any:
 
 
 def _typed(array: Any, kind: Any) -> Any:
-    """Return an array as one of an extension type, if the type is one."""
+    """Convert an array to the type, if it is an extension type."""
     import pyarrow as pa
 
     return pa.ExtensionArray.from_storage(kind, array) if isinstance(kind, pa.BaseExtensionType) else array
 
 
 def _plain(array: Any) -> Any:
-    """Return what an array of an extension type is stored as, and any other array as it is."""
+    """Return the storage of an array of an extension type, and other arrays unchanged."""
     import pyarrow as pa
 
     return array.storage if isinstance(array.type, pa.BaseExtensionType) else array
 
 
 def _combined(chunks: Any) -> Any:
-    """Return the one array of a chunked array, which `combine_chunks` copies even where there is one chunk."""
+    """Return a chunked array as one array; `combine_chunks` would copy even a single chunk."""
     return chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
 
 
@@ -371,17 +371,17 @@ def _items(lists: Any) -> Any:
 
 
 def _are_neighbours(rows: NDArray[np.int64]) -> bool:
-    # Most rows that are no neighbours show it at their ends, in a tenth of the time.
+    # Rows that are not consecutive usually show it at their ends, in a tenth of the time.
     return len(rows) > 0 and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all())
 
 
 class Storage(NamedTuple):
-    """What decides how Parquet stores the columns of a field, beside their types.
+    """Storage options of a field's columns in Parquet, besides their types.
 
     Attributes:
-        is_large: whether a value may take many kilobytes: row groups are smaller then, and have no statistics.
-        is_compressed: whether its bytes are compressed already, as a PNG or MP4 is: they are stored as they are, and
-            readers decode them in a thread per core.
+        is_large: whether a value may take many kilobytes: then row groups are smaller, and have no statistics.
+        is_compressed: whether its bytes are already compressed, like a PNG or MP4: they are stored unchanged, and
+            readers decode them in one thread per core.
     """
 
     is_large: bool
@@ -390,16 +390,16 @@ class Storage(NamedTuple):
 
 @functools.singledispatch
 def storage_of(feature: Feature) -> Storage:
-    """Return what decides how Parquet stores a field: of a type that is not known here, many numbers are large.
+    """Return the storage options of a field in Parquet; for unknown types, many numbers count as large.
 
-    Workers ask as well, so nobody else registers a type: what a script registers in `__main__` would not reach them.
+    Workers also use this, so types cannot be registered by users: a registration in `__main__` would not reach workers.
     """
     dtype, shape = feature.value_type()
     return Storage(holds_numbers(dtype) and (None in shape or math.prod(size or 1 for size in shape) > _SMALL_VALUES))
 
 
 for _kind, _storage in {
-    **dict.fromkeys([ClassLabel, BBoxes, Keypoints, Polygons], Storage(is_large=False)),  # few numbers, if any number
+    **dict.fromkeys([ClassLabel, BBoxes, Keypoints, Polygons], Storage(is_large=False)),  # few numbers, if any
     **dict.fromkeys([Bytes, Tokens], Storage(is_large=True)),
     **dict.fromkeys([PictureFile, Audio, Video], Storage(is_large=True, is_compressed=True)),
 }.items():

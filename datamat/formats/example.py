@@ -46,7 +46,7 @@ __all__ = [
 
 # ---------------------------------------------------------------- the wire format of protocol buffers
 #
-# Protobuf's wire format: varints, and the fields of a message. The caller knows what they mean.
+# Protobuf's wire format: varints, and the fields of a message, whose meaning the caller knows.
 #
 # See https://protobuf.dev/programming-guides/encoding/. Nothing here reads past the given bounds: a message that
 # does not end where its length says raises `CorruptDataError`.
@@ -127,7 +127,7 @@ def unpack_varints(data: Buffer, start: int, stop: int) -> NDArray[np.int64]:
 
 
 def _unpacked(raw: NDArray[np.uint8], ends: NDArray[np.int64], place: int) -> NDArray[np.int64]:
-    """Return the numbers whose last bytes, the last of all among them, are at `ends`; `place` is for the error."""
+    """Return the numbers whose last bytes are at `ends`; `place` is for the error."""
     starts = np.zeros_like(ends)
     np.add(ends[:-1], 1, out=starts[1:])
     more = ends - starts  # bytes of each number before its last
@@ -135,11 +135,11 @@ def _unpacked(raw: NDArray[np.uint8], ends: NDArray[np.int64], place: int) -> ND
     if most >= _MAX_VARINT_BYTES:
         raise CorruptDataError(f"the int64 list at byte {place} holds a number without an end")
     if most < _EIGHT_BYTES.itemsize:
-        # The bytes from each start on as one number, less those of the next ones: 4 ns a number, not 50.
+        # The bytes from each start as one number, minus those of the next ones: 4 ns per number instead of 50.
         word = _FOUR_BYTES if most < _FOUR_BYTES.itemsize else _EIGHT_BYTES
         padded = np.zeros(len(raw) + word.itemsize, np.uint8)
         padded[: len(raw)] = raw
-        # `take` copies numbers that are not aligned three times as fast as an index does.
+        # `take` copies unaligned numbers three times as fast as indexing.
         words = np.ndarray((len(raw),), word, padded.data, 0, (1,)).take(starts)
         words &= _KEPT_BITS[word].take(more)
         unpacked = words & word.type(127)
@@ -282,7 +282,7 @@ class ExampleEncoder:
         if record.keys() != self._names:
             raise SchemaError(differing_columns(record.keys(), self._names))
         pieces: list[bytes] = []
-        small: list[bytes] = []  # what precedes the next large value
+        small: list[bytes] = []  # bytes before the next large value
         for column in self._columns:
             body = _list_body(column, record[column.name])
             small.append(_entry_heads(column.key, column.tag, sum(map(len, body))))
@@ -323,7 +323,7 @@ def sorted_columns(columns: Mapping[str, Kind]) -> list[ColumnPrefix]:
     for name, kind in columns.items():
         encoded = name.encode()
         column = ColumnPrefix(name, kind, b"\x0a" + varint(len(encoded)) + encoded + b"\x12", _KIND_TAG[kind])
-        found.append((encoded + b"\xff", column))  # no UTF-8 byte is as high, so a key sorts after its extensions
+        found.append((encoded + b"\xff", column))  # above UTF-8: a key sorts after its extensions
     return [column for _, column in sorted(found)]
 
 
@@ -388,7 +388,7 @@ class _NotCanonicalError(Exception):
 
 
 def _decode_canonical(data: Buffer) -> dict[str, Column]:
-    """Decode what `encode_example` writes, four times as fast as `_decode_any`; a property test compares the two."""
+    """Decode the output of `encode_example`, four times as fast as `_decode_any`; a property test compares both."""
     columns: dict[str, Column] = {}
     position, stop = _span(data, 0, 0x0A, len(data))
     if stop != len(data):
@@ -525,7 +525,7 @@ def differing_columns(found: Any, wanted: Any) -> str:
 
 
 def wrong_value(name: str, kind: Kind, value: Any, *, per_row: bool = False) -> str:
-    """Return the message for a column that does not hold what its kind requires."""
+    """Return the message for a column with a value that does not match its kind."""
     found = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
     if kind in _OF_BYTES:
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -548,25 +548,25 @@ def wrong_value(name: str, kind: Kind, value: Any, *, per_row: bool = False) -> 
 #     key "a1"  x 0.5   |..a1_..|..x.0000003f..|          "_" is a gap: not valid in this row
 #     key "a12" x 0.25  |..a12..|..x.0000803e..|
 #
-# A column of long or very different values would make the matrix wide. It stays as it is, all values in a run, and cuts
-# the matrix in two; then the records are put together of slices: matrix, value, matrix.
+# A column of long or very different values would make the matrix too wide. It stays a run of all values, and splits the
+# matrix in two; then records are assembled from slices: matrix, value, matrix.
 #
 # The bytes are those of `encode_example`; a property test compares the two.
 
 
-_WIDE_BYTES = 256  # of the values of a column, on average: from here on slices cost less than masks
+_WIDE_BYTES = 256  # average of a column's values above which slices cost less than masks
 
 _Size: TypeAlias = "int | NDArray[np.int64]"
 """A length in bytes: one number for all rows, or int64 (n,)."""
 
 
 class _Field(NamedTuple):
-    """A stretch of bytes that every row has."""
+    """A stretch of bytes in every row."""
 
     data: bytes | NDArray[np.uint8]
     """The same bytes for all rows, or uint8 (n, width)."""
     valid: NDArray[np.bool_] | None = None
-    """Which of these bytes belong to the row, bool (n, width); None for all."""
+    """The bytes that belong to the row, bool (n, width); None for all."""
 
     @property
     def width(self) -> int:
@@ -574,7 +574,7 @@ class _Field(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """A stretch of bytes that every row has, one row after the other, for which a matrix would be too wide."""
+    """A stretch of bytes in every row, stored one row after the other, since a matrix would be too wide."""
 
     data: bytes
     lengths: NDArray[np.int64]
@@ -627,7 +627,7 @@ def pack_block(
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Encode n rows, each between a header and room for a trailer.
 
-    Takes memory for a few times the rows, so callers pass a few MB at a time.
+    This takes several times the memory of the rows, so callers pass a few MB at a time.
 
     Args:
         columns: n > 0 rows that `check_block` accepts.
@@ -654,7 +654,7 @@ def pack_block(
 
 
 def buffers_of(columns: Block, kinds: Mapping[str, Kind], append: Callable[[Record], None]) -> Iterator[Block]:
-    """Yield a block in pieces to be packed at a time; pass rows that are too large for that to `append` instead.
+    """Yield a block in pieces for packing; pass rows that are too large for that to `append` instead.
 
     Raises:
         SchemaError: as `check_block`.
@@ -681,7 +681,7 @@ def encode_examples(columns: Block, kinds: Mapping[str, Kind]) -> Iterator[bytes
 
 
 def _num_bytes(columns: Block) -> int:
-    """Estimate the bytes that a block takes in a file, at least 1."""
+    """Estimate the bytes of a block in a file, at least 1."""
     return 1 + sum(_column_bytes(values) for values in columns.values())
 
 
@@ -720,7 +720,7 @@ def _lists_of_bytes(column: RaggedColumn) -> tuple[_Layout, _Size]:
 
 
 def _ragged_fields(kind: Kind, column: RaggedColumn) -> tuple[_Layout, _Size]:
-    """Return the body of a list of numbers of any length; one without numbers has none."""
+    """Return the body of a list of numbers of any length; empty for no numbers."""
     if kind == "float32":
         data, lengths = np.ascontiguousarray(column.values, DTYPE_OF_KIND[kind]).tobytes(), 4 * column.lengths
     elif len(column.values):
@@ -767,13 +767,13 @@ def _bytes_field(values: Sequence[bytes]) -> tuple[_Field | _Run, _Size]:
 
 
 def _is_wide(lengths: NDArray[np.int64]) -> bool:
-    """Return whether values of these lengths would make a matrix of mostly gaps, or one that takes long to copy."""
+    """Return True if values of these lengths would make a matrix of mostly gaps, or one that takes long to copy."""
     width, total = int(lengths.max()), int(lengths.sum())
     return total > _WIDE_BYTES * len(lengths) or width * len(lengths) > 2 * total + 64 * len(lengths)
 
 
 def _run_or_field(data: bytes, lengths: NDArray[np.int64]) -> _Field | _Run:
-    """Return values of some lengths, one after the other, as a stretch of the rows."""
+    """Return concatenated values of these lengths as a stretch of the rows."""
     if _is_wide(lengths):
         return _Run(data, lengths)
     valid = np.arange(int(lengths.max())) < lengths[:, None]
@@ -810,7 +810,7 @@ def _varint_size(size: _Size) -> _Size:
 
 
 def _lay_out(fields: _Layout, num_rows: int) -> NDArray[np.uint8]:
-    """Write the fields side by side and return the valid bytes, row after row; the array can be written to."""
+    """Write the fields side by side and return the valid bytes, row by row, in a writable array."""
     groups = [(kind, list(some)) for kind, some in itertools.groupby(fields, type)]
     if len(groups) == 1:
         return _matrix(cast("list[_Field]", fields), num_rows)[0]
@@ -826,7 +826,7 @@ def _lay_out(fields: _Layout, num_rows: int) -> NDArray[np.uint8]:
 
 
 def _matrix(fields: list[_Field], num_rows: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the valid bytes of some fields, row after row, and how many each row has, int64 (n,)."""
+    """Return the valid bytes of some fields, row by row, and their number per row, int64 (n,)."""
     width = sum(field.width for field in fields)
     rows = np.empty((num_rows, width), np.uint8)
     valid = None if all(field.valid is None for field in fields) else np.ones((num_rows, width), np.bool_)
@@ -844,9 +844,9 @@ def _matrix(fields: list[_Field], num_rows: int) -> tuple[NDArray[np.uint8], NDA
 
 # ---------------------------------------------------------------- many records at once, read
 #
-# The canonical form again, without a loop over rows: one cursor per row moves over the fields, which all rows have in
-# the same order. A row in any other form, valid or not, refuses the block; its records are then decoded one by one,
-# which reads every form and says what is wrong with a damaged one.
+# The canonical form again, without a loop over rows: one cursor per row moves over the fields, which are in the same
+# order in all rows. If a row has any other form, valid or not, the records of the block are decoded one by one, which
+# reads every form and reports damage.
 
 
 _MOST_LENGTH_BYTES = 5  # of the varint of a length below 2**31
@@ -855,13 +855,13 @@ _MOST_LENGTH_BYTES = 5  # of the varint of a length below 2**31
 def decode_block(
     data: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64], kinds: Mapping[str, Kind]
 ) -> dict[str, RaggedColumn | list[bytes]] | None:
-    r"""Return columns of n serialized `tf.train.Example`s, or None unless each is as `encode_example` writes it.
+    r"""Return columns of n serialized `tf.train.Example`s; None unless all are in the form of `encode_example`.
 
     Args:
-        data: bytes that hold the messages, anything between them.
+        data: bytes that contain the messages, with anything between them.
         starts: int64 (n,), the first byte of each.
-        stops: int64 (n,), the byte behind each.
-        kinds: the kind of each column that is wanted; bytes columns hold one value in each row.
+        stops: int64 (n,), the byte after each.
+        kinds: the kind of each wanted column; bytes columns have one value in each row.
 
     >>> one = b"\n\x0f\n\r\n\x03key\x12\x06\n\x04\n\x02a1"
     >>> decode_block(one + one, np.array([0, 17]), np.array([17, 34]), {"key": "bytes"})
@@ -895,7 +895,7 @@ def decode_block(
 def _behind_others(
     data: bytes, raw: NDArray[np.uint8], begin: NDArray[np.int64], end: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return what is behind an entry of each row, of a column that is not wanted: of the same one in all of them."""
+    """Skip an unwanted entry, which must be of the same column in all rows; return its end in each row."""
     first = int(begin[0])
     size = raw[first + 1]
     _insist(np.asarray(size < 128))
@@ -912,7 +912,7 @@ def _insist(holds: NDArray[np.bool_]) -> None:
 def _block_spans(
     raw: NDArray[np.uint8], position: NDArray[np.int64], head: bytes
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return begin and end of what follows the same head and a length in each row; the block form of `_span`."""
+    """Return begin and end of the bytes after a common head and a length in each row; the block form of `_span`."""
     for byte in head:
         _insist(raw[position] == byte)
         position = position + 1
@@ -939,7 +939,7 @@ def _block_column(
         _insist(stop == end)
         return [data[one:other] for one, other in zip(start.tolist(), stop.tolist(), strict=True)]
     if kind == "bytes_list":
-        # A loop finds lists as fast as a cursor would: each value is an object of its own.
+        # A loop is as fast as a cursor here: each value is a separate object.
         rows = [_canonical_bytes(data, one, other) for one, other in zip(begin.tolist(), end.tolist(), strict=True)]
         values = bytes_array([value for row in rows for value in row])
         return RaggedColumn(values, np.fromiter(map(len, rows), np.int64, len(rows)))
@@ -960,7 +960,7 @@ def _block_column(
 
 
 def _unpacked_rows(raw: NDArray[np.uint8], lengths: NDArray[np.int64]) -> RaggedColumn:
-    """Return the numbers of packed fields that stand one after the other; `unpack_varints` for many."""
+    """Return the numbers of consecutive packed fields; the block form of `unpack_varints`."""
     row_ends = np.cumsum(lengths)
     is_last = raw < 128
     filled = lengths > 0
@@ -969,10 +969,10 @@ def _unpacked_rows(raw: NDArray[np.uint8], lengths: NDArray[np.int64]) -> Ragged
         return RaggedColumn(raw.astype(np.int64), lengths)
     ends = np.flatnonzero(is_last)
     counts = np.diff(np.searchsorted(ends, row_ends), prepend=0)
-    # Some at a time: what is needed meanwhile takes ten times the bytes, and should stay in cache.
+    # Some at a time: the temporary arrays take ten times the bytes, and should stay in cache.
     cuts = np.searchsorted(ends, np.arange(_BYTES_TO_UNPACK, len(raw), _BYTES_TO_UNPACK)) + 1
     found, start = np.empty(len(ends), np.int64), 0
-    for first, last in itertools.pairwise(sorted({0, *cuts.tolist(), len(ends)})):  # the last number may be cut, too
+    for first, last in itertools.pairwise(sorted({0, *cuts.tolist(), len(ends)})):  # the last number may also be cut
         stop = int(ends[last - 1]) + 1
         found[first:last] = _unpacked(raw[start:stop], ends[first:last] - start, start)
         start = stop

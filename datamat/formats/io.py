@@ -1,4 +1,4 @@
-"""What formats share: buffered files, records read by ranges of bytes, and guards against misuse."""
+"""Common code of formats: buffered files, records read by byte ranges, and guards against misuse."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Found = TypeVar("Found")
 
 # ---------------------------------------------------------------- guards
 #
-# Refusals that formats share, so that every format words them alike.
+# Common errors, so that all formats use the same wording.
 
 
 def bound(features: Features | None, name: str) -> Features:
@@ -58,7 +58,7 @@ def refuse_finished(finished: bool) -> None:
 
 
 def located(error: Exception, path: str, number: int, offset: int) -> CorruptDataError:
-    """Return an error that says which record is damaged, and what to do about it."""
+    """Return an error that names the damaged record and the remedy."""
     return CorruptDataError(
         f"{path}: record {number} at byte {offset} is damaged: {error}; "
         f"remove the file and run the job again to rebuild it"
@@ -67,18 +67,18 @@ def located(error: Exception, path: str, number: int, offset: int) -> CorruptDat
 
 # ---------------------------------------------------------------- ranges
 #
-# Single records, for formats where the range of bytes in `Offsets` is all that one needs.
+# Single records, for formats in which the byte range in `Offsets` suffices.
 
 
 _positions = threading.Lock()
 
 
 def read_at(descriptor: int, size: int, offset: int) -> bytes:
-    """Return some bytes of an open file; fewer where it ends before."""
+    """Return some bytes of an open file; fewer if it ends before."""
     data = _read_once(descriptor, size, offset)
     if len(data) in {0, size}:
         return data
-    pieces = [data]  # Linux reads 2 GiB at most at a time, and network file systems fewer
+    pieces = [data]  # Linux reads at most 2 GiB at a time, and network file systems less
     while data and (missing := size - sum(map(len, pieces))):
         data = _read_once(descriptor, missing, offset + size - missing)
         pieces.append(data)
@@ -88,7 +88,7 @@ def read_at(descriptor: int, size: int, offset: int) -> bytes:
 def _read_once(descriptor: int, size: int, offset: int) -> bytes:
     if hasattr(os, "pread"):
         return os.pread(descriptor, size, offset)
-    with _positions:  # Windows: threads take turns, for they share the position in a file
+    with _positions:  # Windows: threads take turns, since they share the file position
         os.lseek(descriptor, offset, os.SEEK_SET)
         return os.read(descriptor, size)
 
@@ -99,10 +99,10 @@ class RangeReader(ShardReader):
 
     Args:
         path: path of the shard, which is opened at once and stays open until `close`.
-        spans: lookup of where each record lies.
-        read_record: function that decodes one record, given the bytes in its range and its position in them once they
-            are decompressed; it raises `CorruptDataError` where a checksum or anything else is wrong.
-        read_intact: function that does so although what the record is stored with is damaged, or returns None; or None.
+        spans: lookup of the place of each record.
+        read_record: function that decodes one record, given the bytes in its range and its position in them after
+            decompression; it raises `CorruptDataError` if a checksum or anything else is wrong.
+        read_intact: function that does so even if bytes around the record are damaged, or returns None; or None.
     """
 
     def __init__(
@@ -132,14 +132,14 @@ class RangeReader(ShardReader):
     def _read(self, number: int, read_record: Callable[[Buffer, int], Found]) -> Found:
         offset, size, skip = self._spans.span(number)
         try:
-            if offset + size > self._num_bytes:  # `pread` would allocate all of it before it reads
+            if offset + size > self._num_bytes:  # `pread` would allocate all of it before reading
                 raise CorruptDataError(f"it should end at byte {offset + size}, but the file has {self._num_bytes}")
             return read_record(read_at(self._descriptor, size, offset), skip)
         except CorruptDataError as exc:
             raise located(exc, self._path, number, offset) from exc
 
     def spans(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return offset, size and skip of some records, int64 (n, 3), all of them inside the file."""
+        """Return offset, size and skip of some records, int64 (n, 3), after checking that they are inside the file."""
         found = self._spans.spans(numbers)
         if len(found) and (found[:, 0] + found[:, 1]).max() > self._num_bytes:
             raise CorruptDataError(f"{self._path} is shorter than its index says")
@@ -150,19 +150,19 @@ class RangeReader(ShardReader):
         return read_at(self._descriptor, size, offset)
 
     def close(self, *, close_descriptor: Callable[[int], None] = os.close) -> None:
-        # Bound to the function: when the interpreter ends, `os` may be gone before the last reader is.
+        # Bound as a default: at interpreter exit, `os` may be gone before the last reader.
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             close_descriptor(descriptor)
 
 
-_GAP_BYTES = 4096  # to read that much for nothing costs less than another call
+_GAP_BYTES = 4096  # reading this much in vain costs less than another call
 
 
 def read_spans(
     readers: Sequence[ShardReader], which: NDArray[np.int64], numbers: NDArray[np.int64]
 ) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64]]:
-    """Return the ranges of many records, read in as few calls as make sense.
+    """Read the ranges of many records, in as few calls as sensible.
 
     Args:
         readers: readers of the shards, each a `RangeReader`.
@@ -170,11 +170,11 @@ def read_spans(
         numbers: int64 (n,), the number of each record in its file.
 
     Returns:
-        Bytes that hold the ranges; where the range of each record begins there, and its size, each int64 (n,). Records
-        of the same range share it.
+        Bytes that contain the ranges; the start of each record's range in them, and its size, each int64 (n,). Records
+        with the same range share it.
 
     Raises:
-        CorruptDataError: a range is not inside its file.
+        CorruptDataError: a range is outside its file.
     """
     pieces: list[bytes] = []
     starts, of_record = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64)
@@ -206,7 +206,7 @@ def read_spans(
 
 # ---------------------------------------------------------------- buffered
 #
-# Files as formats write and read them: small pieces are gathered, and a claimed size allocates nothing.
+# File access of formats: small writes are gathered, and claimed sizes allocate nothing.
 
 
 BUFFER_BYTES = 1 << 18
@@ -227,7 +227,7 @@ class BufferedFile:
         self.num_bytes = 0
 
     def add(self, pieces: Iterable[Buffer]) -> None:
-        """Add pieces, each as a whole; write the buffer first where they do not fit."""
+        """Add pieces, without splitting them; write the buffer first if they do not fit."""
         for piece in pieces:
             size = len(piece)
             self.num_bytes += size
@@ -247,10 +247,10 @@ class BufferedFile:
 
 
 def write_all(file: BinaryIO, data: memoryview) -> None:
-    """Write all of `data` to a file, which may be unbuffered and take less than it is given.
+    """Write all of `data` to a file, which may be unbuffered and write less per call.
 
     Raises:
-        OutputError: the file takes nothing, or does not say how much it took.
+        OutputError: the file writes nothing, or does not return the number of bytes.
     """
     while data:
         taken = file.write(data)
@@ -263,7 +263,7 @@ def write_all(file: BinaryIO, data: memoryview) -> None:
 
 
 def read_up_to(file: BinaryIO, size: int) -> bytes:
-    """Return the next `size` bytes, or fewer at the end of the file; a size that is a lie allocates no memory."""
+    """Return the next `size` bytes, or fewer at the end of the file; a wrong size allocates no memory."""
     data = file.read(min(size, _READ_BYTES))
     if len(data) == size or len(data) < _READ_BYTES:
         return data

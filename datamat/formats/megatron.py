@@ -9,8 +9,9 @@ r"""The two files of Megatron-LM's token sets: the tokens of all documents, and 
 All of it is little-endian: https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/datasets/indexed_dataset.py. A
 document has several sequences where `preprocess_data.py` was called with `--split-sentences`.
 
-It is not a `ShardFormat`. PREFIX.bin has no room for anything but tokens, as `merge_datasets.py` joins such files byte
-for byte: reading it finds neither the records nor their keys.
+It is not a `ShardFormat`. PREFIX.bin can contain nothing but tokens, since `merge_datasets.py` joins such files byte
+for
+byte: neither records nor their keys can be found in it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _AT_ONCE = 1 << 20  # documents whose places are computed together
 
 
 def index_of(lengths: NDArray[np.int32], dtype: np.dtype[Any]) -> Iterator[bytes]:
-    """Yield the content of PREFIX.idx, where each document is one sequence.
+    """Yield the content of PREFIX.idx, with one sequence per document.
 
     Args:
         lengths: int32 (n,), tokens of each document.

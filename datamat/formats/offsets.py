@@ -1,4 +1,4 @@
-"""Where the records of a file lie: the offsets beside each shard, in memory and as text."""
+"""Offsets: the places of the records in a file, beside each shard, in memory and as text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LINES_AT_ONCE = 1 << 14  # Python's integers take several times the memory of t
 
 
 class RecordSpans(Protocol):
-    """Lookup of where a record lies: `Offsets`, or a file that holds them."""
+    """Lookup of the places of records: `Offsets`, or a file that contains them."""
 
     def span(self, number: int) -> RecordSpan:
         """Return the span of a record, by its number in the file; raise `CorruptDataError` if the lookup is damaged."""
@@ -32,11 +32,11 @@ class RecordSpans(Protocol):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Offsets:
-    """Where each record of one file lies: the content of its `.idx` file.
+    """The place of each record in one file: the content of its `.idx` file.
 
     Args:
         offset: uint64 (n,), first byte of the range to read for each record.
-        size: uint64 (n,), number of bytes in that range, framing included.
+        size: uint64 (n,), number of bytes in that range, including framing.
         skip: uint64 (n,), position of each record in its member after decompression, for formats that compress several
             records together; None if the range is the record itself.
     """
@@ -60,7 +60,7 @@ class Offsets:
         if not isinstance(other, Offsets):
             return NotImplemented
         mine, others = self._columns(), other._columns()
-        if not len(self) and not len(other):  # without records, nothing says whether the format has a skip
+        if not len(self) and not len(other):  # without records, it is unknown whether the format has a skip
             return True
         return len(mine) == len(others) and all(map(np.array_equal, mine, others))
 
@@ -79,12 +79,12 @@ class Offsets:
         return found
 
     def shifted(self, base: int) -> Offsets:
-        """Return the offsets of the same records in a longer file, where this one starts at byte `base`."""
+        """Return the offsets of the same records in a longer file in which this one starts at byte `base`."""
         return Offsets(self.offset + np.uint64(base), self.size, self.skip)
 
     @staticmethod
     def joined(parts: Iterable[tuple[Offsets, int]]) -> Offsets:
-        """Return the offsets in a file that is several files, one after another.
+        """Return the offsets in the concatenation of several files.
 
         Args:
             parts: offsets and length in bytes of each file.
@@ -114,7 +114,7 @@ class Offsets:
         return b"".join(self.text_blocks()).decode()
 
     def text_blocks(self) -> Iterator[bytes]:
-        """Yield the text in pieces of many lines, which take little memory however many records there are."""
+        """Yield the text in pieces of many lines, so that memory stays small for any number of records."""
         columns = self._columns()
         line = " ".join(["%d"] * len(columns)) + "\n"
         for start in range(0, len(self), _LINES_AT_ONCE):
@@ -124,10 +124,10 @@ class Offsets:
 
     @staticmethod
     def from_text(text: str) -> Offsets:
-        r"""Read back what `to_text` wrote.
+        r"""Parse the text written by `to_text`.
 
         Raises:
-            CorruptDataError: the lines do not all hold two numbers, or all three, separated by single spaces.
+            CorruptDataError: the lines do not all have two numbers, or all three, separated by single spaces.
 
         >>> Offsets.from_text("0 20\n20 30\n").size.tolist()
         [20, 30]
@@ -149,7 +149,7 @@ class Offsets:
 
 
 def _is_table(text: str, num_columns: int) -> bool:
-    """Return whether every line is `num_columns` runs of digits, separated by single spaces, and ends in a newline."""
+    """Return True if every line is `num_columns` runs of digits, separated by single spaces, and ends in a newline."""
     try:
         raw = np.frombuffer(text.encode("ascii"), np.uint8)
     except UnicodeEncodeError:

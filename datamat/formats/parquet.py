@@ -1,17 +1,18 @@
 """Parquet shards: typed columns in row groups of a fixed number of rows, for tables, SQL and Hugging Face `datasets`.
 
-A part is a Parquet file. A shard is its parts, one behind another, and a footer that leads to the row groups of all of
-them: readers follow the last footer, and never see those of the parts. So workers encode every row group once and put
-it where it stays, and the end of a shard costs no more than its footer.
+A part is a Parquet file. A shard consists of its parts, one after another, and a footer that refers to the row groups
+of
+all of them: readers use the last footer, and never see those of the parts. So workers encode every row group once, in
+its final place, and completing a shard costs no more than its footer.
 
-The number of rows in a group is fixed in advance: readers split work by row groups, and read a whole one to get at a
-record, so groups are small where rows hold images. The last group of a part holds what is left; rows of several
-megabytes end a group earlier, with the row that brings it to 64 MiB of what a writer holds for it. Pages carry a
-checksum (CRC32), which is tested when a record is read, and are compressed with Zstandard, but for those of pictures,
-sound and video, which are compressed already. The footer has no checksum: the manifest's one of the file shows any
-change.
+The number of rows in a group is fixed in advance: readers split work by row groups, and read a whole one to get a
+record, so groups of rows with images are small. The last group of a part has the remaining rows; rows of several
+megabytes end a group earlier, with the row that brings the writer's memory for it to 64 MiB. Pages have a checksum
+(CRC32), which is tested when a record is read, and are compressed with Zstandard, except for pictures, sound and video,
+which are
+compressed already. The footer has no checksum: that of the file in the manifest shows any change.
 
-A large value has a page of its own, so that it is written as it is, and read alone.
+A large value has its own page, so that it is written unchanged, and read alone.
 
 One version of pyarrow always writes the same bytes; another may encode the same records differently.
 """
@@ -55,19 +56,19 @@ if TYPE_CHECKING:
 __all__ = ["ParquetFormat"]
 
 OUTPUT_VERSION = 6
-"""Incremented when the same records give different bytes; shards of the format are then rebuilt."""
+"""Incremented when the same records give different bytes; then shards of the format are rebuilt."""
 
 _LARGE_ROWS, _SMALL_ROWS = 64, 8192
 _MOST_GROUP_BYTES = 64 << 20
-_ENCODING_BYTES = 16  # that pyarrow holds for each number of a list while it encodes them: 64 MB of uint8 took 732 MB
+_ENCODING_BYTES = 16  # pyarrow's memory per number of a list during encoding: 64 MB of uint8 took 732 MB
 _BATCH_BYTES = 1 << 20
 _BATCH_ROWS = 8192
 _COMPRESSION, _LEVEL = "zstd", 1
 _PAGE_BYTES = 4096  # a page of large values ends with the one that brings it here ...
 _PACKED_PAGE_BYTES = 1 << 16  # ... or here, where they are compressed: together they become smaller
-_MOST_VALUE_BYTES = (1 << 31) - 1 - 4  # a page gives its size in 32 bits
+_MOST_VALUE_BYTES = (1 << 31) - 1 - 4  # sizes of pages have 32 bits
 _GROUPS_KEPT, _MOST_GROUPS_KEPT = 8, 512
-_MOST_KEPT_BYTES = 32 << 20  # of more than 8 groups: those whose large values stay in the file take a few KiB
+_MOST_KEPT_BYTES = 32 << 20  # of more than 8 groups: groups whose large values stay in the file take a few KiB
 _FIRST_GROUP = 4  # after the magic bytes
 
 
@@ -77,7 +78,7 @@ class ParquetFormat(ShardFormat):
     """Parquet with typed columns.
 
     Args:
-        row_group_rows: rows in each row group but the last one of a part. None chooses 64 for rows with images or
+        row_group_rows: rows in each row group except the last one of a part. None chooses 64 for rows with images or
             large tensors, and 8,192 for others.
         features: features of the records; `with_features` sets them.
     """
@@ -119,7 +120,7 @@ class ParquetFormat(ShardFormat):
         return _joined_footer(file, parts)
 
     def reader(self, path: str | os.PathLike[str], spans: RecordSpans) -> ShardReader:
-        """Return a reader that keeps the row groups it read last; it finds them through the footer."""
+        """Return a reader that finds row groups through the footer, and keeps the most recently used ones."""
         return _ParquetReader(os.fspath(path), spans, self._columns())
 
     def read_block(
@@ -142,9 +143,9 @@ class ParquetFormat(ShardFormat):
                     parts.append((reader.is_kept(groups), reader, groups, mine[part]))
             if len(parts) > _GROUPS_KEPT and next(_calls) % 2:
                 # Two threads that read parts of one window need the same groups: they begin at its two ends, and find
-                # the other half in memory. In one order, each would read all of them.
+                # the other half in memory. In the same order, each would read all of them.
                 parts.reverse()
-            # What is in memory comes first: reading the rest drops it where there is more than is kept.
+            # Groups in memory come first: reading the rest may evict them.
             for _, reader, groups, part in sorted(parts, key=lambda part: not part[0]):
                 places.append(part)
                 pieces.append(reader.read_rows(groups, numbers[part]))
@@ -163,8 +164,8 @@ class ParquetFormat(ShardFormat):
             opened = _opened(file, self._columns())
             for group in range(opened.metadata.num_row_groups):
                 offset += size
-                # Read the group before asking where it lies: over damaged metadata, pyarrow raises in the one and
-                # aborts the process in the other.
+                # Read the group before locating it: with damaged metadata, pyarrow raises in the former and aborts the
+                # process in the latter.
                 rows = _RowGroup(opened.read_row_group(group, use_threads=False), self._columns())
                 offset, size, num_rows = _place(opened.metadata, group)
                 for row in range(num_rows):
@@ -190,8 +191,8 @@ class _ParquetWriter(ShardWriter):
     """Gathers rows until a row group is full.
 
     small columns   record batches of about 1 MiB ──> pyarrow's writer ──> column chunks
-    large values    as they came, uncopied ──────────────> a page each ──> column chunks behind those
-    the footer      pyarrow's, of the small columns, with the chunks of the others put in
+    large values    unchanged, uncopied ─────────────────> a page each ──> column chunks after those
+    the footer      pyarrow's, of the small columns, with the chunks of the others added
     """
 
     def __init__(
@@ -207,11 +208,11 @@ class _ParquetWriter(ShardWriter):
         self._group_rows = group_rows
         self._rows: list[dict[str, Any]] = []  # rows that wait for a batch to fill
         self._rows_bytes = 0  # of their small columns
-        self._batches: list[Any] = []  # rows that wait for a row group to fill: the small columns, ...
+        self._batches: list[Any] = []  # rows that wait for a full row group: the small columns, ...
         self._values: dict[str, list[bytes]] = {column.name: [] for column in self._paged}  # ... and large values
         self._row_bytes = np.empty(0, np.int64)  # bytes of each of these rows, ...
-        self._row_weights = np.empty(0, np.int64)  # ... and what they take until they are in the file
-        self._large_bytes = 0  # of all large values that wait
+        self._row_weights = np.empty(0, np.int64)  # ... and their memory until they are written
+        self._large_bytes = 0  # of all waiting large values
         self._num_rows = 0
         self._finished = False
         self._groups: list[tuple[int, list[_Struct]]] = []  # bytes of large values before it; its chunks of them
@@ -236,14 +237,14 @@ class _ParquetWriter(ShardWriter):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that these records take in the file; rows not yet in a row group count unencoded."""
+        """Bytes of these records in the file; rows not yet in a row group count unencoded."""
         rows = sum(num_bytes_of(value) for row in self._rows for value in row.values())
         return self._out.num_bytes + rows + int(self._row_bytes.sum())
 
     def append(self, record: Record) -> None:
         refuse_finished(self._finished)
         row = checked_record(record, self._kinds)
-        # Rows wait for their batch, and the caller may fill the same array for the next one.
+        # Rows wait for their batch, but the caller may reuse the array for the next one.
         row = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in row.items()}
         self._rows.append(row)
         self._num_rows += 1
@@ -282,7 +283,7 @@ class _ParquetWriter(ShardWriter):
         return _offsets_of(footer)
 
     def __del__(self) -> None:
-        # pyarrow's writer ends its file when it is collected, finished or not: by then the file belongs to others.
+        # pyarrow's writer writes a footer when it is collected, finished or not: by then the file belongs to others.
         if (sink := getattr(self, "_sink", None)) is not None:
             sink.held = []
         if (writer := getattr(self, "_writer", None)) is not None:
@@ -319,7 +320,7 @@ class _ParquetWriter(ShardWriter):
         self._large_bytes = sum(len(value) for waiting in self._values.values() for value in waiting)
 
     def _next_group(self) -> int:
-        """Return the number of rows in the next row group, which may exceed those at hand."""
+        """Return the number of rows in the next row group, which may exceed those available."""
         most = int(np.searchsorted(np.cumsum(self._row_weights), _MOST_GROUP_BYTES)) + 1
         return min(self._group_rows, most)
 
@@ -328,7 +329,7 @@ class _ParquetWriter(ShardWriter):
 
         large_before = self._out.num_bytes - self._sink.num_bytes
         rows = pa.Table.from_batches(self._batches)
-        # Where columns are cut into chunks would show in the pages.
+        # The division of columns into chunks would affect the pages.
         self._writer.write_table(rows.slice(0, num_rows).combine_chunks(), row_group_size=num_rows)
         self._batches = rows.slice(num_rows).to_batches()
         self._row_bytes, self._row_weights = self._row_bytes[num_rows:], self._row_weights[num_rows:]
@@ -342,11 +343,11 @@ class _ParquetWriter(ShardWriter):
 
 @final
 class _PartFile(io.RawIOBase):
-    """The file of a part, as pyarrow wants it: without the large values, which go around it.
+    """The file of a part for pyarrow, without the large values, which bypass it.
 
     Attributes:
         num_bytes: number of bytes that pyarrow has written.
-        held: where bytes go instead of the file, once there is a list.
+        held: list that receives bytes instead of the file, or None.
     """
 
     def __init__(self, out: BufferedFile) -> None:
@@ -371,7 +372,7 @@ class _PartFile(io.RawIOBase):
 
 
 def _is_paged(column: ArrowColumn) -> bool:
-    """Return whether values of a column get pages of their own; those that are null or in lists begin with levels."""
+    """Return True if values of a column get their own pages; nullable values and lists begin with levels instead."""
     return (
         column.storage.is_large
         and column.stored.dtype == "binary"
@@ -385,16 +386,16 @@ def _codec(column: ArrowColumn) -> str:
 
 
 def _has_dictionary(column: ArrowColumn) -> bool:
-    """Return whether pages hold a column of small values by a dictionary; the others are plain.
+    """Return True if a column of small values is dictionary-encoded; others are plain.
 
-    All readers know these two; Daft and fastparquet do not know pyarrow's others. Parquet's narrowest integers have 32
-    bits: Zstandard leaves 1.4 bytes per number of 8-bit noise, and with a dictionary of 256 numbers 1.0.
+    All readers support these two encodings; Daft and fastparquet do not support pyarrow's others. Parquet's narrowest
+    integers have 32 bits: Zstandard compresses 8-bit noise to 1.4 bytes per number, and with a dictionary to 1.0.
     """
     return column.is_category or bool(column.stored.sizes and column.stored.dtype in {"int8", "uint8"})
 
 
 def _path_of(column: ArrowColumn) -> str:
-    """Return the path of the only leaf of a column, as pyarrow names it."""
+    """Return the path of the only leaf of a column, by pyarrow's rules."""
     return column.name + ".list.element" * len(column.stored.sizes)
 
 
@@ -403,16 +404,16 @@ def _lengths(column: ArrowColumn, values: Sequence[bytes]) -> NDArray[np.int64]:
     if len(lengths) and lengths.max() > _MOST_VALUE_BYTES:
         raise SchemaError(
             f"column {column.name!r} does not fit into {column.type}: a value has {lengths.max():,} bytes; "
-            f"Parquet takes {_MOST_VALUE_BYTES:,} at most: store less in a record, or use another format"
+            f"Parquet allows at most {_MOST_VALUE_BYTES:,}: store less in a record, or use another format"
         )
     return lengths
 
 
 # ---------------------------------------------------------------- pages of large values
 #
-# A page is a header (`PageHeader` of parquet.thrift) and values, each behind its length in 4 bytes. Large ones have a
-# page each: the CRC32 of a picture is then its own, it is written from where `read` has left it, and is read alone.
-# Small ones share a page. The sizes of the pages are noted in the metadata of their chunk, under `_PAGES`, as text:
+# A page is a header (`PageHeader` of parquet.thrift) and values, each after its length in 4 bytes. Large values have a
+# page each: so a picture has its own CRC32, is written without a copy, and is read alone. Small ones share a page. The
+# sizes of the pages are stored in the metadata of their chunk, under `_PAGES`, as text:
 #
 #     253412 251007 3*5120        two pages of one value each, and one of three values; with their headers
 
@@ -426,7 +427,7 @@ _CODECS = {"none": 0, "zstd": 6}
 
 
 def _write_chunk(out: BufferedFile, column: ArrowColumn, values: Sequence[bytes]) -> _Struct:
-    """Write values as a column chunk, and return its `ColumnMetaData`, with all that pyarrow would write there."""
+    """Write values as a column chunk, and return its `ColumnMetaData`, complete as in pyarrow."""
     codec, offset = _codec(column), out.num_bytes
     unpacked, num_pages, notes = 0, 0, []
     for page in _cut(values, _PAGE_BYTES if column.storage.is_compressed else _PACKED_PAGE_BYTES):
@@ -464,7 +465,7 @@ def _cut(values: Sequence[bytes], page_bytes: int) -> Iterator[Sequence[bytes]]:
 
 
 def _page(values: Sequence[bytes], codec: str) -> tuple[bytes, int, list[bytes]]:
-    """Return the header of a page, its size before it is compressed, and its bytes in pieces."""
+    """Return the header of a page, its uncompressed size, and its bytes in pieces."""
     pieces = [piece for value in values for piece in (_LENGTH.pack(len(value)), value)]
     size = packed_size = sum(map(len, pieces))
     if codec != "none":
@@ -475,8 +476,8 @@ def _page(values: Sequence[bytes], codec: str) -> tuple[bytes, int, list[bytes]]
         crc = crc32(piece, crc)
     signed = crc - (crc >> 31 << 32)
     header = bytearray()
-    # Type, sizes, CRC, and a `DataPageHeader`: number of values, their encoding, and those of levels, which are absent.
-    # Put together by hand: `_write_struct` takes three times as long.
+    # Type, sizes, CRC, and a `DataPageHeader`: number of values, their encoding, and those of the absent levels.
+    # Written directly: `_write_struct` takes three times as long.
     for tag, number in ((0x15, _DATA_PAGE), (0x15, size), (0x15, packed_size), (0x15, signed)):
         header.append(tag)
         _write_int(header, number)
@@ -500,8 +501,8 @@ def _with_chunks(
     """Return the footer of all columns, given that of the small ones.
 
     Args:
-        footer: what pyarrow wrote; it has not seen the large values.
-        groups: of each row group, the bytes of large values before it, and its chunks of such.
+        footer: pyarrow's footer, without the large values.
+        groups: for each row group, the bytes of large values before it, and its chunks of them.
         columns: all columns.
     """
     whole, _ = _read_struct(_empty_footer(tuple(columns)), 0)
@@ -521,11 +522,11 @@ def _with_chunks(
 
 @functools.lru_cache(maxsize=4)
 def _empty_footer(columns: tuple[ArrowColumn, ...]) -> bytes:
-    """Return what pyarrow writes as the footer of a file without rows: the schema, in Parquet's form and in Arrow's."""
+    """Return pyarrow's footer of a file without rows: the schema, in Parquet's form and in Arrow's."""
     import pyarrow.parquet as pq
 
     file = io.BytesIO()
-    pq.ParquetWriter(file, _schema(columns)).close()  # pyarrow has no empty table of lists of JSON
+    pq.ParquetWriter(file, _schema(columns)).close()  # pyarrow cannot make an empty table of lists of JSON
     return file.getvalue()[-8 - int.from_bytes(file.getvalue()[-8:-4], "little") : -8]
 
 
@@ -535,8 +536,8 @@ def _empty_footer(columns: tuple[ArrowColumn, ...]) -> bytes:
 #
 # A footer is a struct `FileMetaData` in Thrift's compact protocol (github.com/apache/thrift, doc/specs/
 # thrift-compact-protocol.md; github.com/apache/parquet-format, src/main/thrift/parquet.thrift), its length, and the
-# magic bytes. pyarrow joins the metadata of several files (`FileMetaData.append_row_groups`), but keeps each offset as
-# it was in its own file, and cannot move it. So the offsets are moved here. Everything else stays as pyarrow wrote it.
+# magic bytes. pyarrow joins the metadata of several files (`FileMetaData.append_row_groups`), but keeps each file's own
+# offsets, and cannot shift them. So the offsets are shifted here. Everything else stays as pyarrow wrote it.
 
 
 _MAGIC = b"PAR1"
@@ -554,10 +555,10 @@ _Struct: TypeAlias = "dict[int, tuple[int, Any]]"
 
 
 def _joined_footer(file: BinaryIO, parts: Sequence[tuple[int, int]]) -> bytes:
-    """Return the footer of Parquet files that lie one behind another, whose own footers stay where they are.
+    """Return the footer of concatenated Parquet files, whose own footers stay in place.
 
     Args:
-        file: the Parquet files, one behind another.
+        file: the concatenated Parquet files.
         parts: first byte and size of each.
 
     Raises:
@@ -595,18 +596,18 @@ def _footer(file: BinaryIO, start: int, size: int) -> _Struct:
         file.seek(end - 8)
         length, magic = struct.unpack("<I4s", file.read(8))
         if magic != _MAGIC or length + 12 > size:
-            raise ValueError(f"it ends in {magic!r} behind a footer of {length} bytes")
+            raise ValueError(f"it ends in {magic!r} after a footer of {length} bytes")
         file.seek(end - 8 - length)
         footer, _ = _read_struct(file.read(length), 0)
         if footer[_NUM_ROWS][0] != _I64 or footer[_ROW_GROUPS][1][0] != _STRUCT:
-            raise ValueError("its footer is none of Parquet's")
+            raise ValueError("its footer is not a Parquet footer")
     except (ValueError, LookupError, struct.error, TypeError) as error:
-        raise CorruptDataError(f"bytes {start} to {end} are no Parquet file: {error}") from error
+        raise CorruptDataError(f"bytes {start} to {end} are not a Parquet file: {error}") from error
     return footer
 
 
 def _move(group: _Struct, by: int) -> None:
-    """Add to every offset in the metadata of a row group."""
+    """Shift every offset in the metadata of a row group."""
     _add(group, (_GROUP_OFFSET,), by)
     for chunk in group[_COLUMNS][1][1]:
         _add(chunk, _CHUNK_OFFSETS, by)
@@ -616,7 +617,7 @@ def _move(group: _Struct, by: int) -> None:
 def _add(fields: _Struct, numbers: tuple[int, ...], by: int) -> None:
     for number in numbers:
         kind, value = fields.get(number, (_I64, 0))
-        if value:  # 0 is no offset: every file begins with magic bytes
+        if value:  # 0 is not an offset: every file begins with magic bytes
             fields[number] = (kind, value + by)
 
 
@@ -658,7 +659,7 @@ def _read_value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
             items.append(value)
         return (item, items), at
     size = {_DOUBLE: 8, _BYTE: 1, _TRUE: 1, _FALSE: 1}.get(kind, 0)  # a flag in a list takes a byte
-    if not size:  # a map: Parquet has none
+    if not size:  # a map, which Parquet does not use
         raise ValueError(f"its footer holds a value of type {kind}")
     return data[at : at + size], at + size
 
@@ -719,7 +720,7 @@ def _write_int(out: bytearray, value: int) -> None:
 
 @final
 class _ParquetReader(ShardReader):
-    """Reads the row group of a record; keeps the footer, and a few row groups for all readers of the process."""
+    """Reads the row group of a record; keeps the footer, and shares a few row groups among readers of the process."""
 
     def __init__(self, path: str, spans: RecordSpans, columns: Sequence[ArrowColumn]) -> None:
         import pyarrow as pa
@@ -751,7 +752,7 @@ class _ParquetReader(ShardReader):
             try:
                 record = self._kept_group(group).record(row)
             except _ChangedError:
-                record = self.read_groups([group]).record(row)  # says what is wrong
+                record = self.read_groups([group]).record(row)  # reports the damage
         except (CorruptDataError, pa.ArrowException, OSError) as exc:
             want = want_of_resources(self._path, exc)
             raise want or located(exc, self._path, number, self._spans.span(number)[0]) from exc
@@ -766,9 +767,9 @@ class _ParquetReader(ShardReader):
             self._file.close()
 
     def parts(self, numbers: NDArray[np.int64]) -> Iterator[tuple[list[int], NDArray[np.int64]]]:
-        """Yield the row groups that hold some records, and the places of these in `numbers`, int64 (n,).
+        """Yield the row groups of some records, and the places of these in `numbers`, int64 (n,).
 
-        Row groups without large values all of whose records are asked for come together.
+        Row groups that are requested completely, and have no large values, are combined.
         """
         if not len(numbers):
             return
@@ -790,9 +791,9 @@ class _ParquetReader(ShardReader):
         return all((weakref.ref(self), group) in _kept for group in groups)
 
     def read_rows(self, groups: list[int], numbers: NDArray[np.int64]) -> dict[str, ColumnBlock]:
-        """Return the columns of the records of some row groups, as `parts` yields them.
+        """Return the columns of the records of some row groups from `parts`.
 
-        A group of which a part is asked for is kept for the next call.
+        A group that is requested only partly is kept for the next call.
         """
         starts = np.array(self._starts)
         sizes = np.diff(starts)[groups]
@@ -807,8 +808,8 @@ class _ParquetReader(ShardReader):
         return _RowGroup(opened.read_row_groups(groups, use_threads=False), self._columns)
 
     def _kept_group(self, group: int) -> _RowGroup:
-        """Return a row group, from memory where it is there; its large values stay in the file."""
-        key = weakref.ref(self), group  # a weak reference: what is kept must not keep the file open
+        """Return a row group, from memory if possible; its large values stay in the file."""
+        key = weakref.ref(self), group  # a weak reference, so that kept groups do not keep the file open
         found = _kept.get(key)
         if found is None:
             found = _kept[key] = self._without_large_values(group)
@@ -824,7 +825,7 @@ class _ParquetReader(ShardReader):
         return self._large
 
     def _without_large_values(self, group: int) -> _RowGroup:
-        """Return a row group whose large values stay in the file, those of columns that are stored as ours are."""
+        """Return a row group whose large values stay in the file, if their columns are stored like ours."""
         large: dict[str, _LargeValues] = {}
         for chunk in self._large_chunks().get(group, ()):
             with contextlib.suppress(*_UNEXPECTED):
@@ -840,12 +841,12 @@ class _ParquetReader(ShardReader):
 
 _calls = itertools.count()
 _kept: collections.OrderedDict[tuple[weakref.ref[_ParquetReader], int], _RowGroup] = collections.OrderedDict()
-"""Row groups that readers of this process have used, the last one last. Without a lock: a process forked now would
-inherit it locked. So two threads may both read the same one."""
+"""Row groups used by readers of this process, least recently used first. Without a lock, which a forked process might
+inherit in a locked state. So two threads may both read the same one."""
 
 
 def _drop_the_oldest(wanted: int) -> None:
-    """Drop row groups until few are kept, or all of them are small; keep as many as a reader wants."""
+    """Drop row groups until few are kept or all are small; keep as many as a reader needs."""
     least, most = max(_GROUPS_KEPT, wanted), max(_MOST_GROUPS_KEPT, wanted)
     with contextlib.suppress(KeyError, RuntimeError):  # other threads do the same
         if len(_kept) <= least:
@@ -856,7 +857,7 @@ def _drop_the_oldest(wanted: int) -> None:
 
 
 def _of_its_own(column: ColumnBlock) -> ColumnBlock:
-    """Return a column whose numbers are not also those of a row group that is kept."""
+    """Return a column whose numbers are not shared with a kept row group."""
     if not isinstance(column, RaggedColumn) or column.values.flags.writeable:
         return column
     return RaggedColumn(column.values.copy(), column.lengths)
@@ -869,14 +870,14 @@ def _schema(columns: Sequence[ArrowColumn]) -> Any:
 
 
 def _opened(file: Any, columns: Sequence[ArrowColumn], metadata: Any = None) -> Any:
-    """Return a `pyarrow.parquet.ParquetFile` that tests checksums; raise if its columns are not the expected ones."""
+    """Return a `pyarrow.parquet.ParquetFile` that tests checksums; raise if its columns are not as expected."""
     import pyarrow.parquet as pq
 
     opened = pq.ParquetFile(file, metadata=metadata, page_checksum_verification=True)
-    if metadata is not None:  # of a file whose columns have been compared
+    if metadata is not None:  # the file's columns have been compared before
         return opened
     found, wanted = opened.schema_arrow.remove_metadata(), _schema(columns)
-    # In any order: the manifest sorts its keys, and so loses the order of the features.
+    # In any order: the manifest sorts keys, which loses the order of the features.
     by_name = operator.attrgetter("name")
     if sorted(found, key=by_name) != sorted(wanted, key=by_name):
         raise CorruptDataError(f"its columns are {_listed(found)}; the features require {_listed(wanted)}")
@@ -889,15 +890,15 @@ def _listed(schema: Any) -> str:
 
 @final
 class _RowGroup:
-    """A row group in memory, each column in the form that was asked for first. Thread-safe.
+    """A row group in memory, each column in the form requested first. Thread-safe.
 
     Args:
         table: the row group as a `pyarrow.Table`, without the columns in `large`.
         columns: Arrow columns of the records, in the order of the features.
-        large: columns of large values that are in the file.
+        large: columns of large values that stay in the file.
 
     Attributes:
-        num_bytes: memory that it takes, roughly.
+        num_bytes: approximate memory.
     """
 
     def __init__(
@@ -907,18 +908,18 @@ class _RowGroup:
         self._columns = columns
         self._large = large or {}
         self.num_bytes = table.get_total_buffer_size() + sum(values.num_bytes for values in self._large.values())
-        # Two threads may both make one of these: a lock could be held for ever in a process forked meanwhile.
+        # Two threads may both create one: a lock could stay locked for ever in a process forked meanwhile.
         self._getters: list[tuple[str, Callable[[int], Column]]] = []
         self._takers: list[tuple[str, Callable[[NDArray[np.int64]], ColumnBlock]]] = []
 
     def record(self, row: int) -> dict[str, Column]:
-        """Return the record of a row; raises `_ChangedError` where a large value is not what it was."""
+        """Return the record of a row; raise `_ChangedError` if a large value was changed."""
         if not self._getters:
             self._getters = [(column.name, self._getter(column)) for column in self._columns]
         return {name: get(row) for name, get in self._getters}
 
     def take(self, rows: NDArray[np.int64]) -> dict[str, ColumnBlock]:
-        """Return the columns of some rows, int64 (n,); raises `_ChangedError` as `record` does."""
+        """Return the columns of some rows, int64 (n,); raise `_ChangedError` as `record` does."""
         if not self._takers:
             self._takers = [(column.name, self._taker(column)) for column in self._columns]
         return {name: take(rows) for name, take in self._takers}
@@ -936,40 +937,40 @@ class _RowGroup:
 
 # ---------------------------------------------------------------- large values
 #
-# Pictures and other large values of a column, one at a time, without the rest of their row group in memory: the page of
-# each is found by what the footer notes of the sizes of pages, and has a checksum of its own.
+# Pictures and other large values of a column are read one at a time, without the rest of their row group: the page of
+# each is found by the page sizes in the footer, and has its own checksum.
 
 
-_UNEXPECTED = (ValueError, LookupError, TypeError, OverflowError, struct.error)  # while bytes are taken for structures
-_LARGE_BYTES = 4096  # of a value on average: smaller ones are read sooner with all others of the group
-_HEADER_BYTES = 64  # more than the header of a page takes
+_UNEXPECTED = (ValueError, LookupError, TypeError, OverflowError, struct.error)  # errors of parsing arbitrary bytes
+_LARGE_BYTES = 4096  # average size of a value: smaller ones are read faster with the whole group
+_HEADER_BYTES = 64  # more than the size of a page header
 
 
 class _ChangedError(Exception):
-    """A page is not as the footer says, or its checksum is another."""
+    """A page does not match the footer or its checksum."""
 
 
 class _LargeChunk(NamedTuple):
-    """A column chunk of large values, as the footer has it."""
+    """A column chunk of large values, from the footer."""
 
     name: str
     start: int
     end: int
-    unpacked_bytes: int  # its size if pages were not compressed
+    unpacked_bytes: int  # its uncompressed size
     is_packed: bool
-    pages: bytes  # their sizes, as `_PAGES` says
+    pages: bytes  # their sizes, from `_PAGES`
 
 
 @final
 class _LargeValues:
-    """The values of a column in a row group, which are read when they are asked for. Thread-safe.
+    """The values of a column in a row group, read on demand. Thread-safe.
 
     Args:
         file: the open file, a `pyarrow.OSFile`.
         chunk: the column chunk.
 
     Raises:
-        ValueError: the sizes of its pages are not those of the chunk.
+        ValueError: the sizes of its pages do not match the chunk.
     """
 
     __slots__ = ("_chunk", "_ends", "_file", "_starts", "num_bytes")
@@ -988,7 +989,7 @@ class _LargeValues:
         return self._ends[-1] if self._ends else 0
 
     def take(self, rows: Iterable[int]) -> list[bytes]:
-        """Return the values of some rows; raises `_ChangedError` where a page is damaged."""
+        """Return the values of some rows; raise `_ChangedError` if a page is damaged."""
         found: list[bytes] = []
         last, values = -1, []
         for row in rows:
@@ -1002,7 +1003,7 @@ class _LargeValues:
         return found
 
     def _tested(self, page: int) -> list[bytes]:
-        """Return the values of a page, once its checksum is right."""
+        """Return the values of a page after testing its checksum."""
         start, end = self._starts[page], self._starts[page + 1]
         count = self._ends[page] - (self._ends[page - 1] if page else 0)
         header, at = _read_struct(self._file.read_at(min(_HEADER_BYTES, end - start), start), 0)
@@ -1013,7 +1014,7 @@ class _LargeValues:
         if not 4 <= size <= self._chunk.unpacked_bytes or (size != num_bytes and not self._chunk.is_packed):
             raise ValueError("a page of another size")
         crc32 = load_zlib().crc32
-        if count == 1 and not self._chunk.is_packed:  # read the value itself: to cut it out would copy it
+        if count == 1 and not self._chunk.is_packed:  # read only the value, since cutting it out would copy it
             value: bytes = self._file.read_at(num_bytes - 4, start + 4)
             data, values = value, [value]
             found = crc32(value, crc32(_LENGTH.pack(num_bytes - 4)))
@@ -1031,7 +1032,7 @@ def _unpacked(data: bytes, size: int) -> bytes:
     try:
         found: bytes = _zstd().decompress(data, size, asbytes=True)
     except pa.ArrowException as error:
-        raise ValueError("no frame of Zstandard") from error
+        raise ValueError("not a Zstandard frame") from error
     return found
 
 
@@ -1050,7 +1051,7 @@ def _cut_out(data: bytes, count: int) -> list[bytes]:
 def _large_chunks(file: Any, columns: Sequence[ArrowColumn]) -> dict[int, list[_LargeChunk]]:
     """Return the column chunks of large values by row group.
 
-    pyarrow knows them, too, but aborts the process where a damaged footer lacks them.
+    pyarrow also has them, but aborts the process if a damaged footer lacks them.
     """
     paged = {column.name for column in columns if _is_paged(column)}
     found: dict[int, list[_LargeChunk]] = {}

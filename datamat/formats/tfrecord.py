@@ -1,6 +1,6 @@
-"""TFRecord shards, plain and gzip, byte for byte what `tf.io.TFRecordWriter` writes, without TensorFlow.
+"""TFRecord shards, plain and gzip, byte for byte like `tf.io.TFRecordWriter`, without TensorFlow.
 
-Such files can be joined byte for byte. This module writes the bytes around a record, `example` those inside it.
+Such files can be joined byte for byte. This module writes the framing of a record, `example` its content.
 
 `tfrecord.gz` is the same stream as gzip members (RFC 1952) of whole records, each closed by the record that brings it
 to 64 KiB or more. So parts can still be joined byte for byte, tf.data reads the file with `compression_type="GZIP"`,
@@ -8,9 +8,8 @@ and reading a record inflates one member. The header of members is constant (no 
 "unknown"). The zlib that Python is linked with makes the deflate stream, at level 6: another implementation, such as
 zlib-ng, makes different bytes that inflate to the same records.
 
-Reading tests every checksum: no record is read wrong. What checksums cannot show is a file that lacks its last records
-and, in gzip, a flipped bit that changes no record (in the padding of a member); the manifest's count and digest show
-both.
+Reading tests every checksum: no record is read wrong. Checksums cannot detect a file that lacks its last records and,
+in gzip, a flipped bit that changes no record (in the padding of a member); the manifest's count and digest detect both.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ __all__ = [
 FRAMING_BYTES = 16
 _HEADER_BYTES = 12
 _TRAILER_BYTES = 4
-_DENSE = 16  # times as many lengths as records make a table of all lengths longer than one of those that occur
+_DENSE = 16  # ratio of possible lengths to records, above which a table of all lengths is too large
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 
@@ -99,7 +98,7 @@ def encode_block(columns: Block, kinds: Mapping[str, Kind]) -> tuple[NDArray[np.
     """
     packed, sizes = pack_block(columns, kinds, header=_block_headers, trailer_size=_TRAILER_BYTES)
     ends = np.cumsum(sizes)
-    raw = packed.tobytes()  # the CRC takes bytes, and slices of bytes are the fastest to make
+    raw = packed.tobytes()  # the CRC takes bytes, and slices of bytes are fastest
     stops = (ends - _TRAILER_BYTES).tolist()
     starts = (ends - sizes + _HEADER_BYTES).tolist()
     crcs = np.array([google_crc32c.value(raw[a:b]) for a, b in zip(starts, stops, strict=True)], np.uint64)
@@ -135,7 +134,7 @@ def unframe(buffer: Buffer, start: int) -> tuple[memoryview, int]:
 
 def _mask(crc: _Crc) -> _Crc:
     """Return a CRC32C as TFRecord stores it (tensorflow/core/lib/hash/crc32c.h)."""
-    # numpy keeps uint64 in sums with Python integers; its stubs do not say so.
+    # numpy keeps uint64 in sums with Python integers, but its stubs do not say so.
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFF_FFFF  # type: ignore[return-value]
 
 
@@ -145,7 +144,7 @@ def _header(length: int) -> bytes:
 
 
 def _block_headers(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Return the header of each record, uint8 (n, 12), made once for each distinct length."""
+    """Return the header of each record, uint8 (n, 12), computed once per distinct length."""
     least = int(lengths.min())
     if int(lengths.max()) - least > _DENSE * len(lengths):
         distinct, places = np.unique(lengths, return_inverse=True)
@@ -194,15 +193,15 @@ def _check_payload(payload: Buffer, length: int, trailer: Buffer) -> None:
 _HEADER = bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255])  # deflate, no flags, no time, no hint, unknown system
 _TRAILER = struct.Struct("<II")
 _READ_BYTES = 1 << 20
-_GZIP = zlib.MAX_WBITS | 16  # has zlib read header and trailer, and test CRC and length
+_GZIP = zlib.MAX_WBITS | 16  # zlib then reads header and trailer, and tests CRC and length
 
 
 def _next_member(file: BinaryIO, buffer: bytes) -> tuple[bytes, int, bytes]:
     """Return the next member inflated, its length in the file, and the bytes read past it.
 
     Args:
-        file: gzip file, positioned behind `buffer`.
-        buffer: bytes of the member that were read already.
+        file: gzip file, positioned after `buffer`.
+        buffer: bytes of the member that have already been read.
     """
     while len(buffer) < len(_HEADER) and (more := file.read(_READ_BYTES)):
         buffer += more
@@ -210,7 +209,7 @@ def _next_member(file: BinaryIO, buffer: bytes) -> tuple[bytes, int, bytes]:
 
 
 def _inflate(pieces: Iterable[Buffer]) -> tuple[bytes, int, bytes]:
-    """Return the member that pieces begin with inflated, its length, and the rest of the piece in which it ends."""
+    """Return the first member in the pieces inflated, its length, and the rest of the piece in which it ends."""
     inflate = zlib.decompressobj(_GZIP)
     found = bytearray()
     size = 0
@@ -240,15 +239,15 @@ OUTPUT_VERSION = 1
 """Incremented when the same records give different bytes; shards of the format are then rebuilt."""
 
 _MEMBER_BYTES = 64 << 10
-_MOST_SPREAD = 1 << 20  # of the lengths of records that are decoded together: a table holds the header of each
+_MOST_SPREAD = 1 << 20  # of the lengths of records decoded together: a table holds the header of each
 _GZIP_LEVEL = 6
-_USUAL_RATIO = 2  # of bytes to bytes in gzip, of rows and text
-_LEAST_GROUP_RECORDS = 16  # larger records are as soon read one by one, each with its member
+_USUAL_RATIO = 2  # typical compression ratio of rows and text
+_LEAST_GROUP_RECORDS = 16  # larger records are read as fast one by one, each with its member
 
 
 @final
 class TFRecordFormat(ShardFormat):
-    """Plain TFRecord, which tf.data, TFDS, DALI and grain open."""
+    """Plain TFRecord, for tf.data, TFDS, DALI and grain."""
 
     name = "tfrecord"
     extension = "tfrecord"
@@ -314,7 +313,7 @@ class GzipTFRecordFormat(ShardFormat):
         return _TFRecordWriter(_GzipSink(file), columns)
 
     def records_per_group(self, record_bytes: float) -> int | None:
-        """Return about as many small records as a member holds: which has to be inflated as a whole."""
+        """Return the approximate number of small records in a member, which must be inflated as a whole."""
         found = int(_MEMBER_BYTES / (_USUAL_RATIO * max(record_bytes, 1)))
         return found if found >= _LEAST_GROUP_RECORDS else None
 
@@ -328,7 +327,7 @@ class GzipTFRecordFormat(ShardFormat):
         numbers: NDArray[np.int64],
         kinds: Mapping[str, Kind],
     ) -> Mapping[str, ColumnBlock] | None:
-        """Return the columns of many records, each member inflated once; those that were used last are kept."""
+        """Return the columns of many records, inflating each member once; recently used members are kept."""
         members: list[bytes] = []
         skips, of_record = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64)
         try:
@@ -371,8 +370,8 @@ class GzipTFRecordFormat(ShardFormat):
             offset += size
 
 
-# Those of two windows of a shuffled order, one of which ends while the next one begins: 10 MiB. Members are not where
-# groups of the order begin, so each group lies in two of them.
+# Members of two windows of a shuffled order, one of which ends while the next begins: 10 MiB. Groups of the order do
+# not begin where members do, so each group is in two of them.
 @functools.lru_cache(maxsize=160)
 def _kept_member(reader: weakref.ref[RangeReader], offset: int, size: int) -> bytes:
     """Return a member of a file, inflated."""
@@ -403,9 +402,9 @@ def _read_record_of_member(buffer: Buffer, skip: int) -> dict[str, Column]:
 
 
 def _read_intact(buffer: Buffer, skip: int) -> dict[str, Column] | None:
-    """Decode the record at `skip` of a damaged member, if its own checksums show that the damage has not reached it.
+    """Decode the record at `skip` of a damaged member, if its own checksums prove it intact.
 
-    What precedes a flipped bit is inflated as it was.
+    Data before a flipped bit is inflated correctly.
     """
     inflate, found, end = zlib.decompressobj(_GZIP), bytearray(), skip + _HEADER_BYTES
     for start in range(0, len(buffer), _INTACT_BYTES):
@@ -420,18 +419,18 @@ def _read_intact(buffer: Buffer, skip: int) -> dict[str, Column] | None:
     return None
 
 
-_INTACT_BYTES = 16  # are inflated at a time: those before the damage are lost with it
+_INTACT_BYTES = 16  # inflated at a time: those before the damage are lost with it
 
 
 def _decode_frames(
     data: bytes, starts: NDArray[np.int64], sizes: NDArray[np.int64], kinds: Mapping[str, Kind]
 ) -> Mapping[str, ColumnBlock] | None:
-    """Return the columns of framed records, or None where a checksum or the form of a record is not as written.
+    """Return the columns of framed records; None if a checksum or the form of a record is wrong.
 
     Args:
-        data: bytes that hold the framed records.
+        data: bytes that contain the framed records.
         starts: int64 (n,), the first byte of each.
-        sizes: int64 (n,), the bytes of each, framing included.
+        sizes: int64 (n,), the bytes of each, including framing.
         kinds: the kind of each column.
     """
     lengths = sizes - FRAMING_BYTES
@@ -449,9 +448,9 @@ def _decode_frames(
 
 
 def _most_of_member(found: bytearray) -> int:
-    """Return the most bytes that a member with this beginning may hold: up to the end of the record that closes it."""
+    """Return the maximum bytes of a member with this beginning: up to the end of the record that closes it."""
     if len(found) <= 2 * _MEMBER_BYTES:
-        return 2 * _MEMBER_BYTES  # most members are shorter, and need no closer look
+        return 2 * _MEMBER_BYTES  # most members are shorter, and need no further check
     end = 0
     while end < _MEMBER_BYTES:
         end += record_size(found, end)
@@ -460,7 +459,7 @@ def _most_of_member(found: bytearray) -> int:
 
 @final
 class _TFRecordWriter(ShardWriter):
-    """Encodes and frames records; its sink decides how they lie in the file."""
+    """Encodes and frames records; its sink decides their layout in the file."""
 
     def __init__(self, sink: _PlainSink | _GzipSink, columns: Mapping[str, Kind]) -> None:
         self._columns = dict(columns)
@@ -475,7 +474,7 @@ class _TFRecordWriter(ShardWriter):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that these records take in the file; in gzip, complete members only."""
+        """Bytes of these records in the file; in gzip, only complete members count."""
         return self._sink.num_bytes
 
     def append(self, record: Record) -> None:
@@ -533,7 +532,7 @@ class _GzipSink:
         self._member_bytes = 0
         self._member_records = 0
         self._counts = array("Q")  # number of records in each complete member
-        self._member_sizes = array("Q")  # length of each in the file
+        self._member_sizes = array("Q")  # size of each in the file
 
     @property
     def num_bytes(self) -> int:
@@ -575,7 +574,7 @@ class _GzipSink:
     def _close_member(self) -> None:
         data = b"".join(self._member)
         deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-        # In one call: zlib's output does not depend on how the input is cut, but nothing guarantees that.
+        # In one call: zlib's output does not depend on how the input is split, but this is not guaranteed.
         body = (deflate.compress(data), deflate.flush())
         member = b"".join((_HEADER, *body, _TRAILER.pack(zlib.crc32(data), len(data) & 0xFFFF_FFFF)))
         self._file.add([member])

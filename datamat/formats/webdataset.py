@@ -1,15 +1,15 @@
 """WebDataset shards: tar archives in which the members of a sample are adjacent and share the name before the dot.
 
-    KEY.image.png     a member for each image, mask and tensor: KEY.FIELD.EXTENSION; none where the value is None
+    KEY.image.png     a member for each image, mask and tensor: KEY.FIELD.EXTENSION; none if the value is None
     KEY.mask.png
     KEY.points.npy
-    KEY.views.0.png   a member for each file of a list: KEY.FIELD.NUMBER.EXTENSION
+    KEY.views.0.png   a member for each file in a list: KEY.FIELD.NUMBER.EXTENSION
     KEY.json          everything else, by feature name: {"boxes": [[...]], "key": "...", "label": 3}
 
-`tar_form` decides which form a field takes. WebDataset takes everything before the first dot of the base name
-as the key, so `_member_key` writes dots, and other characters that would mislead a reader, as %XX; the key itself is in
-the JSON. Times, owners and order of members are fixed, so equal samples are equal bytes and parts can be joined. The
-archive ends in two blocks of zeros, the trailer; a file without them is incomplete.
+`tar_form` decides the form of a field. WebDataset takes everything before the first dot of the base name as the key, so
+`_member_key` writes dots, and other characters that would mislead a reader, as %XX; the key itself is in the JSON.
+Times, owners and order of members are fixed, so equal samples give equal bytes and parts can be joined. The archive
+ends in two blocks of zeros, the trailer; a file without them is incomplete.
 
 A tar archive protects its headers with checksums, but not its data: PNG has its own, and the manifest's checksum of the
 whole file shows any change.
@@ -119,14 +119,14 @@ class Member(NamedTuple):
 
     @property
     def padded(self) -> int:
-        """Bytes that the data takes in the archive."""
+        """Bytes of the data in the archive, including padding."""
         return -(-self.size // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def member(name: str, data: bytes) -> list[bytes]:
-    """Return a file as an archive stores it, in pieces, without copying the data; raise `SchemaError` over 8 GiB."""
+    """Return a file as an archive member, in pieces, without copying the data; raise `SchemaError` over 8 GiB."""
     if len(data) > _LARGEST:
-        raise SchemaError(f"member {name!r} has {len(data)} bytes; a tar archive holds {_LARGEST}; split the sample")
+        raise SchemaError(f"member {name!r} has {len(data)} bytes; a tar archive allows {_LARGEST}; split the sample")
     encoded = name.encode()
     short = _shortened(encoded)
     pax = [] if short == encoded else _stored(b"././@PaxHeader", _pax_record(b"path", encoded), b"x")
@@ -160,10 +160,10 @@ def parse_header(block: Buffer) -> Member:
 
 
 def read_pax_path(data: bytes) -> str:
-    """Return the name that a pax header gives the next member.
+    """Return the name of the next member in a pax header.
 
     Raises:
-        CorruptDataError: the header does not hold exactly one `path`.
+        CorruptDataError: the header does not contain exactly one `path`.
     """
     length, _, rest = data.partition(b" ")
     if length != b"%d" % len(data) or not rest.startswith(b"path=") or not rest.endswith(b"\n"):
@@ -181,16 +181,16 @@ def _stored(name: bytes, data: bytes, kind: bytes) -> list[bytes]:
     return [name.ljust(_NAME_BYTES, b"\0") + head + checksum + rest, data, bytes(-len(data) % BLOCK_BYTES)]
 
 
-@functools.lru_cache(maxsize=256)  # adding up 512 bytes takes as long as all else: most members are of a few sizes
+@functools.lru_cache(maxsize=256)  # the sum takes half of the time, and most members have a few sizes
 def _parts_of_header(size: int, kind: bytes) -> tuple[bytes, bytes, int]:
-    """Return what lies between name and checksum, what follows, and the checksum without the name."""
+    """Return the bytes between name and checksum, the bytes after it, and the checksum without the name."""
     head = b"0000644\x000000000\x000000000\x00%011o\x0000000000000\x00" % size
     rest = kind + bytes(_NAME_BYTES) + _REST
     return head, rest, sum(head) + sum(rest) + 8 * ord(" ")
 
 
 def _pax_record(key: bytes, value: bytes) -> bytes:
-    """Return `LENGTH key=value` and a newline, where LENGTH counts everything, including itself."""
+    """Return `LENGTH key=value` and a newline; LENGTH counts everything, including itself."""
     rest = b" " + key + b"=" + value + b"\n"
     length = len(rest) + 1
     while len(b"%d" % length) + len(rest) != length:
@@ -199,7 +199,7 @@ def _pax_record(key: bytes, value: bytes) -> bytes:
 
 
 def _shortened(name: bytes) -> bytes:
-    """Return a name that fits into a header: this one, if it fits."""
+    """Return a name that fits into a header, unchanged if possible."""
     folder, slash, base = name.rpartition(b"/")
     stem, dot, extensions = base.partition(b".")
     stem = folder + slash + stem
@@ -217,14 +217,14 @@ OUTPUT_VERSION = 1
 _UNSAFE = re.compile(
     r"[%.\\\x00-\x1f\x7f]"  # a dot ends the key; the others trip up tools
     r"|(?:(?<=/)|^)/|/$"  # a leading, trailing or double slash makes another file name when unpacked
-    r"|^_(?=_)"  # webdataset skips folders that begin and end in two underscores
+    r"|^_(?=_)"  # webdataset skips folders that begin and end with two underscores
 )
 
 
 @final
 @frozen()
 class WebDatasetFormat(ShardFormat):
-    """Tar archives, as webdataset, wids, Hugging Face `datasets` and DALI read them.
+    """Tar archives for webdataset, wids, Hugging Face `datasets` and DALI.
 
     Args:
         features: features of the records; `with_features` sets them.
@@ -353,16 +353,16 @@ def _plain(value: Any) -> Any:
 
 @frozen()
 class TarForm:
-    """How a tar shard stores a field.
+    """The form of a field in a tar shard.
 
     Attributes:
-        kind: "json" puts a value into the .json file of the sample, "npy" into an array file of its own; both encode it
+        kind: "json" puts a value into the .json file of the sample, "npy" into a separate array file; both encode it
             again when a record is read, which must give the same columns. "file" stores each column as a file: bytes
-            with the extension that `extension` returns, numbers as .npy.
+            with the extension from `extension`, numbers as .npy.
         extension: function of a bytes column that returns the extension of its file, without the dot.
-        to_json: function of a decoded value that returns what the .json file holds of it.
-        of_json: function of that which returns what `Feature.encode` accepts; it raises `ValueError` if the JSON is not
-            that of a value.
+        to_json: function of a decoded value that returns its JSON form.
+        of_json: function of the JSON form that returns an argument for `Feature.encode`; raises `ValueError` if it is
+            not valid.
     """
 
     kind: Literal["json", "npy", "file"] = "file"
@@ -373,9 +373,9 @@ class TarForm:
 
 @functools.singledispatch
 def tar_form(feature: Feature) -> TarForm:
-    """Return how a tar shard stores a field: the columns of a type that is not known here are files.
+    """Return the form of a field in a tar shard; columns of unknown types are files.
 
-    Workers ask as well, so nobody else registers a type: what a script registers in `__main__` would not reach them.
+    Workers also use this, so types cannot be registered by users: a registration in `__main__` would not reach workers.
     """
     del feature
     return TarForm()
@@ -400,7 +400,7 @@ for _kind, _form in {
 @tar_form.register(Keypoints)
 def _(feature: Feature) -> TarForm:
     dtype, shape = feature.value_type()
-    if dtype.startswith("complex"):  # which JSON has not
+    if dtype.startswith("complex"):  # not in JSON
         return TarForm("npy")
 
     def of_json(plain: Any) -> Any:
@@ -449,12 +449,12 @@ _Fields: TypeAlias = Mapping[str, "tuple[Feature, TarForm, Mapping[str, ArrowTyp
 
 @functools.lru_cache(maxsize=16)
 def _fields(features: Features) -> _Fields:
-    """Return feature, form and columns of each field, these by what follows its name."""
+    """Return feature, form and columns of each field, the columns by suffix."""
     return {name: (feature, tar_form(feature), feature.columns("")) for name, feature in features.items()}
 
 
 def _of_field(name: str, types: Mapping[str, ArrowType], columns: Mapping[str, Any]) -> Any:
-    """Return the columns of a field, as its feature takes them."""
+    """Return the columns of a field in its feature's form."""
     return whole({part: columns[name + part] for part in types})
 
 
@@ -514,7 +514,7 @@ def _decoded(feature: Feature, stored: Any) -> Sequence[Any]:
 
 
 def _npy_files(values: Sequence[Any]) -> list[list[tuple[str, bytes]]]:
-    """Return extension and content of the .npy file of each value; nothing for None."""
+    """Return extension and content of each value's .npy file; nothing for None."""
     heads: dict[Any, bytes] = {}
     files: list[list[tuple[str, bytes]]] = []
     for found in values:
@@ -534,7 +534,7 @@ def _record(members: Mapping[str, bytes], fields: _Fields) -> dict[str, Column]:
 
     Args:
         members: content of each member, by its name without the key.
-        fields: the fields of the record, which say what each member holds.
+        fields: the fields of the record, which define the members.
     """
     record: dict[str, Any] = {}
     try:
@@ -567,29 +567,29 @@ def _record(members: Mapping[str, bytes], fields: _Fields) -> dict[str, Column]:
 
 
 def _is_one(stored: ArrowType) -> bool:
-    """Return whether a column holds one value or none, and not a list."""
+    """Return True if a column holds at most one value rather than a list."""
     return stored.is_nullable and (stored.holds_numbers or not stored.sizes)
 
 
 def _files(form: TarForm, column: Column, *, is_one: bool) -> list[tuple[str, bytes]]:
-    """Return extension and content of the files that hold a column: one, or one for each value of a list."""
+    """Return extension and content of a column's files: one, or one for each value of a list."""
     if isinstance(column, bytes):
         return [(form.extension(column), column)]
     if isinstance(column, np.ndarray):
         return [("npy", _npy(column))]
-    number = "" if is_one else "{}."  # one file or none needs no numbers
+    number = "" if is_one else "{}."  # a single file needs no number
     return [(number.format(place) + form.extension(value), value) for place, value in enumerate(column)]
 
 
 def _list_of_files(members: Mapping[str, bytes], field: str) -> list[bytes]:
-    """Return the files that hold a list, in the order of their numbers."""
+    """Return the files of a list, in order of their numbers."""
     names = [name.split(".") for name in members if name.startswith(f"{field}.")]
     found = sorted(names, key=lambda parts: int(parts[1]) if len(parts) > 2 else 0)
     return [members[".".join(parts)] for parts in found]
 
 
 def _in_npy(value: Any) -> np.ndarray:
-    """Return an array as a file holds it, which knows numpy's own dtypes: bfloat16 as float32, which is exact."""
+    """Convert an array to a dtype of numpy for a file: bfloat16 to float32, which is exact."""
     array = np.asarray(value)
     return array.astype(np.float32) if array.dtype.kind == "V" else array
 
@@ -601,7 +601,7 @@ def _npy(value: Any) -> bytes:
 
 
 def _array(data: bytes) -> np.ndarray:
-    """Return the array of an .npy file; `numpy.load` would allocate what its header claims before reading the data."""
+    """Return the array of an .npy file; `numpy.load` would allocate the size claimed in the header first."""
     file = io.BytesIO(data)
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("the .npy file is not of version 1.0")

@@ -10,19 +10,19 @@ the lines above its own:
 
     errors
     affinity, channel, logs, process_role
-    crash                 what a worker leaves when it dies
+    crash                 what is known of a worker that died
     processes             starting workers
-    byvalue, arrays, shared, standins     what needs care on the way to a worker
+    byvalue, arrays, shared, standins     objects that need special handling on the way to a worker
     pickling
-    unforkable            what a fork cannot use of what it inherits
+    unforkable            inherited objects that a forked worker cannot use
     worker                the program of a worker
-    tasks                 and futures; how many calls make one
-    workers               one, and all of a pool
-    dispatcher            tasks to workers, answers back
-    streams               `map`: items as they are drawn, results as they are taken
+    tasks                 tasks, futures and chunk sizes
+    workers               a worker, and all workers of a pool
+    dispatcher            sends tasks to workers, collects their answers
+    streams               `map`: draws items, yields results
     executor              `PathosExecutor`    <- start reading here
     pathos_pool           `PathosPool`
-    engines               executors of others, for those that take them in place of ours
+    engines               calls on Dask, Ray or any other executor
 """
 
 from __future__ import annotations

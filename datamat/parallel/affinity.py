@@ -1,4 +1,4 @@
-"""Which cores workers run on, how many there are, and the threads that libraries have started beside Python's."""
+"""CPU affinity and core counts of workers, and the native threads that libraries start."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ __all__ = [
 
 # ---------------------------------------------------------------- native threads
 #
-# Threads that libraries have started beside Python's own: whose they are, and whether those survive a fork.
+# Native threads, started by libraries rather than Python: which library owns them, and whether they survive a fork.
 #
 # A fork copies only the calling thread. A runtime whose threads are gone waits for them for ever, unless it is prepared
 # for that. Such runtimes cannot be listed, so the origin of each thread is looked up: the kernel says where the stack
 # of a waiting thread is (`/proc/self/task/ID/syscall`), and the outermost address of code on it lies in the library
-# that started the thread. Those that are known to survive a fork are listed; all others do not.
+# that started the thread. Libraries known to survive a fork are listed; all others count as unsafe.
 
 
 _UNKNOWN = "an unknown library"
@@ -65,8 +65,8 @@ class Mapping:
     Attributes:
         start: first address of the mapping.
         end: address just past the mapping.
-        path: the file that it shows; empty for mere memory.
-        is_code: whether that is code.
+        path: the file that is mapped; empty for anonymous memory.
+        is_code: whether the mapping is executable.
     """
 
     start: int
@@ -76,7 +76,7 @@ class Mapping:
 
 
 def mappings() -> list[Mapping]:
-    """Return the parts of this process's address space, in order; none where the system does not list them."""
+    """Return the memory mappings of this process, in order; empty where the system does not list them."""
     found = []
     with suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
@@ -88,18 +88,18 @@ def mappings() -> list[Mapping]:
     return found
 
 
-# ---------------------------------------------------------------- whose threads they are
+# ---------------------------------------------------------------- owners of threads
 
 
 def library_against_fork(*, is_patient: bool = True, known: set[int] | None = None) -> str | None:
-    """Return the name of a library that would miss its threads after a fork of this process; None if there is none.
+    """Return the name of a library whose threads a fork of this process would lose; None if there is none.
 
     A thread that computes without a pause counts as one of an unknown library, and so do all of them where the kernel
     does not say where their stacks are (gVisor).
 
     Args:
-        is_patient: wait for threads that compute at this moment; else they are passed over.
-        known: threads not to ask about, of `native_threads`; None for those of Python, which `threading` counts.
+        is_patient: wait for threads that are computing right now; otherwise they are skipped.
+        known: thread ids to skip, from `native_threads`; None skips Python's own threads, which `threading` counts.
     """
     deadline = time.monotonic() + _PATIENCE_S
     while threads := native_threads() - (_python_threads() if known is None else known):
@@ -118,7 +118,7 @@ def _python_threads() -> set[int | None]:
 
 
 def native_threads() -> set[int]:
-    """Return the ids that the kernel has for the threads of this process; none where it does not list them."""
+    """Return the kernel's ids of the threads of this process; empty where it does not list them."""
     with suppress(OSError):
         return set(map(int, os.listdir("/proc/self/task")))
     return set()
@@ -133,7 +133,7 @@ def _survives(owner: str | None) -> bool:
 
 
 def _owners(threads: set[int], *, is_python_one: bool) -> set[str | None]:
-    """Return the files that started these threads; None stands for one that cannot be found now.
+    """Return the files whose code started these threads; None for a thread whose file cannot be determined now.
 
     Args:
         threads: ids of the threads.
@@ -156,7 +156,7 @@ def _owners(threads: set[int], *, is_python_one: bool) -> set[str | None]:
 
 
 def _stack(thread: int, everything: list[Mapping]) -> bytes:
-    """Return the used part of a thread's stack; nothing if it runs at this moment."""
+    """Return the used part of a thread's stack; empty if the thread is running."""
     with open(f"/proc/self/task/{thread}/syscall", encoding="ascii") as file:
         fields = file.read().split()
     if len(fields) < 3:  # "running"
@@ -170,7 +170,7 @@ def _stack(thread: int, everything: list[Mapping]) -> bytes:
 
 
 def _outermost(stack: bytes, code: list[Mapping]) -> str | None:
-    """Return the file of the outermost function of a thread, past those of the C library that start every thread."""
+    """Return the file of a thread's outermost function, ignoring the C library's code that starts every thread."""
     usable = len(stack) // _WORD * _WORD
     for address in struct.unpack(f"{usable // _WORD}P", stack[:usable])[::-1]:
         mapping = find(code, address)
@@ -180,7 +180,7 @@ def _outermost(stack: bytes, code: list[Mapping]) -> str | None:
 
 
 def find(ordered: list[Mapping], address: int) -> Mapping | None:
-    """Return the mapping that an address is in."""
+    """Return the mapping that contains an address."""
     place = bisect.bisect_right(ordered, address, key=lambda mapping: mapping.start) - 1
     return ordered[place] if place >= 0 and address < ordered[place].end else None
 
@@ -190,9 +190,9 @@ def find(ordered: list[Mapping], address: int) -> Mapping | None:
 
 @contextmanager
 def at_rest() -> Iterator[None]:
-    """End the thread pools of OpenCV and of GNU OpenMP for the block, in which the process is forked.
+    """Shut down the thread pools of OpenCV and GNU OpenMP for the block, which forks the process.
 
-    They come back when they are next used. A forked process would inherit the records of these pools, but not their
+    They restart when next used. A forked process would inherit the records of these pools, but not their
     threads: `cv2.setNumThreads` (pthreads backend, OpenCV 4 and 5), and every parallel region of torch, scikit-learn,
     LightGBM or XGBoost, would wait for them for ever.
     """
@@ -214,7 +214,7 @@ def at_rest() -> Iterator[None]:
 
 
 def _pause_of(path: str) -> Callable[[int], int] | None:
-    """Return the function of a GNU OpenMP library that ends its idle threads; it has one since GCC 9."""
+    """Return the function of a GNU OpenMP library that ends its idle threads (GCC 9 and later)."""
     with suppress(OSError, AttributeError):
         pause: Callable[[int], int] = ctypes.CDLL(path, mode=os.RTLD_NOLOAD).omp_pause_resource_all
         return pause
@@ -223,7 +223,7 @@ def _pause_of(path: str) -> Callable[[int], int] | None:
 
 # ---------------------------------------------------------------- affinity
 #
-# Which processors workers get, and how many threads a library may start in each.
+# Which CPUs workers get, and how many threads a library may start in each worker.
 #
 # All of it is read from sysfs, procfs and the scheduler below a `root` that tests replace. Nothing here changes the
 # calling process, except `bind` and the two `limit_…` functions, which a worker calls on itself.
@@ -279,7 +279,7 @@ def physical_cores(*, allowed: Iterable[int] | None = None, root: str = "/") -> 
 
 
 def core_mask(*, allowed: Iterable[int] | None = None, root: str = "/") -> tuple[int, ...]:
-    """Return one logical CPU per allowed physical core, fastest first, whatever the quota.
+    """Return one logical CPU per allowed physical core, fastest first, ignoring CPU quotas.
 
     This is the mask that workers get. It is not cut to the quota, because a quota limits time and not places: with
     it, all containers of a host would crowd on the same first cores.
@@ -296,9 +296,9 @@ def core_mask(*, allowed: Iterable[int] | None = None, root: str = "/") -> tuple
 
 
 def cpu_quota(*, root: str = "/") -> float | None:
-    """Return how many CPUs' time the cgroups of this process allow, or None where they set no limit.
+    """Return the CPU quota of this process's cgroups, in CPUs; None if there is no limit.
 
-    The smallest of the quotas of the own group and all its ancestors counts.
+    It is the smallest quota of the process's own group and all its ancestors.
     """
     quotas = [quota for directory in _cgroup_directories(root) if (quota := _quota_of(directory)) is not None]
     return min(quotas, default=None)
@@ -353,12 +353,12 @@ def bind(mask: frozenset[int] | None) -> None:
 
 
 def limit_thread_environment(num_threads: int) -> None:
-    """Limit the threads of libraries that are imported later; what the user has set stays."""
+    """Limit the threads of libraries that are imported later; variables that the user has set stay."""
     for name in _THREAD_VARIABLES:
         os.environ.setdefault(name, str(num_threads))
 
 
-# What sets the number of threads, and what ends those of OpenBLAS; a fork has those of its parent.
+# Functions that set the number of threads, and OpenBLAS's that ends them; a fork inherits its parent's.
 _thread_setters: list[tuple[Callable[[ctypes.c_int], object], Callable[[], object] | None]] | None = None
 
 
@@ -374,15 +374,15 @@ def limit_loaded_libraries(num_threads: int) -> None:
         note_thread_pools(_loaded_libraries())
     for setter, pause in _thread_setters or ():
         setter(ctypes.c_int(num_threads))
-        if pause is not None:  # OpenBLAS has started them all, and they spin for 40 ms; it starts them when needed
+        if pause is not None:  # OpenBLAS has started them all, and they spin for 40 ms; it restarts them when needed
             pause()
 
 
 def note_thread_pools(libraries: Iterable[str] | None = None) -> None:
-    """Find the thread pools of the libraries that are loaded, before a fork: in each worker it takes 2 to 5 ms.
+    """Find the thread pools of loaded libraries before a fork: doing it in each worker would take 2 to 5 ms.
 
     Args:
-        libraries: paths of the libraries, where known; None looks for them.
+        libraries: paths of the libraries if known; None looks for them.
     """
     global _thread_setters  # noqa: PLW0603 -- what the forks inherit
     _thread_setters = []
@@ -434,7 +434,7 @@ def _count_cores_elsewhere() -> int:
 
 
 def _cgroup_directories(root: str) -> Iterator[str]:
-    """Yield the directories of this process' CPU groups and of all their ancestors."""
+    """Yield the directories of this process's CPU cgroups and of all their ancestors."""
     for line in (_read(os.path.join(root, "proc/self/cgroup")) or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":

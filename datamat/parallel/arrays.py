@@ -1,4 +1,4 @@
-"""How arrays travel that the standard library's pickle would copy: by their file, or beside the stream.
+"""Send arrays to workers without the copies that pickle would make: by their file, or beside the stream.
 
 numpy.memmap    by its file, where that is still the one that is mapped: the worker maps the same bytes, however many
                 there are. What was mapped to be changed in private (`mode="c"`), or lost its file, goes as an array.
@@ -24,7 +24,7 @@ __all__ = [
     "storage_of",
 ]
 
-ArrayReduction = Any  # as of `__reduce__`
+ArrayReduction = Any  # as returned by `__reduce__`
 
 
 @functools.lru_cache(maxsize=4096)
@@ -38,7 +38,7 @@ def rule_for(kind: Any) -> Callable[[Any], ArrayReduction] | None:
 
 
 def _memmap(array: Any) -> ArrayReduction:
-    """Return how to map the array again, or the array as an ordinary one."""
+    """Return the reduction that maps the array again, or one of an ordinary copy."""
     numpy = sys.modules["numpy"]
     plain = array.view(numpy.ndarray)
     mapping, path = getattr(array, "_mmap", None), getattr(array, "filename", None)
@@ -57,7 +57,7 @@ def _memmap(array: Any) -> ArrayReduction:
 
 
 def _is_mapped(path: str, address: int) -> bool:
-    """Is it still the file of this name that is mapped at an address? Another one may have taken its place."""
+    """Return True if the file mapped at an address still has this path; it may have been replaced."""
     if not (mapped := mappings()):
         return os.path.exists(path)
     mapping = find(mapped, address)
@@ -95,7 +95,7 @@ def _storage(storage: Any) -> ArrayReduction:
 
 
 def _typed_storage(storage: Any) -> ArrayReduction:
-    content = storage._untyped_storage  # all else of this class warns that it is about to go
+    content = storage._untyped_storage  # everything else in this class raises a DeprecationWarning
     if content.device.type != "cpu" or not content.nbytes():
         return NotImplemented
     return typed_storage_of, (content, storage.dtype)

@@ -1,4 +1,4 @@
-"""Which code travels by value, and how a worker rebuilds it, its classes and its globals."""
+"""Decide which code travels by value, and rebuild it, its classes and its globals in the worker."""
 
 from __future__ import annotations
 
@@ -70,13 +70,15 @@ __all__ = [
 
 _namespace_guard = threading.Lock()
 _namespaces: dict[str, dict[str, Any]] = {}
-_modules: list[types.ModuleType] = []  # keeps the stand-in modules whose dictionaries are in use
-_versions: dict[tuple[str, str], tuple[weakref.ref[Any], int]] = {}  # in the parent: what was sent last, its number
+_modules: list[types.ModuleType] = []  # keeps the stand-in modules alive whose dictionaries are in use
+_versions: dict[
+    tuple[str, str], tuple[weakref.ref[Any], int]
+] = {}  # in the parent: the object sent last, and its number
 _strong_references: dict[
     tuple[str, str], _StrongReference
-] = {}  # in the parent: those of `_versions` that nothing else keeps
+] = {}  # in the parent: objects of `_versions` that nothing else keeps alive
 _installed: dict[tuple[str, str], tuple[int, Any]] = {}  # in a worker: number and object that came last
-_first_values: dict[str, dict[str, Any]] = {}  # in a worker: what it began with
+_first_values: dict[str, dict[str, Any]] = {}  # in a worker: the values at its start
 _counter = itertools.count(1)
 
 
@@ -87,11 +89,11 @@ def version_of(key: str, name: str, value: Any, keeper: list[Any] | None = None)
         key: key of the namespace that has the global.
         name: name of the global in that namespace.
         value: object that the name is bound to now.
-        keeper: list that receives what must stay alive for the number to stay the same; None keeps that until the name
+        keeper: list that receives the object to keep alive while the number is in use; None keeps it until the name
             is bound to another object.
     """
     reference, version = _versions.get((key, name), (None, 0))
-    held = None if reference is None else reference()  # None: it is gone; a value of None has a strong reference
+    held = None if reference is None else reference()  # None: collected; a value of None has a strong reference
     if held is None or (held.value if isinstance(held, _StrongReference) else held) is not value:
         _strong_references.pop((key, name), None)
         version = next(_counter)
@@ -119,7 +121,7 @@ class _StrongReference:
 
 
 def inherit_globals(namespaces: Mapping[str, dict[str, Any]]) -> tuple[Callable[[], None], list[Any]]:
-    """In the parent: give workers that are forked from now on these globals as if they had been sent.
+    """In the parent: let workers that are forked from now on treat these globals as if they had been sent.
 
     A forked worker has the functions that it inherited, and those that come later by value: all are to see one
     namespace, and what an initializer has put there.
@@ -128,7 +130,7 @@ def inherit_globals(namespaces: Mapping[str, dict[str, Any]]) -> tuple[Callable[
         namespaces: the globals of code that travels by value, by their keys.
 
     Returns:
-        A function that ends it, to be called after the fork, and what to keep as long as these workers live.
+        A function that ends this, to be called after the fork, and objects to keep alive as long as these workers.
     """
     keeper: list[Any] = []
     for key, held in namespaces.items():
@@ -148,12 +150,12 @@ def inherit_globals(namespaces: Mapping[str, dict[str, Any]]) -> tuple[Callable[
 
 
 def remember_globals(key: str) -> None:
-    """In a worker: note what the globals are before its own code can change them."""
+    """In a worker: record the globals before its own code can change them."""
     _first_values[key] = dict(namespace(key))
 
 
 def is_new(module_name: str, name: str) -> bool:
-    """In a worker: return whether its own code has bound this global, which the parent has not, or not so."""
+    """In a worker: return True if its own code has bound this global, and the parent has not, or to something else."""
     module = sys.modules[module_name]
     if module_name not in _first_values and module not in _modules:  # an importable one, or inherited by a fork
         return False
@@ -171,7 +173,7 @@ def install_globals(
     Args:
         versions: version of each, by namespace and name.
         values: what they are bound to.
-        override: replace what is there, where that is older; else only add what is missing.
+        override: replace older values; otherwise only add missing ones.
     """
     for (key, name), value in values.items():
         held, version = namespace(key), versions[key, name]
@@ -202,7 +204,7 @@ def namespace_key(function: types.FunctionType) -> str:
 
 
 def module_of(held: dict[Any, Any]) -> str | None:
-    """Return the name of the module whose globals this dictionary is, None if it is another one."""
+    """Return the name of the module whose globals this dictionary is; None if it belongs to no module."""
     name = held.get("__name__")
     module = sys.modules.get(name) if isinstance(name, str) else None
     return name if module is not None and getattr(module, "__dict__", None) is held else None
@@ -240,7 +242,7 @@ _guard = threading.RLock()
 _ids: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 _known: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
 _filled: set[str] = set()
-_given_here: set[str] = set()  # in a worker: ids of classes that its own code has made
+_given_here: set[str] = set()  # in a worker: ids of classes that its own code has created
 _singletons: dict[
     str, Any
 ] = {}  # by id: type variables and the like, few and made once; not all can be weakly referenced
@@ -253,7 +255,7 @@ _importable: dict[tuple[str, str], bool] = {}  # by name, and by the directory t
 
 
 def is_by_value(module_name: str | None) -> bool:
-    """Return whether code of this module must travel by value."""
+    """Return True if code of this module must travel by value."""
     if module_name is None or module_name in ("__main__", "__mp_main__") or is_forced(module_name):
         return True
     module = sys.modules.get(module_name)
@@ -263,12 +265,12 @@ def is_by_value(module_name: str | None) -> bool:
 
 
 def force_by_value(module_name: str) -> None:
-    """From now on send code of this module, and of modules inside it, by value: a worker could not import it."""
+    """From now on, send code of this module and its submodules by value: a worker could not import it."""
     _forced.add(module_name)
 
 
 def run_top_level_once() -> None:
-    """Send code of the modules whose top level is running by value from now on: it must not run in a worker, too.
+    """From now on, send code of modules whose top level is running by value: it must not run in a worker, too.
 
     Raises:
         NestedRunError: it does run in a worker, which imports it for code of the caller.
@@ -279,12 +281,12 @@ def run_top_level_once() -> None:
 
 
 def is_forced(module_name: str) -> bool:
-    """Has `force_by_value` been called for this module, or for a package that it is in?"""
+    """Return True if `force_by_value` was called for this module or a package that contains it."""
     return any(module_name == name or module_name.startswith(f"{name}.") for name in _forced)
 
 
 def _is_importable(name: str) -> bool:
-    """Would a fresh interpreter with our search path find this module, in the same file?"""
+    """Return True if a fresh interpreter with our search path would find this module in the same file."""
     place = ""
     if "" in sys.path:
         with suppress(FileNotFoundError):  # it may have been removed
@@ -314,16 +316,16 @@ def _find_again(name: str) -> bool:
 
 
 def is_installed(module_name: str) -> bool:
-    """Is it a module of an installed package, which nobody edits while the session runs?"""
+    """Return True if it is a module of an installed package, which nobody edits during the session."""
     path = getattr(sys.modules.get(module_name), "__file__", None) or ""
     return f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
 
 
 def namespaces_around(functions: Iterable[Any]) -> dict[str, dict[str, Any]]:
-    """Return the globals of code that travels by value, by their keys: of `__main__`, of functions, and next to them.
+    """Return the globals of code that travels by value, by key: of `__main__`, of functions and of what they use.
 
     Args:
-        functions: where to begin; what is no function, method or partial of one is passed over. A second step takes
+        functions: where to begin; anything but functions, methods and partials is skipped. A second step adds
             the functions and modules that are named in their globals.
     """
     found = {"__main__": vars(sys.modules["__main__"])}
@@ -331,7 +333,7 @@ def namespaces_around(functions: Iterable[Any]) -> dict[str, dict[str, Any]]:
     def take(value: Any) -> None:
         if type(value) is types.FunctionType and is_by_value(value.__module__):
             found[namespace_key(value)] = value.__globals__
-        elif type(value) is types.ModuleType:  # another kind may load itself at a look
+        elif type(value) is types.ModuleType:  # a subclass may load itself when it is accessed
             name = vars(value).get("__name__")
             if isinstance(name, str) and name != "__main__" and sys.modules.get(name) is value and is_by_value(name):
                 found[name] = vars(value)
@@ -347,7 +349,7 @@ def namespaces_around(functions: Iterable[Any]) -> dict[str, dict[str, Any]]:
 
 
 def lookup(module_name: str | None, qualified_name: str) -> Any:
-    """Return what this process finds under a name; None if there is nothing."""
+    """Return the object that this process finds under a name; None if there is none."""
     try:
         return functools.reduce(getattr, qualified_name.split("."), sys.modules.get(module_name or ""))
     except AttributeError:
@@ -361,9 +363,9 @@ def is_imported(function: types.FunctionType) -> bool:
 
 
 def lost_its_name(cls: type) -> bool:
-    """Return whether it is a class of a Python module that has something else under its name by now.
+    """Return True if it is a class whose module now has something else under its name.
 
-    A module that was loaded twice, as pytest's conftest files are, or a class that was redefined.
+    The module was loaded twice, as pytest's conftest files are, or the class was redefined.
     """
     path = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
     return path.endswith(".py") and lookup(cls.__module__, cls.__qualname__) is not cls
@@ -400,13 +402,13 @@ def class_id(cls: type) -> str:
 
 
 def id_at_home(cls: type) -> str | None:
-    """In a worker: return the id of a class that the parent has, or None."""
+    """In a worker: return the id of a class that the parent also has, or None."""
     found = _ids.get(cls)
     return None if found in _given_here else found
 
 
 class UnknownClassError(LookupError):
-    """The process has no class with an id that has arrived."""
+    """This process has no class with the id that arrived."""
 
 
 def class_by_id(identity: str) -> type:
@@ -424,7 +426,7 @@ def class_by_id(identity: str) -> type:
 
 
 def register_inherited(values: Iterable[Any]) -> None:
-    """Give ids to what travels by value among `values` before a fork, so that forked workers know it as the same."""
+    """Before a fork, give ids to those of `values` that travel by value, so that forked workers recognise them."""
     for value in values:
         if isinstance(value, type):
             if is_by_value(value.__module__) or "<locals>" in value.__qualname__:
@@ -448,21 +450,21 @@ def make_function_in(code: types.CodeType, module_name: str, name: str, closure:
 
 
 def fill_function(function: types.FunctionType, state: tuple[Any, ...]) -> None:
-    """Set what may refer back to the function itself."""
+    """Set the attributes that may refer back to the function itself."""
     (function.__defaults__, function.__kwdefaults__, function.__annotations__, function.__doc__,
      function.__qualname__, function.__module__, attributes) = state  # fmt: skip
     function.__dict__.update(attributes)
 
 
 def annotations_of(value: Any) -> dict[str, Any]:
-    """Return the annotations of a function or class: values, or texts where they name what is not there.
+    """Return the annotations of a function or class: values, or texts if they use undefined names.
 
     Python 3.14 makes them when they are asked for; a name may be there for type checkers only. What makes those of a
     class holds its whole namespace, and is not sent.
     """
     try:
         return dict(value.__annotations__)
-    except Exception:  # noqa: BLE001 -- they are expressions of the user's
+    except Exception:  # noqa: BLE001 -- they are the user's expressions
         annotationlib = importlib.import_module("annotationlib")
         return dict(annotationlib.get_annotations(value, format=annotationlib.Format.STRING))
 
@@ -496,7 +498,7 @@ _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 
 
 def class_parts(cls: type) -> tuple[Any, ...]:
-    """Return what makes the empty class, its arguments, the state that fills it, and what does that."""
+    """Return the function that makes the empty class, its arguments, the state, and the function that sets it."""
     identity = class_id(cls)
     names = (cls.__name__, cls.__qualname__, cls.__module__)
     if isinstance(cls, enum.EnumMeta):
@@ -535,7 +537,7 @@ def _attributes_of(cls: type) -> dict[str, Any]:
 
 
 def make_once(identity: str, make: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the class, or other thing that is known by identity, with this id; made if the process has none."""
+    """Return the class, or other object known by identity, with this id; create it if the process has none."""
     with _guard:
         found = _singletons.get(identity, _known.get(identity))
         if found is None:
@@ -550,7 +552,7 @@ def make_once(identity: str, make: Callable[..., Any], *arguments: Any) -> Any:
 def make_class(metaclass: type, name: str, qualified_name: str, module: str, bases: Any, content: Any) -> type:
     """Return a new class that is empty.
 
-    What the author's metaclass and `__init_subclass__` do, they have done at home: its result comes with the content.
+    The author's metaclass and `__init_subclass__` have run in the parent: their result comes with the content.
     """
     home = _library_part(metaclass)
     body = home.__prepare__(name, bases)
@@ -562,13 +564,13 @@ def make_class(metaclass: type, name: str, qualified_name: str, module: str, bas
 
 
 def _library_part(metaclass: type) -> Any:
-    """Return the metaclass, or the first base of it that did not travel by value."""
+    """Return the metaclass, or its first base that did not travel by value."""
     return next(base for base in metaclass.__mro__ if base not in _ids)
 
 
 @contextmanager
 def _hooks_at_rest(bases: tuple[type, ...]) -> Iterator[None]:
-    """Let `__init_subclass__` of classes that travelled by value do nothing."""
+    """Disable `__init_subclass__` of classes that travelled by value, for the block."""
     held = {
         base: vars(base)["__init_subclass__"]
         for each in bases
@@ -601,7 +603,7 @@ def _enum_parts(cls: Any, names: tuple[Any, ...], identity: str) -> tuple[Any, .
 def make_enum(names: tuple[str, str, str], metaclass: type, bases: Any, kind: Any, members: Any, boundary: Any) -> type:
     """Return a new enumeration with its members.
 
-    Its own `__new__` and `__init__` have had their turn at home, with arguments that nobody knows any more.
+    Its own `__new__` and `__init__` have run in the parent, with arguments that are no longer known.
     """
 
     def new(cls: Any, arguments: tuple[Any, ...], value: Any) -> Any:
@@ -636,8 +638,8 @@ def fill_enum(cls: Any, state: tuple[str, dict[str, Any], dict[str, dict[str, An
 
 
 def _beside_namedtuple(cls: type) -> dict[str, Any]:
-    """Return what the author of a class gave it beside what every named tuple has."""
-    made = {"collections", f"namedtuple_{cls.__name__}"}  # where the functions of every named tuple are at home
+    """Return the attributes of a class beyond those that every named tuple has."""
+    made = {"collections", f"namedtuple_{cls.__name__}"}  # where the functions of every named tuple are defined
     own = {}
     for name, value in _attributes_of(cls).items():
         function = getattr(value, "__func__", value)
@@ -649,7 +651,7 @@ def _beside_namedtuple(cls: type) -> dict[str, Any]:
 
 
 def make_namedtuple(name: str, qualified_name: str, module: str, fields: Any, defaults: Any) -> type:
-    """Return a new named tuple: by the standard library, whose `__new__` of it has globals that no module holds."""
+    """Return a new named tuple, made by the standard library: the globals of its `__new__` belong to no module."""
     made: Any = collections.namedtuple(name, fields, rename=True, defaults=defaults, module=module)  # type: ignore[misc]
     made.__qualname__ = qualified_name
     return cast("type", made)
@@ -675,7 +677,7 @@ def fill_class(cls: type, state: tuple[str, dict[str, Any], tuple[type, ...]]) -
 
 
 def singleton_parts(thing: Any, *, to_parent: bool) -> tuple[Any, ...]:
-    """Return how a type variable, a `NewType` or a `ContextVar` travels: by the name of a global, or by value."""
+    """Return the reduction of a type variable, a `NewType` or a `ContextVar`: by a global name, or by value."""
     if (identity := _singleton_ids.get(id(thing))) is None:
         for module_name, name in _homes_of(thing):
             if to_parent or not is_by_value(module_name):
@@ -689,21 +691,21 @@ def singleton_parts(thing: Any, *, to_parent: bool) -> tuple[Any, ...]:
 
 
 def _homes_of(thing: Any) -> Iterator[tuple[str, str]]:
-    """Find modules, and globals in them, that hold a thing; a context variable does not know of any."""
+    """Find the modules and globals that hold an object; a context variable does not know its own."""
     for module_name in list(sys.modules) if isinstance(thing, contextvars.ContextVar) else [thing.__module__]:
         held = getattr(sys.modules.get(module_name), "__dict__", {})
         yield from ((module_name, name) for name, value in list(held.items()) if value is thing)
 
 
 def make_type_variable(kind: Any, name: str, module: str, constraints: Any, options: dict[str, Any]) -> Any:
-    """Return a new type variable, or another thing of `typing` that is made by its name."""
+    """Return a new type variable, or another object of `typing` that is made from its name."""
     made = kind(name, *constraints, **options)
     made.__module__ = module
     return made
 
 
 def set_context_variable(variable: contextvars.ContextVar[Any], state: tuple[Any]) -> None:
-    """Set a variable to what it is set to where the callable comes from."""
+    """Set a context variable to its value in the caller."""
     variable.set(state[0])
 
 

@@ -1,4 +1,4 @@
-"""What passes between a worker and its parent: messages, large buffers, and claims to tasks."""
+"""What passes between a worker and its parent: messages, large buffers and claims to tasks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Descriptor:
         return self._number
 
     def share(self) -> Descriptor:
-        """Return one more descriptor of the same file, for a worker."""
+        """Return a duplicate of the descriptor, for a worker."""
         return Descriptor(os.dup(self._number))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -73,9 +73,10 @@ class Descriptor:
         return _inherited, (DupFd(self._number),)
 
     def close(self) -> None:
-        """Close it; safe to repeat.
+        """Close the descriptor; safe to repeat.
 
-        The number is forgotten first: whoever interrupts this must not close it again, since it may be another file by
+        The number is cleared first: a second call that interrupts this one must not close it, since it may be another
+            file by
         then.
         """
         with no_forks:
@@ -98,7 +99,7 @@ def _close_ends() -> None:
     no_forks.release()
     ends = list(_ends)
     _ends.clear()
-    with ExitStack() as stack:  # each is closed, whatever others raise; Python reports the last error
+    with ExitStack() as stack:  # all are closed even if some raise; Python reports the last error
         for end in ends:
             stack.callback(end.close)
 
@@ -109,8 +110,8 @@ if hasattr(os, "register_at_fork"):
 
 # ---------------------------------------------------------------- descriptors of another process
 #
-# A pipe or anonymous memory travels as its place, and is opened by whoever gets that: by its path in /proc, or, where
-# that is closed, from a thread of its owner that sends descriptors over a socket.
+# A pipe or anonymous memory travels as its place, which the receiver opens: by its path in /proc, or, where that is not
+# readable, by asking a thread of its owner that sends descriptors over a socket.
 
 
 _PR_GET_DUMPABLE = 3
@@ -118,7 +119,7 @@ _servers: dict[int, Any] = {}  # by process: a fork has the listener of its pare
 
 
 def place_of(descriptor: int) -> str:
-    """Return where other processes of this user find an open descriptor of this one."""
+    """Return a place at which other processes of this user can reopen a descriptor of this one."""
     if _shows_descriptors():
         return f"/proc/{os.getpid()}/fd/{descriptor}"
     from multiprocess.connection import Listener
@@ -132,7 +133,7 @@ def place_of(descriptor: int) -> str:
 
 
 def _shows_descriptors() -> bool:
-    """Return whether other processes may open descriptors of this one by their path.
+    """Return True if other processes may open descriptors of this one by their path.
 
     They may not once it has given up the rights of root (a server with a `--user`), or has said that nobody may look at
     it: then it is not "dumpable", prctl(2).
@@ -159,10 +160,10 @@ def reopen(place: str, flags: int) -> int:
 
     Args:
         place: what `place_of` has returned in its process.
-        flags: how to open it, where it is opened anew.
+        flags: flags of `open`, if it is opened by path.
 
     Raises:
-        OSError: it is not there any more.
+        OSError: it is gone.
     """
     if place.startswith("/proc/"):
         return os.open(place, flags | os.O_CLOEXEC)
@@ -176,7 +177,7 @@ def reopen(place: str, flags: int) -> int:
 
 # ---------------------------------------------------------------- a pickled callable
 #
-# A pickled callable in its wire form: its stream, and its large buffers, written once for all workers.
+# A pickled callable on the wire: its stream and its large buffers, written once for all workers.
 #
 # Arrays that `self` holds do not pass through the sockets. Their bytes are copied once, when they are pickled, into
 # anonymous memory (memfd_create(2)), which each worker maps privately: pages are shared until a worker writes to them.
@@ -232,7 +233,7 @@ class _BufferFile:
 
 
 def unpack(packed: memoryview) -> tuple[bytes, list[memoryview]]:
-    """Return stream and buffers of a packed function; the buffers are writable, and private to this process."""
+    """Return the stream and buffers of a packed function; the buffers are writable and private to this process."""
     num_buffers, path_length = _COUNTS.unpack_from(packed)
     lengths = struct.unpack_from(f"<{num_buffers + 1}Q", packed, _COUNTS.size)
     start = _COUNTS.size + 8 * (num_buffers + 1)
@@ -258,7 +259,7 @@ def _padding(num_bytes: int) -> bytes:
 
 # ---------------------------------------------------------------- claims to tasks
 #
-# Who may begin a task that waits at a worker behind another: one byte in a pipe for each such task.
+# Decides who may begin a task that waits at a worker behind another: one byte in a pipe for each such task.
 #
 # Short tasks are sent ahead, so that a worker never waits for its parent. If the task before them turns out to be long,
 # or waits for one of them, they must go to another worker; but a worker in the middle of a task reads no messages. So a
@@ -285,11 +286,11 @@ class Claims:
         return cls(read, write)
 
     def share(self) -> Claims:
-        """Return one more descriptor of the reading end, for the worker."""
+        """Return a duplicate of the reading end, for the worker."""
         return Claims(self._read.share())
 
     def grant(self, num_tasks: int) -> None:
-        """In the parent, before the tasks are sent: let the worker begin this many more."""
+        """In the parent, before the tasks are sent: let the worker begin this many more of them."""
         assert self._write is not None
         os.write(self._write.fileno(), bytes(num_tasks))
 
@@ -304,7 +305,7 @@ class Claims:
         return 0
 
     def claim(self) -> bool:
-        """In the worker: return whether the next task may be begun."""
+        """In the worker: return True if the next task may begin."""
         with suppress(BlockingIOError):
             return bool(os.read(self._read.fileno(), 1))
         return False
@@ -325,11 +326,11 @@ class Claims:
 # worker that is busy, stopped or dead can never stall the dispatcher, whatever the size of a message. The worker's end
 # (`WorkerChannel`) blocks, and one lock keeps the frames of its threads apart.
 #
-# There is nothing here that two workers share: a process killed in the middle of a frame spoils its own socket only.
+# Workers share nothing here: a process killed in the middle of a frame spoils only its own socket.
 
 
 HEADER = struct.Struct("<QB")
-_READ_BYTES = 1 << 16  # into one buffer for all reads: to allocate a large one for each costs 24 us
+_READ_BYTES = 1 << 16  # into one buffer for all reads: allocating a large one for each costs 24 us
 _READS_PER_WAKE = 64  # a worker that floods its socket with log records must not starve the others
 _BUFFERS_PER_CALL = 512  # below IOV_MAX (1024)
 _JOINED_BYTES = 1 << 12  # copying less than a page is cheaper than one more buffer
@@ -342,7 +343,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class _FrameBuffer:
-    """Receives from a socket and cuts what comes into frames."""
+    """Receives bytes from a socket and splits them into frames."""
 
     __slots__ = ("_buffer", "_rest")
 
@@ -399,13 +400,13 @@ class ParentChannel:
 
     @property
     def is_backed_up(self) -> bool:
-        """Does something wait for the socket to become writable?"""
+        """Return True if data waits for the socket to become writable."""
         return bool(self._out)
 
     def send(self, kind: int, *parts: Buffer) -> None:
-        """Queue one frame made of `parts` and hand the kernel what it takes now.
+        """Queue one frame made of `parts` and write as much as the socket takes now.
 
-        A worker that is gone is not an error here: its death is noticed, once, where the dispatcher waits.
+        A dead worker is not an error here: the dispatcher notices its death, once, where it waits.
         """
         self.post(kind, *parts)
         self.flush()
@@ -479,7 +480,7 @@ class WorkerChannel:
         """Return the next frame.
 
         Raises:
-            EOFError: the parent has closed its end, or is gone.
+            EOFError: the parent has closed its end or died.
         """
         while not self._waiting:
             try:

@@ -1,4 +1,4 @@
-"""What is known of a worker that died: the note that it leaves, whatever ends it, and the words for its end."""
+"""What is known of a worker that died: the note that it leaves however it ends, and the description of its end."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["CrashNote", "WorkerExit", "own_note"]
 
 # ---------------------------------------------------------------- the note
 #
-# A small file in memory. The worker writes down what it is at; its parent reads that after its death.
+# A small file in memory. The worker records what it is working on; its parent reads that after its death.
 #
-#   bytes 0 to 7     number of the task, or of the callable, that the worker began last; 0 once it is done with it
-#   bytes 8 to 15    where calls have a time limit: when the one under way began, in nanoseconds of the monotonic clock
-#   bytes 16 to 39   number of the task that noted a step, and the step: two numbers, what a long task is at
+#   bytes 0 to 7     number of the task, or of the callable, that the worker began last; 0 once it is done
+#   bytes 8 to 15    if calls have a time limit: when the current one began, in nanoseconds of the monotonic clock
+#   bytes 16 to 39   number of the task that recorded a step, and the step: two numbers that a long task chooses
 #   then             Python stacks, as `faulthandler` writes them when the process crashes or a signal asks for them
 #
 # The worker writes its numbers through a memory map: that takes no system call, and wakes nobody. So the parent can
@@ -45,7 +45,7 @@ class CrashNote:
 
     @classmethod
     def create(cls) -> Self:
-        """Return a new, empty one."""
+        """Return a new, empty note."""
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("datamat-worker")
         else:
@@ -57,7 +57,7 @@ class CrashNote:
         return note
 
     def share(self) -> CrashNote:
-        """Return one more descriptor of the same file, for the worker."""
+        """Return a duplicate of the descriptor, for the worker."""
         return CrashNote(self._descriptor.share())
 
     def fileno(self) -> int:
@@ -71,14 +71,14 @@ class CrashNote:
     # ------------------------------------------------------------ in the worker
 
     def open(self) -> memoryview:
-        """Make this the note of the process; return a uint64 view that takes a task's number, and a time."""
+        """Make this the note of the process; return a uint64 view for the number of a task, and a time."""
         global _own  # noqa: PLW0603 -- a process has one
         _own = self
         self._begun = memoryview(mmap.mmap(self.fileno(), _NUMBERS.size)).cast("Q")
         return self._begun
 
     def write_step(self, first: int, second: int) -> None:
-        """Note what the task under way is at: two numbers of its own, from 0; (0, 0) for nothing."""
+        """Record the step of the current task: two numbers of its choice, from 0; (0, 0) for none."""
         begun = self._begun
         assert begun is not None
         begun[3] = first
@@ -88,15 +88,15 @@ class CrashNote:
     # ------------------------------------------------------------ in the parent
 
     def last_begun(self) -> int:
-        """Return the number of what the worker had begun and was not done with, else 0."""
+        """Return the number of the task or callable that the worker had begun and not finished, else 0."""
         return int.from_bytes(os.pread(self.fileno(), 8, 0), "little")
 
     def call_since(self) -> float:
-        """Return when the call under way began, in seconds of the monotonic clock; 0 if unknown."""
+        """Return when the current call began, in seconds of the monotonic clock; 0 if unknown."""
         return int.from_bytes(os.pread(self.fileno(), 8, 8), "little") / 1e9
 
     def step(self) -> tuple[int, int]:
-        """Return what the task that the worker began last was at; (0, 0) if it did not say."""
+        """Return the step that the task which the worker began last had recorded; (0, 0) for none."""
         last, _, number, first, second = _NUMBERS.unpack(os.pread(self.fileno(), _NUMBERS.size, 0))
         return (first, second) if number == last else (0, 0)
 
@@ -107,11 +107,11 @@ class CrashNote:
 
 
 def own_note() -> CrashNote | None:
-    """Return the note of this process; None if it is no worker."""
+    """Return the note of this process; None if it is not a worker."""
     return _own
 
 
-# ---------------------------------------------------------------- the words
+# ---------------------------------------------------------------- the description
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +120,11 @@ class WorkerExit:
 
     Attributes:
         pid: process id of the worker.
-        exitcode: exit code as in `multiprocessing`: negative for a signal; None where it could not be learnt.
+        exitcode: exit code as in `multiprocessing`: negative for a signal; None if unknown.
         peak_rss_bytes: highest resident memory seen.
         last_begun: number of the task, or callable, that it had begun and not finished, else 0.
-        step: what that task was at, in two numbers of its own; (0, 0) if it noted nothing.
-        stack: Python frames that it wrote when it crashed or a signal asked for them, else "".
+        step: the step that this task had recorded, two numbers of its choice; (0, 0) for none.
+        stack: Python frames written when it crashed or a signal asked for them, else "".
         log_lines: last log messages of the worker.
     """
 
@@ -142,7 +142,7 @@ class WorkerExit:
         return -self.exitcode if self.exitcode is not None and self.exitcode < 0 else None
 
     def cause(self) -> str:
-        """Describe how it ended: exit code, or signal and what sends it."""
+        """Describe how it ended: exit code, or signal and its usual sender."""
         if self.signal is None:
             return f"exit code {self.exitcode}"
         try:
@@ -162,11 +162,11 @@ class WorkerExit:
         return text
 
     def describe(self) -> str:
-        """Describe how it ended, with all that is known."""
+        """Describe how it ended, with all known details."""
         return f"{self.cause()}, {self.report()}"
 
     def describe_timeout(self, limit: str, limit_s: float) -> str:
-        """Describe a worker that was killed because of a time limit, with all that is known.
+        """Describe a worker that was killed because of a time limit, with all known details.
 
         Args:
             limit: name of the option that sets the limit.

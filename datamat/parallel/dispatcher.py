@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_UNBEGUN", "Blame", "Dispatcher", "blame"]
 
-# ---------------------------------------------------------------- whose fault a death was
+# ---------------------------------------------------------------- blame for a death
 #
-# What becomes of the tasks of a dead worker: which one is to blame, and which go to another worker.
+# Which task of a dead worker is to blame, and which go to another worker.
 
 
 # Number of workers that may die just before they begin the same task. After that the task is to blame: its sheer size
@@ -54,10 +54,10 @@ class Blame:
     """What happens to the tasks that a dead worker had not answered.
 
     Attributes:
-        again: tasks that go to other workers, in this order.
-        failed: task that fails, if there is one.
-        error: error that it fails with.
-        warning: message for the log, if there is one.
+        again: tasks to repeat on other workers, in this order.
+        failed: task that fails, if any.
+        error: its error.
+        warning: message for the log, if any.
     """
 
     again: Sequence[Task]
@@ -74,7 +74,7 @@ def blame(
     timeout_s: float | None,
     max_retries: int,
 ) -> Blame:
-    """Decide which task the death of a worker is to be blamed on.
+    """Decide which task is to blame for the death of a worker.
 
     A worker answers its tasks in order, so the first one without an answer is the only suspect; and it is innocent if
     the worker had not begun it.
@@ -118,20 +118,20 @@ def blame(
 # Only this thread touches the workers. Callers append to `_waiting` under the lock and wake the thread through a pipe.
 
 
-# Deaths in a row while starting: before any worker was ready it will not get better; later something kills them.
+# Deaths in a row during start-up: before any worker was ready, retrying is pointless; later, something kills them.
 _MAX_STARTUP_DEATHS, _MAX_LATER_STARTUP_DEATHS = 3, 30
-_DEEP = 16  # tasks at each worker, all of them short
-_LARGE_BYTES = 1 << 16  # of arguments, which take longer to pickle than it takes to send what came before
+_DEEP = 16  # short tasks at each worker
+_LARGE_BYTES = 1 << 16  # of arguments, which take longer to pickle than the earlier tasks take to send
 _NAP_S = 0.0002
 _REPORT_S = 0.1
 
 
 class Dispatcher:
-    """Sends tasks to workers, and settles their futures.
+    """Sends tasks to workers, and resolves their futures.
 
     Args:
         options: options of the pool: workers, limits, retries, start method.
-        user_objects: the caller's initializer and callbacks, which the executor keeps alive.
+        user_objects: the caller's initializer and callbacks; the executor keeps them alive.
     """
 
     def __init__(self, options: PoolOptions, user_objects: UserObjects) -> None:
@@ -142,8 +142,8 @@ class Dispatcher:
         self._has_started = threading.Event()
         self._options = options
         self._workers = WorkerGroup(options)
-        # For what is waiting and what is at each worker; no code of the user's runs under it, but what is collected in
-        # the middle of it may come back here.
+        # Guards the queue and each worker's tasks. No user code runs under it, but a finalizer that runs while it is
+        # held may re-enter.
         self._lock = threading.RLock()
         self._user_objects = weakref.ref(user_objects)
         self._held: UserObjects | None = None  # while there is work
@@ -151,7 +151,7 @@ class Dispatcher:
         self._sources: deque[TaskSource] = deque()
         self._answers: deque[tuple[Task, int, memoryview, int]] = deque()
         self._is_asleep = False
-        self._is_saturated = False  # tasks wait already, and every worker has enough: more change nothing
+        self._is_saturated = False  # tasks are waiting and every worker has enough: more of them change nothing
         self._is_over = False
         self._is_shutting_down = False
         self._cancels_waiting = False
@@ -165,7 +165,7 @@ class Dispatcher:
     # ------------------------------------------------------------ called by any thread
 
     def claim_start(self) -> bool:
-        """Return whether the calling thread is to call `start`: it is the first one that asks."""
+        """Return True if the calling thread must call `start`: it is the first to ask."""
         with self._lock:
             is_first = self._starter is None
             if is_first:
@@ -173,10 +173,10 @@ class Dispatcher:
         return is_first
 
     def start(self, first: RemoteFunction) -> None:
-        """Prepare the workers and start the thread; `first` is inherited where workers are forked.
+        """Prepare the workers and start the thread; forked workers inherit `first`.
 
-        Called once, by the thread that submits the first task: it may have to be the one that is forked. What other
-        threads submit meanwhile waits.
+        Called once, by the thread that submits the first task, since that thread may have to fork. Tasks of other
+        threads wait meanwhile.
         """
         user_objects = self._user_objects()
         assert user_objects is not None  # the executor calls this
@@ -196,14 +196,14 @@ class Dispatcher:
             self._has_started.set()
 
     def join(self) -> None:
-        """Wait for the thread to end, if it was started; in a callback or finalizer, this may be the thread itself."""
+        """Wait for the thread to end if it was started; a callback or finalizer may call this from that very thread."""
         if self._starter not in (None, threading.get_ident()):
             self._has_started.wait()
         if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join()
 
     def submit(self, *tasks: Task) -> None:
-        """Queue tasks; those that come after the thread has ended fail with the reason."""
+        """Queue tasks; once the thread has ended they fail, with the reason."""
         with self._lock:
             is_over = self._is_over
             if not is_over:
@@ -227,14 +227,14 @@ class Dispatcher:
             self._held = self._user_objects()
 
     def recall(self, is_meant: Callable[[Task], bool]) -> None:
-        """Take back what workers have not begun, from those that have a task which is meant; `wake` sends it again."""
+        """Take back the tasks that workers have not begun, where a matching task is among them; `wake` resends them."""
         with self._lock:
             for handle in self._workers.handles.copy():
                 if any(map(is_meant, itertools.islice(handle.in_flight, 1, None))):
                     self._requeue(handle.take_back())
 
     def shutdown(self, *, cancel_waiting: bool = False, kill: bool = False) -> None:
-        """Ask the thread to end: after all tasks, after those under way, or immediately."""
+        """Ask the thread to end: after all tasks, after the running ones, or immediately."""
         self._is_shutting_down = True
         self._cancels_waiting |= cancel_waiting or kill
         self._kills |= kill
@@ -243,14 +243,14 @@ class Dispatcher:
         self.wake()
 
     def wake(self) -> None:
-        """End the sleep of the thread, if it sleeps."""
+        """Wake the thread if it sleeps."""
         if self._is_asleep:
             self._is_asleep = False
             self._workers.wake()
 
     def progress(self) -> PoolProgress:
         """Return the progress of the pool."""
-        # `copy` is one step for other threads, `tuple` is not; the dispatcher takes tasks meanwhile without the lock.
+        # `copy` is atomic, `tuple` is not; the dispatcher takes tasks without the lock meanwhile.
         in_flight = sum(task.count for handle in list(self._workers.handles) for task in handle.in_flight.copy())
         waiting = sum(task.count for task in self._waiting.copy())
         waiting += sum(source.num_left() for source in self._sources.copy())
@@ -266,14 +266,14 @@ class Dispatcher:
         try:
             while not self._has_finished():
                 self._feed()
-                self._settle_answers()  # after feeding: a worker is not to wait for what a caller does with its result
+                self._settle_answers()  # after feeding: workers must not wait for what callers do with results
                 self._release_user_objects()
                 self._wait()
                 self._workers.keep_time(now := time.monotonic())
                 self._rebalance()
                 self._report(now)
                 self._send_forgotten()
-        except BaseException as exc:  # an error of ours must not leave callers waiting for ever
+        except BaseException as exc:  # a defect of ours must not leave callers waiting for ever
             self._options.logger.exception("the dispatcher of the pool failed")
             self._break("the dispatcher failed", f"{type(exc).__name__}: {exc}")
         finally:
@@ -286,17 +286,17 @@ class Dispatcher:
                 user_objects.kept.clear()
 
     def _release_user_objects(self) -> None:
-        """While there is no work, keep no reference that may keep the pool alive."""
+        """While there is no work, hold no reference that may keep the pool alive."""
         if self._held is None or self._waiting or any(handle.in_flight for handle in self._workers.handles):
             return
         with self._lock:
             held = self._held
             if not (self._waiting or self._sources):
                 self._held = None
-        del held  # not under the lock: it may be the last reference, and run code of the user's
+        del held  # not under the lock: it may be the last reference, and run user code
 
     def _report(self, now: float | None = None) -> None:
-        """Report the progress; about ten times a second, where the time `now` of the monotonic clock is given."""
+        """Report the progress; with `now`, a time of the monotonic clock, at most about ten times a second."""
         user_objects = self._held or self._user_objects()
         if user_objects is None or user_objects.on_progress is None or (now is not None and now < self._next_report):
             return
@@ -346,7 +346,7 @@ class Dispatcher:
         ready = [handle for handle in self._workers.handles if handle.takes_tasks]
         if not ready:
             return
-        # The call before a single call may wait for it, so a single call never waits behind a long one.
+        # An earlier call may wait for a single call, so a single call never queues behind a long one.
         is_chunk = self._waiting[0].mode != worker.Mode.CALL
         num_waiting = len(self._waiting) / len(self._workers.handles) if is_chunk else 0
         depth = 1 if self._options.max_tasks else prefetch_depth(self._cost, num_waiting)
@@ -357,10 +357,10 @@ class Dispatcher:
         self._deal([handle for handle in refilled if not handle.is_laden], share)
 
     def _draw(self) -> None:
-        """Draw from the open maps, in turn, as many tasks as keep the workers busy until the next pass."""
+        """Draw from the open maps, in turn, enough tasks to keep the workers busy until the next pass."""
         while self._sources:
-            # By its own cost, not by that of the tasks before it. While that is unknown, each worker gets one item:
-            # more of these would be an eighth of what a map of 2,000 trivial calls takes.
+            # By the map's own cost, not that of earlier tasks. While it is unknown, each worker gets one item: more
+            # of these would take an eighth of the time of a map of 2,000 trivial calls.
             cost = self._sources[0].task_cost()
             ahead = 1 if cost is None else prefetch_depth(cost) + 2
             wanted = self._options.max_workers * ahead - len(self._waiting)
@@ -375,7 +375,7 @@ class Dispatcher:
                 self._waiting.extend(tasks)
 
     def _deal(self, handles: Sequence[WorkerHandle], depth: int) -> None:
-        """Give tasks to each worker in turn: the chunks of a map become smaller towards its end."""
+        """Give tasks to each worker in turn; chunks of a map get smaller towards its end."""
         takers = handles
         while takers and self._waiting:
             for handle in takers:
@@ -395,10 +395,11 @@ class Dispatcher:
         self._workers.flush(handle)
 
     def _give(self, handle: WorkerHandle, task: Task) -> None:
-        """Send a task unless it is cancelled, preceded by its functions where the worker lacks them.
+        """Send a task unless it is cancelled, after any of its functions that the worker lacks.
 
-        Only now are its arguments pickled: a task that waits costs nothing but references. No lock is held meanwhile,
-        since an object may pickle itself under its own lock, under which another thread submits.
+        Its arguments are pickled only now: a waiting task costs nothing but references. No lock is held meanwhile,
+            since
+        an object may pickle itself under its own lock, under which another thread submits.
         """
         if task.future.cancelled():
             task.begin()  # notifies those who wait
@@ -410,7 +411,7 @@ class Dispatcher:
                 if not (remote.is_inherited and handle.is_fork) and remote.number not in handle.known_functions:
                     handle.channel.post(Request.FUNCTION, *remote.frame())
                     handle.known_functions.add(remote.number)
-        except BaseException as exc:  # noqa: BLE001 -- whatever a `__reduce__` of the user's raises
+        except BaseException as exc:  # noqa: BLE001 -- whatever a user's `__reduce__` raises
             self._fail_unsent(task, exc)
             return
         with self._lock:
@@ -425,7 +426,7 @@ class Dispatcher:
             self._flush(handle)  # before the next one is pickled
 
     def _fail_unsent(self, task: Task, error: BaseException) -> None:
-        if task.begin() and task.count > 1:  # the other items of a chunk may travel
+        if task.begin() and task.count > 1:  # the other items of the chunk may be sendable
             self._requeue(split(task, self.functions))
             return
         self.functions.release(task.remote)
@@ -453,7 +454,7 @@ class Dispatcher:
             self._break(f"{count_of(self._startup_deaths, 'worker')} in a row ended while they started", cause)
 
     def _send_forgotten(self) -> None:
-        """Have the workers drop callables that nobody can call any longer."""
+        """Tell workers to drop unused callables."""
         while self.functions.forgotten:
             number = self.functions.forgotten.popleft()
             for handle in self._workers.handles:
@@ -467,7 +468,7 @@ class Dispatcher:
     def _wait(self) -> None:
         """Sleep until an event, and handle it."""
         if self._workers.handles and all(len(handle.in_flight) > _DEEP for handle in self._workers.handles):
-            time.sleep(_NAP_S)  # many answers then arrive together; nobody runs out of work meanwhile
+            time.sleep(_NAP_S)  # many answers then arrive together; no worker runs out of work meanwhile
         self._is_asleep = True
         self._is_saturated = bool(self._waiting) and not self._workers.num_free_slots
         timeout = 0.0 if self._has_work() else self._seconds_to_sleep()
@@ -481,7 +482,7 @@ class Dispatcher:
         return min((seconds for seconds in times if seconds is not None), default=None)
 
     def _blocked_workers(self) -> dict[WorkerHandle, float]:
-        """Return the workers where tasks wait while others are idle, with the seconds until those are taken back."""
+        """Return the workers whose tasks wait while others are idle, with the seconds until these are taken back."""
         handles = self._workers.handles
         is_anyone_free = self._workers.num_free_slots or not all(handle.in_flight for handle in handles)
         if self._waiting or self._sources or not is_anyone_free:
@@ -491,14 +492,14 @@ class Dispatcher:
         return {handle: max(0.0, handle.head_since - due) for handle in behind}
 
     def _rebalance(self) -> None:
-        """Take back what waits behind a long task, or behind one that waits for it, and give it to a free worker."""
+        """Move tasks that wait behind a long task, or behind one that depends on them, to a free worker."""
         for handle, seconds in self._blocked_workers().items():
             if not seconds:
                 with self._lock:
                     self._requeue(handle.take_back())
 
     def _has_work(self) -> bool:
-        """Return whether work has arrived since the last pass: before `_is_asleep` was set, nobody woke this thread."""
+        """Return True if work has arrived since the last pass: nobody wakes this thread until `_is_asleep` is set."""
         if self.functions.forgotten or (self._is_shutting_down and self._has_finished()):
             return True
         if not self._waiting and not self._sources:
@@ -509,13 +510,13 @@ class Dispatcher:
 
     def _handle_events(self, handle: WorkerHandle) -> None:
         self._workers.flush(handle)
-        # Its end was noticed before this read: all that it wrote is there, and fits into one `receive`.
+        # Its end was noticed before this read: everything it wrote has arrived, and fits into one `receive`.
         frames, at_end = handle.channel.receive()
         for kind, data in frames:
             self._handle_message(handle, kind, data)
         if handle.has_ended:
             self._reap(handle)
-        elif at_end:  # it closed its socket, or is about to end: it gets no more tasks
+        elif at_end:  # it closed its socket or is about to end: send no more tasks
             handle.has_hung_up = True
             handle.kill()
 
@@ -529,7 +530,7 @@ class Dispatcher:
             handle.last_lines.append(self._options.take_record(data))
         elif kind == Reply.READY:
             handle.is_ready = True
-            handle.sample_memory()  # it may not live until the next sample
+            handle.sample_memory()  # it may not live until the next sampling
             self._startup_deaths = 0
             self._max_startup_deaths = _MAX_LATER_STARTUP_DEATHS
         elif kind == Reply.RETURNED:
@@ -562,7 +563,7 @@ class Dispatcher:
             self._requeue(split(task, self.functions))
             return
         handle.count(task.count, busy_s, peak)
-        # Falls slowly and rises immediately: no task should wait behind one that turns out to be long.
+        # Falls slowly, rises immediately: no task should wait behind one that turns out to be long.
         self._cost = busy_s if self._cost is None else max(busy_s, 0.9 * self._cost + 0.1 * busy_s)
         task.busy_s = busy_s
         if task.stream is not None:
@@ -570,13 +571,13 @@ class Dispatcher:
         self._answers.append((task, kind, packed, handle.pid))
 
     def _settle_answers(self) -> None:
-        """Settle the futures of the tasks that were answered."""
+        """Resolve the futures of the answered tasks."""
         while self._answers:
             task, kind, packed, pid = self._answers.popleft()
             self.functions.release(task.remote)
             try:
                 self._settle(task, kind, packed, pid)
-            except BaseException as exc:  # noqa: BLE001 -- code of the user's that runs on arrival may raise anything
+            except BaseException as exc:  # noqa: BLE001 -- user code that runs on arrival may raise anything
                 self._fail(task, result_error(task, exc))
 
     def _settle(self, task: Task, kind: int, packed: memoryview, pid: int) -> None:
@@ -603,7 +604,9 @@ class Dispatcher:
         functions = (remote for task in handle.in_flight.copy() for remote in (*task.needs, task.remote))
         remote = next((remote for remote in functions if remote.number == number), None)
         if remote is not None:
-            self._options.logger.debug("%s: %s travels by value, a worker could not import it", remote.label, module)
+            self._options.logger.debug(
+                "%s: %s travels by value, since a worker could not import it", remote.label, module
+            )
             remote.send_by_value(module)
 
     def _requeue(self, tasks: Sequence[Task]) -> None:
@@ -644,10 +647,10 @@ class Dispatcher:
             self.broken = BrokenPoolError(f"{what}: {details}")
 
     def _settle_all(self) -> None:
-        """Settle every future that is left, with the cause if the pool broke."""
+        """Resolve all remaining futures, with the cause if the pool broke."""
         with self._lock:
             self._is_over = True
-            self._sources.clear()  # whoever takes their results submits the rest, and learns why that fails
+            self._sources.clear()  # the thread that takes their results submits the rest, and gets the error
             self.recall(lambda _: True)
             under_way = [task for handle in self._workers.handles for task in handle.pop_all()]
         if self.broken is not None:

@@ -1,12 +1,12 @@
-"""Engines of others that make calls in place of our own workers: Dask, Ray, any `concurrent.futures.Executor`.
+"""Run calls on other engines instead of our own workers: Dask, Ray, any `concurrent.futures.Executor`.
 
     driver   EngineExecutor.submit ── SentFunction, arguments ──> engine ──> worker ──> child: compare, rebuild, call
                       <── ReturnedCall: result or error, log records ──────────┴──────────┘
 
-The engine decides where and when a call is made, and makes it again where a worker is lost. What is done here is the
-same for all of them: the function goes by the rules of `pickling`, and is rebuilt once in each child; its log records
-come back with the result; the errors of the engine become `CallLost`. An engine is a class of some thirty lines below,
-which imports its package when it is used, and not before.
+The engine decides where and when a call runs, and repeats it if a worker is lost. The rest is the same for all engines:
+the function is pickled by the rules of `pickling` and rebuilt once in each child; its log records come back with the
+result; errors of the engine become `CallLost`. Each engine is a class of some thirty lines below, which imports its
+package on first use.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineExecutor", "check_engine", "open_engine"]
 
-_IDLE_S = 60.0  # without a call, until the process of a child ends
-_MOST_OTHERS = 2  # idle children that a worker keeps for other jobs than the one of its last call
-_LARGE = 64 << 10  # bytes of a function that Dask is to send once to each worker, and not with each call
+_IDLE_S = 60.0  # without a call, until a child process ends
+_MOST_OTHERS = 2  # idle children that a worker keeps for jobs other than that of its last call
+_LARGE = 64 << 10  # bytes of a function from which Dask sends it once per worker instead of with each call
 _WANTED = (
     "a dask.distributed.Client or the address of a Dask scheduler ('tcp://host:8786'), 'ray' or a Ray address "
     "('ray://host:10001'), a concurrent.futures.Executor, or None for datamat's own workers"
@@ -61,9 +61,9 @@ _DASK_SCHEMES = ("tcp://", "tls://", "ucx://", "ws://", "wss://", "inproc://")
 
 @functools.cache
 def _here() -> tuple[str, str]:
-    """Return the Python of this process, and its datamat: code by value needs the same minor version of Python."""
+    """Return the versions of Python and datamat here: code by value needs the same minor version of Python."""
     source = hashlib.blake2b(digest_size=4)
-    package = sys.modules[__name__.partition(".")[0]]  # datamat: all of its code decides what records hold
+    package = sys.modules[__name__.partition(".")[0]]  # datamat: all of its code decides the content of records
     for path in sorted(pathlib.Path(OWN).rglob("*.py")):
         source.update(path.read_bytes())
     python = f"{platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
@@ -72,20 +72,20 @@ def _here() -> tuple[str, str]:
 
 @functools.cache
 def _this_process(_: int) -> str:
-    """Return a name of this process, of whose id the argument is, that no other has on any host."""
+    """Return a name of this process (its id is the argument) that is unique across hosts."""
     return uuid.uuid4().hex
 
 
 class SentFunction:
-    """A function on its way to the workers of an engine; it may be forked with what it holds.
+    """A function on its way to the workers of an engine; it may be forked together with its contents.
 
     Args:
-        function: what is to be called.
+        function: the function to call.
         job: unique name of what its calls belong to.
         preload: modules that processes for its calls import once.
 
     Attributes:
-        is_called_here: whether an executor has called it at once, in the thread that submits it.
+        is_called_here: whether an executor has called it immediately, in the submitting thread.
     """
 
     def __init__(self, function: Callable[..., Any], job: str, preload: Sequence[str] = ()) -> None:
@@ -97,7 +97,7 @@ class SentFunction:
         self._context = contextvars.copy_context()
 
     def __call__(self, *args: Any) -> Any:
-        """Make a call here if this is the thread that submits it, which then waits for it; else in a child."""
+        """Make the call here if this is the submitting thread, which then waits for it; otherwise in a child."""
         if threading.get_ident() != self._thread:
             return self.arrival(*args)
         self.is_called_here = True
@@ -105,7 +105,7 @@ class SentFunction:
 
     @property
     def arrival(self) -> ArrivedFunction:
-        """What a worker gets, with context variables of the thread that submits it: pools pickle in another."""
+        """What a worker gets, with the context variables of the submitting thread: pools pickle in another one."""
         with _pickling:
             found: ArrivedFunction = self._context.run(getattr, self, "_arrival")
             return found
@@ -118,7 +118,7 @@ class SentFunction:
         return _as_it_is, (self.arrival,)
 
 
-_pickling = threading.Lock()  # threads of a pool ask for one arrival at once
+_pickling = threading.Lock()  # several threads of a pool may ask for one arrival
 
 
 def _as_it_is(value: Any) -> Any:
@@ -127,12 +127,12 @@ def _as_it_is(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReturnedCall:
-    """What a worker of an engine returns.
+    """The reply of a worker of an engine.
 
     Attributes:
         has_failed: whether `packed` is an error.
         packed: result or error.
-        log_records: what the call has logged.
+        log_records: log records of the call.
     """
 
     has_failed: bool
@@ -140,7 +140,7 @@ class ReturnedCall:
     log_records: tuple[bytes, ...] = ()
 
     def open(self) -> Any:
-        """Log what the call has logged, and return its result or raise its error."""
+        """Replay the log records of the call, and return its result or raise its error."""
         for record in self.log_records:
             logs.replay(record)
         if self.has_failed:
@@ -149,23 +149,23 @@ class ReturnedCall:
 
 
 class ArrivedFunction:
-    """A function in a worker of an engine; its calls are made in a child of that, where it is rebuilt at the first.
+    """A function in a worker of an engine; its calls run in a child process, which rebuilds it at the first call.
 
     Args:
-        function: the function, in the process that sends it.
+        function: the function, in the sending process.
         job: unique name of what its calls belong to.
         preload: modules that processes for its calls import once.
 
     Attributes:
         token: unique name of the function.
-        job: unique name of what it belongs to; a child makes the calls of one.
-        levels: log levels of the process that sends it.
+        job: unique name of the job that it belongs to; a child makes the calls of one job.
+        levels: log levels of the sending process.
         preload: modules that a server of children imports once.
     """
 
     def __init__(self, function: Callable[..., Any], job: str, preload: Sequence[str]) -> None:
         pickled = pickling.dumps_code(function)
-        self.__qualname__ = logs.label_of(function)  # of an object: what messages and log records call it
+        self.__qualname__ = logs.label_of(function)  # of an object: its name in messages and log records
         self.token, self.job = uuid.uuid4().hex, job
         self.levels = logs.capture_state()
         self.preload = (__name__, *preload, *pickled.modules)
@@ -177,12 +177,12 @@ class ArrivedFunction:
 
     @property
     def is_at_home(self) -> bool:
-        """Whether this is the process that sends it."""
+        """Whether this is the sending process."""
         return self._home == _this_process(os.getpid())
 
     def __call__(self, *args: Any) -> ReturnedCall:
-        """Make a call: hand it to a child, or be that child."""
-        if is_worker():  # one of datamat's own that passes an executor to a run is alone, too, and has no children
+        """Make a call: hand it to a child, or run it if this is that child."""
+        if is_worker():  # one of datamat's own workers that passes an executor to a run has no children either
             return self._returned(args)
         child = _Child.take(self)
         try:
@@ -232,14 +232,14 @@ _rebuilt: dict[str, Callable[..., Any]] = {}  # in a child, by token
 class _Child(PathosExecutor):
     """A process in which a worker of an engine makes calls of one job, one at a time.
 
-    In the worker itself other threads (an event loop, further calls) draw from the generators that a sample draws from,
-    and texts hash differently in each.
+    In the worker itself, other threads (an event loop, further calls) draw from the random generators that samples use,
+    and each worker has another hash seed.
 
     Args:
-        first: function that it is made for.
+        first: function that it is started for.
     """
 
-    _idle: ClassVar[list[_Child]] = []  # of this process, and those that a fork has from its parent
+    _idle: ClassVar[list[_Child]] = []  # of this process, and those that a fork inherits from its parent
 
     def __init__(self, first: ArrivedFunction) -> None:
         method = None if is_frozen() else "forkserver"
@@ -254,7 +254,7 @@ class _Child(PathosExecutor):
 
     @classmethod
     def take(cls, function: ArrivedFunction) -> _Child:
-        """Return a child that no thread uses."""
+        """Return an unused child."""
         for child in cls._of_this_process():
             if child._job == function.job:
                 with contextlib.suppress(ValueError):  # another thread has taken it
@@ -268,14 +268,14 @@ class _Child(PathosExecutor):
 
     @classmethod
     def end_job(cls, job: str) -> None:
-        """End the children of a job, which has no calls left."""
+        """End the children of a job that has no calls left."""
         for child in cls._of_this_process():
             if child._job == job:
                 cls._idle.remove(child)
                 child.shutdown()
 
     def rest(self) -> None:
-        """Keep it for the next call; of other jobs, only a few that had one not long ago."""
+        """Keep the child for the next call; of other jobs, keep only the few used most recently."""
         if not self.is_shut_down:
             self._idle.append(self)
         for child in [child for child in self._of_this_process() if child._job != self._job][:-_MOST_OTHERS]:
@@ -288,7 +288,7 @@ class _Child(PathosExecutor):
         function = self._known.setdefault(function.token, function)
         try:
             future: Future[ReturnedCall] = self.submit(function, *args)
-            while not wait([future], SLICE_S).done:  # an interrupt that is no signal, as Ray's, wakes no thread
+            while not wait([future], SLICE_S).done:  # an interrupt that is not a signal, such as Ray's, wakes no thread
                 pass
             returned = future.result()
         except Exception as exc:  # noqa: BLE001 -- raised again by the future of the call
@@ -330,50 +330,50 @@ threading._register_atexit(_end_children)  # type: ignore[attr-defined]  # befor
 
 
 class Engine(Protocol):
-    """What is particular to an engine.
+    """The operations that differ between engines.
 
     Attributes:
-        name: what messages call it.
+        name: its name in messages.
     """
 
     name: str
 
     def send(self, call: SentFunction, args: tuple[Any, ...], end: Callable[[Callable[[], Any]], object]) -> Any:
-        """Hand out a call.
+        """Submit a call.
 
         Args:
             call: the function.
             args: its arguments.
-            end: takes, when the call has ended in any way, a function that returns its result or raises its error; a
-                call that was cancelled raises `CancelledError`.
+            end: called when the call has ended in any way, with a function that returns its result or raises its
+                error; a cancelled call raises `CancelledError`.
 
         Returns:
-            What `cancel` takes.
+            A handle for `cancel`.
 
         Raises:
-            BrokenExecutor, ConnectionError: the engine takes no more calls.
+            BrokenExecutor, ConnectionError: the engine accepts no more calls.
         """
 
     def cancel(self, sent: Sequence[Any]) -> None:
-        """Cancel the calls that have not begun, as far as the engine knows, all at once; it may be asked again."""
+        """Cancel, all at once, the calls that have not begun as far as the engine knows; may be repeated."""
 
     def lacks_workers(self) -> bool:
-        """Return whether there is no worker, as far as the engine can tell."""
+        """Return True if the engine has no workers, as far as it can tell."""
 
     def close(self) -> None:
-        """Let go of what `open_engine` has opened."""
+        """Release what `open_engine` has opened."""
 
 
 class EngineExecutor(Executor):
-    """Makes calls on an engine. It returns what the calls return, and logs what they log.
+    """An executor that makes its calls on an engine, and replays their log records here.
 
     Args:
         engine: the engine.
         preload: modules that processes for its calls import once.
-        calls_here: called when the engine is found to make calls in this very thread, once.
+        calls_here: called once if the engine turns out to make calls in this very thread.
 
     Attributes:
-        job: unique name of what its calls belong to.
+        job: unique name of the job that its calls belong to.
     """
 
     def __init__(
@@ -388,17 +388,17 @@ class EngineExecutor(Executor):
 
     @property
     def name(self) -> str:
-        """What messages call the engine."""
+        """Name of the engine in messages."""
         return self._engine.name
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Hand out a call, with arguments by position.
+        """Submit a call, with arguments by position.
 
         Raises:
-            CallLost: the engine takes no more calls.
+            CallLost: the engine accepts no more calls.
         """
         assert not kwargs, "arguments go by position"
-        # It holds `fn`, so the identity stays its own.
+        # It holds `fn`, so that the id is not reused.
         call = self._sent.setdefault(identity_of(fn), SentFunction(fn, self.job, self._preload))
         future = _EngineFuture(self)
         try:
@@ -411,14 +411,14 @@ class EngineExecutor(Executor):
         return future
 
     def cancel(self, futures: Iterable[Future[Any]]) -> None:
-        """Cancel the calls of futures that have not begun, as far as the engine knows."""
+        """Cancel the calls of these futures that have not begun as far as the engine knows."""
         asked = [future for future in futures if isinstance(future, _EngineFuture)]
         for future in asked:
             future.is_unwanted = True
         self._engine.cancel([future.sent for future in asked])
 
     def warn_without_workers(self, logger: logging.Logger) -> None:
-        """Warn, once, where there is no worker, as far as the engine can tell."""
+        """Warn once if the engine has no workers, as far as it can tell."""
         if not self._has_warned and self._engine.lacks_workers():
             self._has_warned = True
             logger.warning("%s has no workers: start some, or stop with Ctrl-C", self.name)
@@ -428,8 +428,8 @@ class _EngineFuture(Future[Any]):
     """A call on an engine.
 
     Attributes:
-        sent: what the engine's `cancel` takes.
-        is_unwanted: whether it was to be cancelled.
+        sent: handle for the engine's `cancel`.
+        is_unwanted: whether its cancellation was requested.
     """
 
     def __init__(self, executor: EngineExecutor) -> None:
@@ -439,17 +439,17 @@ class _EngineFuture(Future[Any]):
         self._executor = executor
 
     def cancel(self) -> bool:
-        """Cancel the call if it has not begun, as far as the engine knows."""
+        """Cancel the call if it has not begun as far as the engine knows."""
         self._executor.cancel([self])
         return self.done()
 
     def end(self, result: Callable[[], Any]) -> None:
-        """Take the end of the call; one that was cancelled has none."""
+        """Resolve the future with the outcome of the call, unless it was cancelled."""
         try:
             value = result()
             self.set_result(value.open() if isinstance(value, ReturnedCall) else value)
         except CancelledError as exc:
-            why = f": {exc}" if str(exc) else ""  # that of the standard library says nothing
+            why = f": {exc}" if str(exc) else ""  # the standard library's has no text
             self._lose(CallLost(f"the engine has cancelled it{why}", may_repeat=True), exc)
         except CallLost as exc:
             self._lose(exc, exc.__cause__)
@@ -491,17 +491,15 @@ class _Futures:
     def _result(self, done: Future[Any]) -> Any:
         try:
             return done.result()
-        except BrokenExecutor as exc:  # of all calls that the pool has, whichever of them ended its process
+        except BrokenExecutor as exc:  # raised by all calls of the pool, whichever of them ended its process
             why = str(exc).rstrip(".")
-            raise CallLost(
-                f"the {self.name} broke, at this or at another that was handed out: {why}", may_repeat=False
-            ) from exc
+            raise CallLost(f"the {self.name} broke, at this call or at another one: {why}", may_repeat=False) from exc
 
     def lacks_workers(self) -> bool:
         return False  # it cannot be asked
 
     def close(self) -> None:
-        """Leave the executor to whoever made it."""
+        """Do nothing: the executor belongs to the caller."""
 
 
 class _Dask:
@@ -518,7 +516,7 @@ class _Dask:
             with _reached(client):
                 client = distributed.Client(client, set_as_default=False)
         self._client = client
-        self._large: dict[str, Any] = {}  # functions that are on the workers
+        self._large: dict[str, Any] = {}  # functions that the workers have
         self.name = f"Dask at {client.scheduler.address}"
 
     def send(self, call: SentFunction, args: tuple[Any, ...], end: Callable[[Callable[[], Any]], object]) -> Any:
@@ -531,7 +529,7 @@ class _Dask:
             if self._is_open():
                 raise
             raise ConnectionError(str(exc)) from exc
-        if not self._is_open():  # while it closes, a client takes calls of which it never hears again
+        if not self._is_open():  # a client that is closing accepts calls and never reports on them
             raise ConnectionError("its client is closed")
         future.add_done_callback(lambda done: end(functools.partial(self._result, done)))
         return future
@@ -540,7 +538,7 @@ class _Dask:
         return self._client.status in ("running", "connecting")
 
     def _held(self, arrival: ArrivedFunction) -> Any:
-        """Return a large function as the result of a call: made by the first worker, and again where it is lost."""
+        """Return a large function as the result of a call: Dask computes it on a worker, and again if it is lost."""
         known = self._large.get(arrival.token)
         if known is None or known.status not in ("pending", "finished"):
             key = f"datamat-function-{uuid.uuid4().hex}"
@@ -561,11 +559,11 @@ class _Dask:
         raise CallLost(f"{self.name} was started anew, or has lost it", may_repeat=True)
 
     def cancel(self, sent: Sequence[Any]) -> None:
-        """Cancel calls, but let those end that workers have: Dask cannot stop them, and would only forget them."""
+        """Cancel calls, except those that workers have begun: Dask cannot stop these, and would only forget them."""
         at_work: set[str] = set()
         with contextlib.suppress(Exception):  # a scheduler that is gone runs nothing
             at_work.update(*self._client.processing().values())
-        with contextlib.suppress(Exception):  # a client that is closed has let go of all calls
+        with contextlib.suppress(Exception):  # a closed client has released all calls
             self._client.cancel([future for future in sent if future.key not in at_work])
 
     def lacks_workers(self) -> bool:
@@ -587,8 +585,8 @@ class _Ray:
     """A cluster of Ray.
 
     Args:
-        address: address of the cluster; None takes the one that this process is connected to, else what `ray.init`
-            finds or starts.
+        address: address of the cluster; None takes the one that this process is connected to, or else the one that
+            `ray.init` finds or starts.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -620,13 +618,13 @@ class _Ray:
             return done.result()
         except errors.TaskCancelledError as exc:
             raise CancelledError(str(exc)) from exc
-        except errors.RayTaskError:  # of what was called
+        except errors.RayTaskError:  # raised by the called function
             raise
         except (errors.RayError, ConnectionError) as exc:  # a worker, a node or the server for clients is gone, ...
             raise CallLost(f"{self.name}: {exc}", may_repeat=False) from exc
 
     def cancel(self, sent: Sequence[Any]) -> None:
-        """Cancel calls: one that has begun ends by KeyboardInterrupt, and its future then."""
+        """Cancel calls: a running one ends by KeyboardInterrupt, and so does its future."""
         with contextlib.suppress(ConnectionError):  # a cluster that is gone runs nothing
             for cancel in sent:
                 cancel()
@@ -644,7 +642,7 @@ class _Ray:
 
 @contextlib.contextmanager
 def _reached(address: str) -> Iterator[None]:
-    """Say which cluster it was that nobody answers for."""
+    """Name the cluster in the error if it does not answer."""
     try:
         yield
     except OSError as exc:
@@ -666,7 +664,7 @@ def _imported(name: str, extra: str, what: str) -> Any:
 
 
 def _is_client(given: Any) -> bool:
-    distributed = sys.modules.get("distributed")  # who has a client has imported it
+    distributed = sys.modules.get("distributed")  # the user of a client has imported it
     return distributed is not None and isinstance(given, distributed.Client)
 
 
@@ -693,7 +691,7 @@ def _check_client(client: Any) -> None:
 
 
 def _opener(given: Any) -> Callable[[], Engine]:
-    """Return what opens an engine; nothing is imported, and nothing is connected to before.
+    """Return a function that opens an engine; nothing is imported or connected to before it is called.
 
     Raises:
         OptionError: it is not an engine.
@@ -714,7 +712,7 @@ def _opener(given: Any) -> Callable[[], Engine]:
 
 
 def check_engine(given: Any) -> None:
-    """Raise `OptionError` for what is neither None nor an engine; nothing is imported, and nothing is connected to."""
+    """Raise `OptionError` unless it is None or an engine; nothing is imported or connected to."""
     if given is not None:
         _opener(given)
 
@@ -723,13 +721,13 @@ def check_engine(given: Any) -> None:
 def open_engine(
     given: Any, preload: Sequence[str] = (), calls_here: Callable[[], object] | None = None
 ) -> Iterator[Executor]:
-    """Yield an executor for what a user has given as one; what it opens, it closes after the block.
+    """Yield an executor for a user's `executor=`; whatever this opens is closed after the block.
 
     Args:
         given: a `dask.distributed.Client` or its scheduler's address, "ray" or a Ray address, or any
             `concurrent.futures.Executor`.
         preload: modules that processes for the calls import once.
-        calls_here: called when an executor is found to make calls in this very thread, once.
+        calls_here: called once if the executor turns out to make calls in this very thread.
 
     Raises:
         OptionError: it is none of these.

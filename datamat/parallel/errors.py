@@ -1,4 +1,4 @@
-"""What goes wrong on the way to a worker and back, and the base of every error that datamat raises on purpose."""
+"""Errors of the parallel core, and the base of every error that datamat raises on purpose."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class UnpicklableError(ParallelError, PicklingError, TypeError):
 class WorkerDied(ParallelError):  # noqa: N818 -- the name that DESIGN.md and users know
     """A worker process died while it ran a task.
 
-    If signal 9 killed it, it most likely ran out of memory: use fewer workers, or smaller samples. After a crash in
+    If signal 9 killed it, it most likely ran out of memory: use fewer workers or smaller samples. After a crash in
     native code, the message has the Python stack, which names the library. A run tells you which sample it was, and
     `errors="skip"` leaves it out.
 
@@ -86,7 +86,7 @@ class TaskTimeout(ParallelError):  # noqa: N818 -- reads as the event, like Time
 
 
 class BrokenPoolError(ParallelError, BrokenExecutor):
-    """Workers cannot be started, or die before they take a task; also a `BrokenExecutor`, as other executors raise.
+    """Workers cannot be started, or die before they take a task; also a `BrokenExecutor`, as in other executors.
 
     The message has the cause: most often an import that fails in a new process, or a system limit on processes, open
     files or memory.
@@ -94,15 +94,15 @@ class BrokenPoolError(ParallelError, BrokenExecutor):
 
 
 def count_of(number: int, noun: str) -> str:
-    """Return a number of things for a message: "1 row", "2,000 rows"; the noun's plural ends with "s"."""
+    """Return a count for a message: "1 row", "2,000 rows"; the noun's plural must end in "s"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def require_posix(what: str) -> None:
-    """Raise `MissingDependencyError` on a system without the locks of files and the processes that writing takes.
+    """Raise `MissingDependencyError` on a system without the file locks and processes that writing needs.
 
     Args:
-        what: what needs them, for the message.
+        what: the feature that needs them, for the message.
     """
     try:
         import fcntl
@@ -118,18 +118,18 @@ def require_posix(what: str) -> None:
 _TOP = __name__.partition(".")[0]
 
 OWN = os.path.dirname(str(sys.modules[_TOP].__file__)) + os.sep
-"""How the paths of this package's code begin: of all of it, where the parallel core is a part of something."""
+"""Path prefix of this package's code: of the whole package, if the parallel core is part of a larger one."""
 
 
 def fold(error: BaseException) -> None:
-    """Cut the frames of datamat off the traceback of an error and of its causes, down to the code that it called.
+    """Remove datamat's frames from the traceback of an error and its causes, down to the user code that it called.
 
-    An error that names its item is about the user's code, which its reader then sees first. An error of any other
-    kind that arose in datamat itself keeps its frames: they are what a report of a defect needs.
+    An error that names its item is about the user's code, so that code is shown first. Any other error that arose in
+    datamat itself keeps its frames, which a bug report needs.
     """
     chain: BaseException | None = error
     seen: set[int] = set()
-    while chain is not None and id(chain) not in seen:  # an error that is raised twice may be among its own causes
+    while chain is not None and id(chain) not in seen:  # an error raised twice may be among its own causes
         seen.add(id(chain))
         trace = chain.__traceback__
         while trace is not None and is_own(trace.tb_frame):
@@ -140,6 +140,6 @@ def fold(error: BaseException) -> None:
 
 
 def is_own(frame: types.FrameType) -> bool:
-    """Return whether a frame runs code of datamat, of which that of dataclasses is in no file."""
+    """Return True if a frame runs code of datamat; methods that dataclasses generate are in no file."""
     is_ours = str(frame.f_globals.get("__name__")).startswith(f"{_TOP}.")
     return is_ours and frame.f_code.co_filename.startswith((OWN, "<string>"))

@@ -31,16 +31,16 @@ __all__ = ["PathosExecutor", "PoolStats", "run_now"]
 
 # ---------------------------------------------------------------- calls in the caller's own process
 #
-# Calls that run immediately in this process: a pool inside a worker does that, since the outer pool has all the cores.
+# Calls that run immediately in this process: a pool inside a worker does this, since the outer pool has all the cores.
 
 
 def run_now(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
-    """Return a finished future of the call."""
+    """Run the call here and return its finished future."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     try:
         result = function(*args, **kwargs)
-    except BaseException as exc:  # noqa: BLE001 -- a future carries any error to whoever asks for the result
+    except BaseException as exc:  # noqa: BLE001 -- a future carries any error to its reader
         future.set_exception(exc)
     else:
         future.set_result(result)
@@ -53,7 +53,7 @@ _SHUT_DOWN = "cannot schedule new futures after shutdown"
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """State of a pool, and what its workers have done.
+    """State of a pool and of its workers.
 
     Attributes:
         start_method: start method of the workers; "serial" inside a worker.
@@ -81,13 +81,13 @@ class PathosExecutor(Executor):
         logger: logger for messages of the pool itself.
 
     Raises:
-        OptionError: an argument makes no sense, or this system cannot do it.
-        UnpicklableError: `initargs` hold a queue of threads, of which workers would get copies.
+        OptionError: an argument is invalid, or not possible on this system.
+        UnpicklableError: `initargs` holds a thread queue, of which workers would get copies.
     """
 
     _max_tasks_per_child: int | None = None
 
-    def __init__(  # noqa: PLR0913 -- what users may choose; all but the first by name
+    def __init__(  # noqa: PLR0913 -- options of users; all but the first by name
         self,
         max_workers: int | None = None,
         *,
@@ -122,17 +122,17 @@ class PathosExecutor(Executor):
         if process_role.is_worker():
             self._start_method, self._reason = "serial", "this is a worker: its cores are taken"
         else:
-            self._start_method, self._reason = choose_start_method(start_method)  # refuses what makes no sense
+            self._start_method, self._reason = choose_start_method(start_method)  # refuses invalid values
         self._has_logged_nesting = False
 
     # ------------------------------------------------------------ calls
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Have `fn(*args, **kwargs)` called in a worker.
+        """Call `fn(*args, **kwargs)` in a worker.
 
-        `fn`, with its `self`, travels once per worker and not once per call, as it is now. The arguments are pickled
-        when a worker is free to take them, as in `concurrent.futures`: until then the call holds references to them, so
-        do not change them before it has ended.
+        `fn`, with its `self`, is sent in its present state, once per worker instead of once per call. The arguments are
+        pickled when a worker is free to take them, as in `concurrent.futures`: until then the call holds references to
+        them, so do not change them before it has ended.
 
         Returns:
             A future; `cancel()` works until a worker has begun the call. It raises the error of an argument, or of
@@ -156,7 +156,7 @@ class PathosExecutor(Executor):
             dispatcher.functions.release(remote)
             future.set_exception(exc)
             return future
-        except BaseException:  # an interrupt, or a `__reduce__` that exits; else `fn` would be kept for ever
+        except BaseException:  # an interrupt, or a `__reduce__` that exits; otherwise `fn` would be kept for ever
             dispatcher.functions.release(remote)
             raise
         task = Task(remote, (args, kwargs), future, context=contextvars.copy_context())
@@ -177,13 +177,13 @@ class PathosExecutor(Executor):
         """Return an iterator over `fn` of the items, in their order.
 
         Args:
-            fn: called in the workers; it travels once to each.
-            iterables: arguments of the calls, as for the built-in `map`; endless ones are fine.
-            timeout: seconds from now in which each result must have come.
-            chunksize: items sent to a worker in one message; None adapts it to their cost.
+            fn: called in the workers; it is sent once to each.
+            iterables: arguments of the calls, as for the built-in `map`; they may be endless.
+            timeout: seconds from now within which each result must arrive.
+            chunksize: items per message to a worker; None adapts it to their cost.
 
         Raises:
-            TimeoutError: a result did not come in time.
+            TimeoutError: a result did not arrive in time.
         """
         return self._stream(fn, Items(iterables), chunksize, timeout, ordered=True)
 
@@ -196,7 +196,7 @@ class PathosExecutor(Executor):
     def map_unordered(
         self, fn: Callable[..., T], *iterables: Iterable[Any], chunksize: int | None = None
     ) -> Iterator[T]:
-        """Return an iterator over `fn` of the items, each result as soon as it is there; see `map`."""
+        """Return an iterator over `fn` of the items, in order of completion; see `map`."""
         return self._stream(fn, Items(iterables), chunksize, None, ordered=False)
 
     def _stream(
@@ -245,12 +245,12 @@ class PathosExecutor(Executor):
         except BaseException:
             dispatcher.functions.release(remote)
             raise
-        # Not under the lock: the caller's iterator may wait for another thread that submits to this very pool.
+        # Not under the lock: the caller's iterator may wait for another thread that submits to this pool.
         stream.begin()
         return stream
 
     def _runs_here(self) -> bool:
-        """Return whether calls run in this process: a worker, or a fork of the pool's owner."""
+        """Return True if calls run in this process, which is a worker or a fork of the pool's owner."""
         if not process_role.is_worker() and os.getpid() == self._pid:
             return False
         if not self._has_logged_nesting:
@@ -269,7 +269,7 @@ class PathosExecutor(Executor):
             if _is_exiting:
                 raise RuntimeError("cannot schedule new futures after interpreter shutdown")
             if self._dispatcher is None:
-                # Now, not when the pool was made: meanwhile a thread may have been started, or TensorFlow used.
+                # Now, not when the pool was made: since then a thread may have been started, or TensorFlow used.
                 self._start_method, self._reason = choose_start_method(self._asked_for)
                 if self._asked_for == "fork" and (danger := danger_of_fork()) is not None:
                     warn(
@@ -284,12 +284,12 @@ class PathosExecutor(Executor):
             return self._dispatcher
 
     def _prepare(self, dispatcher: Dispatcher, remote: RemoteFunction) -> None:
-        """Start the workers at the first call, and pickle the callable; no lock is held, since both run users' code."""
+        """Start the workers at the first call, and pickle the callable; no lock is held, since both run user code."""
         if dispatcher.thread is None and dispatcher.claim_start():
             self._logger.debug("workers start by %s: %s", self._start_method, self._reason)
             try:
                 dispatcher.start(remote)
-                # Not a reference from this object: it would vanish silently with a cycle that this object is part of.
+                # Not referenced from this object: it would vanish silently with a cycle that this object is part of.
                 weakref.finalize(self, dispatcher.shutdown).atexit = False
                 _dispatchers.add(dispatcher)
                 _executors.add(self)
@@ -333,21 +333,21 @@ class PathosExecutor(Executor):
 
     @property
     def max_workers(self) -> int:
-        """Most worker processes at a time."""
+        """Maximum number of worker processes."""
         return self._max_workers
 
     @property
     def is_shut_down(self) -> bool:
-        """Has `shutdown` or `terminate` been called?"""
+        """Whether `shutdown` or `terminate` has been called."""
         return self._is_shut_down
 
     def stats(self) -> PoolStats:
-        """Return the start method, why it was chosen, and what each worker has done."""
+        """Return the start method, the reason for it, and the statistics of each worker."""
         workers = self._dispatcher.progress().workers if self._dispatcher is not None else ()
         return PoolStats(self._start_method, self._reason, workers)
 
     def on_progress(self, callback: Callable[[PoolProgress], object] | None) -> None:
-        """Have `callback` called with a `PoolProgress`, about ten times a second, from the pool's thread."""
+        """Call `callback` with a `PoolProgress` about ten times a second, from the pool's thread."""
         self._user_objects.on_progress = callback
 
     # ------------------------------------------------------------ end
@@ -356,7 +356,7 @@ class PathosExecutor(Executor):
         """Accept no more calls and end the workers once all calls are done.
 
         Args:
-            wait: return when the workers have ended.
+            wait: wait for the workers to end.
             cancel_futures: cancel calls that have not started.
         """
         if self._runs_here():
@@ -382,7 +382,7 @@ class PathosExecutor(Executor):
                 raise
 
     def submit_rest(self) -> None:
-        """Submit what the open maps have not pulled from their iterables yet."""
+        """Submit the items that open maps have not yet pulled from their iterables."""
         for stream in list(self._streams):
             stream.submit_rest()
 
@@ -412,14 +412,14 @@ class PathosExecutor(Executor):
         return PathosExecutor, (self._max_workers,)
 
 
-# Each dispatcher is kept by its thread, and each executor by an open map of an iterator, for as long as they run.
+# Each dispatcher is kept alive by its thread, and each executor by its open maps of iterators, as long as they run.
 _dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 _executors: weakref.WeakSet[PathosExecutor] = weakref.WeakSet()
 _is_exiting = False
 
 
 def _end_all() -> None:
-    """At interpreter exit: finish what is under way, or kill it if the program ends by Ctrl-C."""
+    """At interpreter exit: finish running calls, or kill them if the program ends by Ctrl-C."""
     global _is_exiting  # noqa: PLW0603 -- the interpreter exits once
     _is_exiting = True
     interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
@@ -434,12 +434,12 @@ def _end_all() -> None:
             dispatcher.join()
 
 
-# Not atexit: that runs after the interpreter has waited for non-daemon threads, which the dispatcher's is.
+# Not atexit: it runs after the interpreter has waited for non-daemon threads, such as the dispatcher's.
 threading._register_atexit(_end_all)  # type: ignore[attr-defined]
 
 
 def _refuse_bound(function: Callable[..., Any]) -> None:
-    """Refuse what `pickling.refuse_local` does among the arguments that partials bind."""
+    """Apply `pickling.refuse_local` to the arguments that partials bind."""
     while type(function) is functools.partial:
         pickling.refuse_local((function.args, function.keywords))
         function = function.func

@@ -4,10 +4,10 @@
     parent:  dispatcher ──> replay ──> getLogger(record.name).handle(record) ──> whatever the user configured
 
 No queue or lock is shared between processes: a shared queue blocked the surviving workers for good in 4 of 16 kills.
-A record is on its way before the logging call returns, so a worker that dies right after it loses nothing. Records
-keep their order per worker, their `extra` fields and exceptions, and carry `processName`, `process` and `task`.
+A record is sent before the logging call returns, so a worker that dies right after it loses nothing. Records keep
+their order per worker, their `extra` fields and exceptions, and carry `processName`, `process` and `task`.
 
-Levels apply in the worker (a record that nobody wants is never sent), filters and handlers in the parent, once.
+Levels apply in the worker (a disabled record is never sent), filters and handlers in the parent, once.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ class ForwardingHandler(logging.Handler):
             return
         try:
             self._send(_pack(record, self._target))
-        except OSError:  # the parent is gone, and this process is about to follow
+        except OSError:  # the parent is gone, and this process is about to end
             pass
         except Exception:  # noqa: BLE001 -- the contract of logging.Handler.emit
             self.handleError(record)
 
 
 def set_task(function: Any, number: int) -> None:
-    """Set the call that the following records come from; `function` is None between calls."""
+    """Set the call to which the next records belong; `function` is None between calls."""
     ForwardingHandler.task = function, number
 
 
@@ -95,7 +95,7 @@ def label_of(function: Any) -> str:
     """Return the name of a callable in messages."""
     try:
         return str(function.__qualname__)
-    except Exception:  # noqa: BLE001 -- a partial has none; a `__getattr__` of the user's may raise anything
+    except Exception:  # noqa: BLE001 -- a partial has none; a user's `__getattr__` may raise anything
         return type(function).__qualname__
 
 
@@ -134,7 +134,9 @@ def forward_in_worker(send: Callable[[bytes], None], state: LoggingState, proces
     logging.disable(state.disable)
     named = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
     for logger in [logging.root, *named]:
-        for handler in list(logger.handlers):  # it acts in the parent, as filters do: twice would repeat records
+        for handler in list(
+            logger.handlers
+        ):  # it runs in the parent, as filters do: running twice would repeat records
             logger.removeHandler(handler)
         logger.filters.clear()
         if logger is logging.root or not logger.propagate:
@@ -156,7 +158,7 @@ def _log_thread_death(details: Any) -> None:
 
 
 def target_key(target: logging.Logger | logging.Handler) -> int:
-    """Return a key by which records from workers, and results, find this very logger or handler in the parent."""
+    """Return a key by which records and results from workers find this logger or handler object in the parent."""
     handlers = target.handlers if isinstance(target, logging.Logger) else [target]
     for handler in handlers:
         if isinstance(handler, ForwardingHandler):
@@ -168,7 +170,7 @@ def target_key(target: logging.Logger | logging.Handler) -> int:
 
 
 def remote_logger(name: str, level: int, key: int) -> logging.Logger:
-    """In a worker: return a logger for one that is not registered by name in the parent; there: that one itself."""
+    """Return a logger that forwards to the parent's with this key; in the parent, that logger itself."""
     own = _own_target(key)
     if isinstance(own, logging.Logger):
         return own
@@ -178,12 +180,12 @@ def remote_logger(name: str, level: int, key: int) -> logging.Logger:
 
 
 def _own_target(key: int) -> logging.Logger | logging.Handler | None:
-    """Return the logger or handler that has come back to the process that sent it; None in any other."""
+    """Return the logger or handler if this is the process that sent it; None in any other."""
     return None if _forwarder is not None else _targets.get(key)
 
 
 def remote_handler(level: int, key: int) -> logging.Handler:
-    """In a worker: return a handler that hands records to the parent's with this key; there: that one itself."""
+    """Return a handler that forwards records to the parent's with this key; in the parent, that handler itself."""
     own = _own_target(key)
     if isinstance(own, logging.Handler):
         return own
@@ -202,7 +204,7 @@ def _pack(record: logging.LogRecord, target: int) -> bytes:
         state["exc_info"] = record.exc_info[1]  # a traceback object cannot be pickled
     arguments = record.args.values() if isinstance(record.args, dict) else record.args or ()
     if not (isinstance(record.msg, str) and all(type(value) in _PLAIN for value in arguments)):
-        # As now: the objects may change before the parent formats them, and need not be picklable.
+        # Formatted now: the objects may change before the parent formats them, and need not be picklable.
         state["msg"], state["args"] = record.getMessage(), None
     try:
         return pickle.dumps((target, state), 5)
@@ -219,7 +221,7 @@ def _portable(value: Any) -> Any:
 
 
 def replay(packed: bytes) -> str:
-    """In the parent: give a worker's record to the handlers it would have reached here.
+    """In the parent: pass a worker's record to the handlers that it would have reached here.
 
     Returns:
         The message, for the last lines that a death report shows.
@@ -237,7 +239,7 @@ def replay(packed: bytes) -> str:
     try:
         receiver.handle(record)
         return record.getMessage()
-    except Exception:  # noqa: BLE001 -- a handler or filter of the user's, or arguments that do not fit the message
+    except Exception:  # noqa: BLE001 -- a user's handler or filter, or arguments that do not fit the message
         logging.Handler().handleError(record)
         return str(record.msg)
 

@@ -1,4 +1,4 @@
-"""`PathosPool`: the same core with pathos' own face, for code that is written for pathos pools."""
+"""`PathosPool`: the same core behind pathos's interface, for code written for pathos pools."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["AsyncResult", "PathosPool"]
 
 
 class AsyncResult:
-    """What `amap` and `apipe` return: a result to ask for later, as in `multiprocessing.pool`.
+    """The result of `amap` and `apipe`, to be fetched later, as in `multiprocessing.pool`.
 
     Args:
         futures: all must be done for the result to be ready.
-        collect: returns the result, once they are.
+        collect: returns the result once they are.
     """
 
     def __init__(self, futures: list[Future[Any]], collect: Callable[[], Any]) -> None:
@@ -31,28 +31,28 @@ class AsyncResult:
         self._outcome: Future[Any] | None = None
 
     def ready(self) -> bool:
-        """Is the result there?"""
+        """Return True if the result is ready."""
         return all(future.done() for future in self._futures)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for the result, `timeout` seconds at most."""
+        """Wait for the result, for at most `timeout` seconds."""
         wait_for(self._futures, timeout)
 
     def successful(self) -> bool:
-        """Is it a result, and not an error?
+        """Return True if the calls succeeded.
 
         Raises:
-            ValueError: it is not there yet.
+            ValueError: the result is not ready.
         """
         if not self.ready():
             raise ValueError("the result is not ready; call wait() or get() first")
         return self._settled().exception() is None
 
     def get(self, timeout: float | None = None) -> Any:
-        """Return the result, or raise the error that came instead.
+        """Return the result, or raise the error of the call.
 
         Raises:
-            multiprocess.TimeoutError: it is not there after `timeout` seconds.
+            multiprocess.TimeoutError: the result is not ready after `timeout` seconds.
         """
         self.wait(timeout)
         if not self.ready():
@@ -99,7 +99,7 @@ class PathosPool(AbstractWorkerPool):  # type: ignore[misc]  # pathos ships no t
         self._serve()
 
     def _serve(self) -> PathosExecutor:
-        """Return the executor of this id, created if there is none or it is configured differently."""
+        """Return the executor of this id; create one if there is none or its options differ."""
         configuration = (self.__nodes, self._options)
         if self._id in self.__state__ and self._configurations[self._id] != configuration:
             self.clear()
@@ -124,7 +124,7 @@ class PathosPool(AbstractWorkerPool):  # type: ignore[misc]  # pathos ships no t
         return self._running().map(f, *args, chunksize=chunksize)
 
     def uimap(self, f: Callable[..., Any], *args: Any, chunksize: int | None = None) -> Iterator[Any]:
-        """Return an iterator over the results, each as soon as it is there."""
+        """Return an iterator over the results, in order of completion."""
         _require_items("uimap", args)
         return self._running().map_unordered(f, *args, chunksize=chunksize)
 
@@ -146,7 +146,7 @@ class PathosPool(AbstractWorkerPool):  # type: ignore[misc]  # pathos ships no t
     # ------------------------------------------------------------ life
 
     def close(self) -> None:
-        """Accept no more work; what is under way is finished."""
+        """Accept no more work; finish running calls."""
         if self._id in self.__state__:
             self.__state__[self._id].shutdown(wait=False)
 
@@ -156,10 +156,10 @@ class PathosPool(AbstractWorkerPool):  # type: ignore[misc]  # pathos ships no t
             self.__state__[self._id].terminate()
 
     def join(self) -> None:
-        """Wait for the workers of a pool that was closed or terminated.
+        """Wait for the workers of a closed or terminated pool to end.
 
         Raises:
-            ValueError: it was neither.
+            ValueError: the pool was neither closed nor terminated.
         """
         executor = self.__state__.get(self._id)
         if executor is not None:
@@ -168,14 +168,14 @@ class PathosPool(AbstractWorkerPool):  # type: ignore[misc]  # pathos ships no t
             executor.shutdown(wait=True)
 
     def clear(self) -> None:
-        """End the workers of this id and forget them; the next call makes new ones."""
+        """End the workers of this id and forget them; the next call starts new ones."""
         executor = self.__state__.pop(self._id, None)
         self._configurations.pop(self._id, None)
         if executor is not None:
             executor.shutdown(wait=True)
 
     def restart(self, force: bool = False) -> None:
-        """Make a closed pool usable again; with `force`, also one that runs.
+        """Make a closed pool usable again; with `force`, also a running one.
 
         Raises:
             OptionError: it runs, and `force` is not given.

@@ -1,4 +1,4 @@
-"""Pickling for the way to a worker and back: the C pickler, with our rules and with dill's for what it refuses."""
+"""Pickling for workers and their results: the C pickler, with our own rules, and dill's for objects that it refuses."""
 
 from __future__ import annotations
 
@@ -54,35 +54,35 @@ __all__ = [
 #
 # How callables travel.
 #
-# The callable is sent with its `self`, and with everything that it needs of `__main__` by value. Three parts cooperate:
+# The callable is sent with its `self`, and with everything that it uses of `__main__`, by value. Three parts cooperate:
 #
-# the C pickler     sends nearly everything. It asks `_Rules` about each object but plain values and collections.
+# the C pickler     sends nearly everything. It asks `_Rules` about each object except plain values and collections.
 # `_Rules`          repair what pickle and dill get wrong (`standins`, `byvalue`): locks arrive free, files are not
 #                   truncated, classes keep their identity.
 # dill              reduces the types that it knows and pickle refuses: weak references, properties, ...
 #
-# What cannot travel arrives as a stand-in that names itself when it is used. To find the name, a slower pickler in
-# Python starts over, since it knows where in `self` it is. Nobody else pays for the names.
+# An object that cannot travel arrives as a stand-in that names itself when it is used. To find the name, a slower
+# pickler in Python starts over, since it knows where in `self` it is. No other call pays for the names.
 
 
-Reduction = Any  # a tuple as of `__reduce__`, the name of a global, or NotImplemented
+Reduction = Any  # a tuple as returned by `__reduce__`, the name of a global, or NotImplemented
 Place = tuple[str, str]  # of a global: its namespace and its name
 Versions = dict[Place, int]  # of globals; 0 for one that is not bound
 Banned = dict[int, tuple[Any, str]]  # by id: an object that cannot travel, and why
 
-_PythonPickler: Any = pickle._Pickler  # the one that can be overridden
+_PythonPickler: Any = pickle._Pickler  # unlike the C pickler, it can be overridden
 _MAX_STANDINS = 100
 _LONGEST_PLACE = 200
-# Of nested saves, where each takes some 200 bytes of the 8 MiB of a thread's stack; Python's own limit is 1,000.
+# Depth of nested saves, each of which takes some 200 bytes of a thread's 8 MiB stack; Python's own limit is 1,000.
 _DEEPEST = 10_000
 _recursion_guard = threading.Lock()
-_limits_before: list[int] = []  # of the recursion of those that are in the middle of deep objects
+_limits_before: list[int] = []  # recursion limits to restore, of picklers that are inside deep objects
 BUILTIN_TYPES = {*_dill._typemap, type(None), type(...), type(NotImplemented)}
 PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
 
 
 class _Rules:
-    """Rules of both picklers for what the standard library's pickle refuses or gets wrong.
+    """Rules of both picklers for objects that the standard library's pickle refuses or gets wrong.
 
     Args:
         file: binary file that takes the pickle.
@@ -93,27 +93,27 @@ class _Rules:
     def __init__(self, file: Any, *, to_parent: bool, buffers: Callable[[pickle.PickleBuffer], Any] | None) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffers)  # type: ignore[call-arg]  # of the pickler beside it
         self.to_parent = to_parent
-        self.classes: list[type] | None = None  # a list collects the classes by value, which then travel by id
-        self.is_digest = False  # nobody reads the pickle: code is its hash, and places need no names
+        self.classes: list[type] | None = None  # a list collects the classes by value, then referred to by id
+        self.is_digest = False  # the pickle is never loaded: code is replaced by its hash, and places need no names
         self.local: list[Any] = []
         self.standins: dict[str, str] = {}
         self.modules: set[str] = set()
         self.globals: set[Place] = set()
 
     def reducer_override(self, obj: Any) -> Reduction:
-        """Return the reduction of `obj`; NotImplemented where pickle does the right thing, as it mostly does."""
+        """Return the reduction of `obj`; NotImplemented if pickle does the right thing, as it usually does."""
         kind: Any = type(obj)
         rule = _rule_for(kind)
         return NotImplemented if rule is None else rule(self, obj)
 
     def _place(self) -> str:
-        """Return how users reach the object that is being sent."""
+        """Return the attribute path of the object that is being sent, as users write it."""
         if self.is_digest:
             return ""
         raise _NeedsTracingError
 
     def goes_by_name(self, obj: Any) -> bool:
-        """Return whether the receiver finds this function or class under its name."""
+        """Return True if the receiver finds this function or class by its name."""
         module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", "")
         if "<locals>" in name or (byvalue.is_by_value(module) and not self.to_parent):
             return False
@@ -158,9 +158,9 @@ class _Rules:
         return NotImplemented
 
     def _module(self, module: types.ModuleType) -> Reduction:
-        """Send a module by its name; dill would send the content of those outside the standard library's places."""
+        """Send a module by its name; dill would send the content of modules outside the standard library."""
         name = module.__name__
-        if module is builtins:  # among the globals of a module, it seems
+        if module is builtins:  # apparently among the globals of a module
             self.expect_namespaces()
         if sys.modules.get(name) is not module or (name != "__main__" and byvalue.is_by_value(name)):
             return _by_dill(module)
@@ -168,7 +168,7 @@ class _Rules:
         return importlib.import_module, (name,)
 
     def expect_namespaces(self) -> None:
-        """Note an object that only namespaces of modules hold, which travel by name."""
+        """Register an object that only module namespaces hold; these travel by name."""
         raise _NeedsTracingError
 
     def _cell(self, cell: types.CellType) -> Reduction:
@@ -187,7 +187,7 @@ class _Rules:
 
 
 class _NeedsTracingError(Exception):
-    """The fast pickler met an object that only the tracing one can send."""
+    """The fast pickler found an object that only the tracing one can send."""
 
 
 _RULES: dict[type, Callable[[Any, Any], Reduction]] = {
@@ -238,29 +238,29 @@ def _rule_of(kind: Any) -> Callable[[Any, Any], Reduction] | None:
 def _answers_to_any_name(kind: Any) -> bool:
     """Return True for types with a `__getattr__` of their own that leave pickling to `object`.
 
-    pickle asks instances for `__setstate__` and its like. Before its state is set, a wrapper that passes such questions
-    on to one of its attributes asks itself for that attribute, without end.
+    pickle looks up `__setstate__` and the like on instances. A wrapper that forwards such look-ups to one of its
+    attributes recurses without end before its state is set.
     """
     is_plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
     return is_plain and kind not in copyreg.dispatch_table and any("__getattr__" in vars(base) for base in kind.__mro__)
 
 
 def _reduced_by_type(obj: Any) -> Reduction:
-    """Return the reduction that `object.__reduce_ex__` gives, but ask the type alone, as for other special methods."""
+    """Return the reduction of `object.__reduce_ex__`, but look methods up on the type, as for other special methods."""
     kind: Any = type(obj)
     if hasattr(kind, "__getnewargs_ex__"):
         args, options = kind.__getnewargs_ex__(obj)
         make: tuple[Any, ...] = (functools.partial(kind.__new__, kind, *args, **options), ())
     else:
         args = kind.__getnewargs__(obj) if hasattr(kind, "__getnewargs__") else ()
-        make = (copyreg.__newobj__, (kind, *args))  # type: ignore[attr-defined]  # pickle knows it by this name
+        make = (copyreg.__newobj__, (kind, *args))  # type: ignore[attr-defined]  # the name that pickle knows
     items = iter(obj) if issubclass(kind, list) else None
     pairs = iter(obj.items()) if issubclass(kind, dict) else None
     return *make, kind.__getstate__(obj), items, pairs, _set_state
 
 
 def _set_state(obj: Any, state: Any) -> None:
-    """Set the state of an instance as pickle does, but ask its type for `__setstate__`."""
+    """Set the state of an instance as pickle does, but look up `__setstate__` on its type."""
     if (setter := getattr(type(obj), "__setstate__", None)) is not None:
         setter(obj, state)
         return
@@ -278,7 +278,7 @@ def _is_array(kind: type) -> bool:
 class _Recorder(dill.Pickler):  # type: ignore[misc]  # dill ships no types
     """Records how dill reduces one object, instead of sending it.
 
-    dill, and those who register types with it, have functions for some eighty types; these call a pickler in Python.
+    dill, and libraries that register types with it, have functions for some eighty types; these call a Python pickler.
     """
 
     def __init__(self) -> None:
@@ -288,24 +288,24 @@ class _Recorder(dill.Pickler):  # type: ignore[misc]  # dill ships no types
         self._is_saving = False
 
     def save(self, obj: Any, save_persistent_id: bool = True) -> None:
-        """Have dill save an object, but nothing of what it holds."""
+        """Let dill save an object, but not its contents."""
         if not self._is_saving:
             self._is_saving = True
             super().save(obj, save_persistent_id)
 
     def save_reduce(self, func: Any, args: Any, *rest: Any, obj: Any = None, **more: Any) -> None:
-        """Note the reduction."""
+        """Record the reduction."""
         names = ("state", "listitems", "dictitems", "state_setter")
         options = dict(zip(names, rest, strict=False)) | more
         self.reduction = (func, args, *map(options.get, names))
 
     def _take(self, data: bytes) -> None:
-        if data[:1] == pickle.GLOBAL:  # as dill has it for the marks of dataclasses
+        if data[:1] == pickle.GLOBAL:  # as in dill, for the sentinels of dataclasses
             self.reduction = data.split(b"\n")[1].decode()
 
 
 def _by_dill(obj: Any) -> Reduction:
-    """Return how dill sends an object, NotImplemented if it leaves it to pickle."""
+    """Return dill's reduction of an object; NotImplemented if it leaves the object to pickle."""
     recorder = _Recorder()
     recorder.save(obj)
     return recorder.reduction
@@ -316,11 +316,11 @@ class _FastPickler(_Rules, pickle.Pickler):
 
 
 class _TracingPickler(_Rules, _PythonPickler):  # type: ignore[misc]  # no types either
-    """A pickler that always knows where it is: a tenth as fast, for objects that stop the fast one.
+    """A pickler that always knows its position: a tenth as fast, for objects that stop the fast one.
 
     Args:
-        banned: objects for which a stand-in travels.
-        values: the globals that travel ahead of what needs them.
+        banned: objects to replace by stand-ins.
+        values: the globals that travel ahead of the code that uses them.
     """
 
     # dill puts its own functions into the table that this one inherits.
@@ -331,7 +331,7 @@ class _TracingPickler(_Rules, _PythonPickler):  # type: ignore[misc]  # no types
         self._banned = banned
         self._values = values
         self._stack: list[Any] = []
-        self.failure: list[Any] | None = None  # the stack where the first error struck
+        self.failure: list[Any] | None = None  # the stack at the first error
 
     def save(self, obj: Any, save_persistent_id: bool = True) -> Any:
         """Save one object; every object of the graph passes here."""
@@ -359,7 +359,7 @@ class _TracingPickler(_Rules, _PythonPickler):  # type: ignore[misc]  # no types
         return self.place_of(self._stack)
 
     def place_of(self, stack: list[Any]) -> str:
-        """Return how users reach the last object of a stack, which may begin at the globals."""
+        """Return the path of the last object of a stack, which may begin at the globals."""
         if stack[0] is not self._values or len(stack) == 1:
             return describe_path(stack)
         name = next(name for (_, name), value in self._values.items() if value is stack[1])
@@ -373,11 +373,11 @@ _CONTAINERS = (dict, list, tuple, set, frozenset)
 
 
 def describe_path(stack: list[Any], place: str = "") -> str:
-    """Return how users reach the last object of a pickler's stack: `self.reader._conn`, `fit.<locals>[0]`.
+    """Return the path of the last object of a pickler's stack: `self.reader._conn`, `fit.<locals>[0]`.
 
     Args:
         stack: objects, each of which holds the next one; between an object and an attribute is a dictionary of these.
-        place: name of the first one, if it has any.
+        place: name of the first one, if any.
     """
     for i, obj in enumerate(stack):
         before = stack[i - 1] if i else None
@@ -402,7 +402,7 @@ def describe_path(stack: list[Any], place: str = "") -> str:
 
 
 def _culprit(stack: list[Any]) -> Any:
-    """Return the object to replace: the failing one, or what holds it as an attribute or item."""
+    """Return the object to replace: the failing one, or its holder."""
     for i in range(len(stack) - 1, 0, -1):
         in_cell = i > 1 and isinstance(stack[i - 2], types.CellType)
         if isinstance(stack[i - 1], dict | list) or in_cell:
@@ -421,7 +421,7 @@ class PickledFunction(typing.NamedTuple):
     Attributes:
         stream: pickle of the callable.
         buffers: large buffers that the pickle refers to.
-        standins: type of each object that could not travel, by its place.
+        standins: type of each object that could not travel, by its path.
         modules: installed modules that the callable refers to.
     """
 
@@ -447,7 +447,7 @@ def dumps_code(obj: Any, *, to_parent: bool = False) -> PickledFunction:
         missing = used - versions.keys()
         if to_parent or not missing:
             return pickled
-        # Once more, behind its globals: code that runs while `obj` is rebuilt (__setstate__, a metaclass) needs them.
+        # Again, after its globals: code that runs while `obj` is rebuilt (__setstate__, a metaclass) needs them.
         use = _Use(use.names | missing, frozenset())
 
 
@@ -457,11 +457,11 @@ class _Attempt:
     def __init__(self, make: Callable[..., _Rules], **options: Any) -> None:
         self._out = io.BytesIO()
         self._beside: list[pickle.PickleBuffer] = []
-        # Without a reference to this object, which would keep what is pickled until garbage is collected.
+        # No reference to this object: that would keep the pickled objects alive until garbage is collected.
         self.pickler: Any = make(self._out, buffers=functools.partial(_put_aside, self._beside), **options)
 
     def dump(self, parts: tuple[Any, ...]) -> tuple[PickledFunction, set[Place]]:
-        """Return the pickles of the parts, one after the other: what comes first is used as the next is rebuilt."""
+        """Return the pickles of the parts, in order: rebuilding one may need those before it."""
         for part in parts:
             self.pickler.dump(part)
         modules = tuple(sorted(filter(byvalue.is_installed, self.pickler.modules)))
@@ -479,14 +479,14 @@ def _put_aside(beside: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -
 def _pickle(
     parts: tuple[Versions, dict[Place, Any], Any], banned: Banned, to_parent: bool
 ) -> tuple[PickledFunction, set[Place]]:
-    """Pickle globals and what needs them: fast, or step by step until it works, banning what cannot travel."""
+    """Pickle globals and the code that uses them: fast, or repeatedly, banning what cannot travel, until it works."""
     if not banned:
         try:
             return _Attempt(_FastPickler, to_parent=to_parent).dump(parts)
         except RecursionError:
             with _deep_recursion(), suppress(Exception):
                 return _Attempt(_FastPickler, to_parent=to_parent).dump(parts)
-        except Exception:  # noqa: BLE001, S110 -- the other one finds out where it comes from
+        except Exception:  # noqa: BLE001, S110 -- the other pickler finds its origin
             pass
     _, values, obj = parts
     with _deep_recursion():
@@ -510,12 +510,12 @@ def _pickle(
 
 @contextmanager
 def _deep_recursion() -> Iterator[None]:
-    """Raise the recursion limit for deeply nested objects; it holds for the whole interpreter, until the last one."""
+    """Raise the recursion limit of the interpreter for deeply nested objects, until the last such block ends."""
     with _recursion_guard:
         _limits_before.append(sys.getrecursionlimit())
         sys.setrecursionlimit(max(_limits_before[0], _DEEPEST))
     try:
-        yield  # without the guard: code of the user's runs there
+        yield  # without the guard: user code runs there
     finally:
         with _recursion_guard:
             limit = _limits_before.pop()
@@ -525,34 +525,34 @@ def _deep_recursion() -> Iterator[None]:
 
 # ---------------------------------------------------------------- digests
 #
-# A call is made with its callable as that was when it was submitted, and what has not changed is not sent again: a
-# digest of its pickle says so. Of a global that its code uses, only the binding counts. What the global holds is
-# searched for more code, once for each binding, since the globals of that code count as well.
+# A call uses its callable as it was at submission, and an unchanged callable is not sent again: a digest of its pickle
+# detects changes. Of a global that its code uses, only the binding counts. The global's value is searched for more
+# code, once per binding, since the globals of that code count as well.
 
 
 class _Use(typing.NamedTuple):
-    """The globals that code uses, by namespace and name, and the ids of classes by value that have more code."""
+    """The globals that code uses, by namespace and name, and the ids of by-value classes that contain more code."""
 
     names: frozenset[Place]
     classes: frozenset[str]
 
 
 _NO_USE = _Use(frozenset(), frozenset())
-_known_versions: dict[_Use, Versions] = {}  # of the globals that code uses, directly or through others
-_uses: dict[Place, tuple[int, _Use]] = {}  # by what globals hold, with the version of that
+_known_versions: dict[_Use, Versions] = {}  # of the globals that code uses, directly or indirectly
+_uses: dict[Place, tuple[int, _Use]] = {}  # by global, with the version of its value
 _uses_by_class: dict[str, _Use] = {}
-_named: dict[int, weakref.ref[Any]] = {}  # by id: functions and classes that were found under their names
+_named: dict[int, weakref.ref[Any]] = {}  # by id: functions and classes that were found by name
 Rows = dict[tuple[type, int], tuple[list[Any], bytes]]  # by type and id of a collection: its items, their digest
 _MANY_ROWS = 100
 
 
 def digest(function: Any, rows: Rows | None = None) -> bytes:
-    """Return a digest of what a callable holds, and of what the globals are bound to that its code uses.
+    """Return a digest of the contents of a callable and of the bindings of the globals that its code uses.
 
     It takes about as long as pickling the callable: 10 us for a few attributes, 0.1 ms per MB of arrays.
 
     Args:
-        function: the callable; one that workers find by name has the same digest always.
+        function: the callable; one that workers find by name always has the same digest.
         rows: large collections seen by an earlier call for the same callable; updated in place.
     """
     if is_found(function):
@@ -563,8 +563,8 @@ def digest(function: Any, rows: Rows | None = None) -> bytes:
         if rows is not None and (digests := _digests_of_rows(function, rows)):
             pickler.persistent_id = lambda obj: digests.get(id(obj))
         pickler.dump((function.__func__, function.__self__) if type(function) is types.MethodType else function)
-    except Exception:  # noqa: BLE001 -- whatever the C pickler cannot do, the other one tries
-        with suppress(UnpicklableError):  # a fork can have it nevertheless
+    except Exception:  # noqa: BLE001 -- the other pickler tries whatever the C pickler cannot do
+        with suppress(UnpicklableError):  # a fork can inherit it nevertheless
             pickled = dumps_code(function)
             hasher = xxhash.xxh3_128(pickled.stream)
             for buffer in pickled.buffers:
@@ -579,7 +579,7 @@ def digest(function: Any, rows: Rows | None = None) -> bytes:
 
 
 def is_found(function: Any) -> bool:
-    """Return True for functions that workers find by name: nothing they hold is sent."""
+    """Return True for functions that workers find by name: none of their contents is sent."""
     if type(function) is types.BuiltinFunctionType:
         return type(function.__self__) is types.ModuleType
     if type(function) is not types.FunctionType:
@@ -595,7 +595,7 @@ def _is_named(code: Any) -> bool:
 
 
 def _digests_of_rows(method: Any, rows: Rows) -> dict[int, bytes]:
-    """Return, by id, digests of the large collections of plain rows in the attributes of a `self`.
+    """Return digests of the large collections of plain rows in the attributes of a `self`, by id.
 
     Comparing their items by identity takes a tenth of the time of pickling them.
     """
@@ -614,7 +614,7 @@ def _digests_of_rows(method: Any, rows: Rows) -> dict[int, bytes]:
             found[kind, id(value)] = items, digest_of_items
     for gone in rows.keys() - found.keys():
         rows.pop(gone, None)
-    rows.update(found)  # another thread always finds what has not changed
+    rows.update(found)  # another thread always finds the unchanged ones
     return {identity: digest_of_items for (_, identity), (_, digest_of_items) in found.items()}
 
 
@@ -624,7 +624,7 @@ def _versions(places: typing.Iterable[Place]) -> Versions:
 
 
 def _versions_of_all(use: _Use) -> Versions:
-    """Return the versions of these globals, and of those that code in what they hold uses."""
+    """Return the versions of these globals, and of those used by code in their values."""
     versions: Versions = {}
     classes: set[str] = set()
     waiting = [use]
@@ -641,7 +641,7 @@ def _versions_of_all(use: _Use) -> Versions:
 
 
 class _DigestPickler(_FastPickler):
-    """Passes on what it writes, which nobody can read: code is its hash, classes by value are their ids.
+    """Feeds a digest with a pickle that cannot be loaded: code is replaced by its hash, by-value classes by their ids.
 
     Args:
         write: takes the bytes.
@@ -654,7 +654,7 @@ class _DigestPickler(_FastPickler):
         self.classes = []
 
     def reducer_override(self, obj: Any) -> Reduction:
-        """Return the reduction of `obj`; of code that goes by name, at once where that is known."""
+        """Return the reduction of `obj`; for code known to travel by name, at once."""
         kind: Any = type(obj)
         is_code = kind is types.FunctionType or issubclass(kind, type)
         if is_code and _is_named(obj):
@@ -666,18 +666,18 @@ class _DigestPickler(_FastPickler):
         return reduction
 
     def use(self) -> _Use:
-        """Return what the code uses that it has met."""
+        """Return the globals and classes that the code seen so far uses."""
         met = {byvalue.class_id(cls): cls for cls in self.classes or ()}
         for identity, cls in met.items():
             if identity not in _uses_by_class:
-                _uses_by_class[identity] = _NO_USE  # while it is searched, since it may refer to itself
+                _uses_by_class[identity] = _NO_USE  # during the search, since it may refer to itself
                 with suppress(Exception):  # the user's metaclass may raise anything
                     _uses_by_class[identity] = _use_of(byvalue.class_parts(cls)[1:])
         return _Use(frozenset(self.globals), frozenset(met))
 
 
 def _use_of(value: Any) -> _Use:
-    """Return what the code in a value uses, up to what cannot be pickled."""
+    """Return what the code in a value uses, except for parts that cannot be pickled."""
     pickler = _DigestPickler(len, lambda _: None)
     with suppress(Exception):
         pickler.dump(value)
@@ -685,14 +685,14 @@ def _use_of(value: Any) -> _Use:
 
 
 def load_code(stream: bytes, buffers: typing.Iterable[Any] = (), *, override: bool = True) -> Any:
-    """Return the object of a `PickledFunction`, its globals installed.
+    """Return the object of a `PickledFunction`, after installing its globals.
 
     Args:
         stream: pickle, the `stream` of a `PickledFunction`.
         buffers: large buffers that the pickle refers to, in order: the `buffers` of a `PickledFunction`.
         override: whether to replace globals that came with an earlier pickle.
     """
-    # Not from a file or a network: from a process of our own, over its own socket.
+    # Not from a file or a network, but from one of our own processes, over its own socket.
     unpickler = pickle.Unpickler(io.BytesIO(stream), buffers=buffers)  # noqa: S301
     byvalue.install_globals(unpickler.load(), unpickler.load(), override=override)
     return unpickler.load()
@@ -700,22 +700,22 @@ def load_code(stream: bytes, buffers: typing.Iterable[Any] = (), *, override: bo
 
 # ---------------------------------------------------------------- arguments and results
 #
-# How arguments and results travel: as callables do, but without globals unless code in them needs those.
+# How arguments and results travel: like callables, but without globals unless code in them needs those.
 #
-# The class of an item may travel by value: it is sent once to each worker, ahead of its first instance, and instances
-# refer to it by its id.
+# The class of an item may travel by value: it is sent once to each worker, ahead of its first instance; instances refer
+# to it by id.
 
 
 _PLAIN_MARK = ord("p")
 _ROWS = frozenset({tuple, list})
-_FEW = 16  # items; the nested calls of `_is_simple` cost more than a pickler beyond that
+_FEW = 16  # items; beyond that, the nested calls of `_is_simple` cost more than a pickler
 
 
 def dumps_items(obj: Any) -> tuple[bytes, list[type]]:
-    """Return arguments as bytes that `loads_data` understands, and the classes that must be there before them.
+    """Return arguments as bytes for `loads_data`, and the classes that must arrive before them.
 
     Raises:
-        UnpicklableError: something in it cannot be sent, or a copy of it would be of no use.
+        UnpicklableError: a part cannot be sent, or a copy of it would be useless.
     """
     local: list[Any] = []
     packed = _dumps(obj, to_parent=False, local=local)
@@ -725,10 +725,10 @@ def dumps_items(obj: Any) -> tuple[bytes, list[type]]:
 
 
 def refuse_local(arguments: Any) -> None:
-    """Refuse arguments by which a call would talk to threads of this process; what they hold as attributes may go.
+    """Refuse arguments that connect a call to threads of this process; such objects in attributes are allowed.
 
     Raises:
-        UnpicklableError: one of them, or what a collection among them holds, is a queue of threads, or of asyncio.
+        UnpicklableError: an argument, or an item of a collection among them, is a queue of threads or of asyncio.
     """
     waiting, seen = [arguments], set()
     while waiting:
@@ -750,10 +750,10 @@ def refuse_local(arguments: Any) -> None:
 
 
 def dumps_data(obj: Any) -> bytes:
-    """Return a result as bytes that `loads_data` understands in the process where the call comes from.
+    """Return a result as bytes for `loads_data` in the calling process.
 
     Raises:
-        UnpicklableError: something in it cannot be sent.
+        UnpicklableError: a part cannot be sent.
     """
     return _dumps(obj, to_parent=True, local=[])[0]
 
@@ -769,9 +769,9 @@ def _dumps(obj: Any, *, to_parent: bool, local: list[Any]) -> tuple[bytes, list[
         pickler.dump(obj)
         if to_parent or not pickler.globals:
             return out.getvalue(), pickler.classes or []
-    except Exception:  # noqa: BLE001, S110 -- whatever the C pickler cannot do, the other one tries, and reports
+    except Exception:  # noqa: BLE001, S110 -- the other pickler tries whatever the C pickler cannot do, and reports errors
         pass
-    local.append(obj)  # it may hold some
+    local.append(obj)  # it may contain some
     stream, buffers, places, _ = dumps_code(obj, to_parent=to_parent)
     if places:
         place, name = next(iter(places.items()))
@@ -782,7 +782,7 @@ def _dumps(obj: Any, *, to_parent: bool, local: list[Any]) -> tuple[bytes, list[
 
 
 def _is_simple(obj: Any) -> bool:
-    """Return whether it is a plain value, or few in tuples and lists; takes less time than creating a pickler."""
+    """Return True for a plain value, or a few in tuples and lists; takes less time than creating a pickler."""
     kind = type(obj)
     if kind is tuple or kind is list:
         if len(obj) > _FEW:
@@ -795,7 +795,7 @@ def _is_simple(obj: Any) -> bool:
 
 
 def loads_data(data: bytes | memoryview) -> Any:
-    """Return what was pickled."""
+    """Return the unpickled object."""
     content = pickle.loads(memoryview(data)[1:])  # noqa: S301 -- from our own process, over its own socket
     if data[0] == _PLAIN_MARK:
         return content
@@ -805,9 +805,9 @@ def loads_data(data: bytes | memoryview) -> Any:
 
 # ---------------------------------------------------------------- results of a chunk
 #
-# Plain data is one pickle, which is written and read several times as fast as hundreds. Else each result is a pickle of
-# its own, so that one that cannot be unpickled fails no other. They are written by one pickler: objects that results
-# share travel once. Results that need the slower pickler share nothing.
+# Plain data is one pickle, which is written and read several times as fast as hundreds. Otherwise each result is a
+# pickle of its own, so that one that cannot be unpickled does not fail the others. One pickler writes them: objects
+# that results share travel once. Results that need the slower pickler share nothing.
 
 
 def dumps_results(results: list[Any], errors: dict[int, bytes]) -> bytes:
@@ -828,7 +828,7 @@ def dumps_results(results: list[Any], errors: dict[int, bytes]) -> bytes:
 
 
 def join_results(packed: list[bytes], errors: dict[int, bytes]) -> bytes:
-    """Return the same of results that `dumps_data` has packed."""
+    """Do the same with results that `dumps_data` has packed."""
     return b"s" + pickle.dumps((packed, errors), 5)
 
 
@@ -836,7 +836,7 @@ def loads_results(data: bytes | memoryview) -> tuple[list[Any], dict[int, Any], 
     """Return the results of a chunk, with None in place of those that cannot be unpickled.
 
     Returns:
-        The results; the packed errors; and what those raise that cannot be unpickled, by their positions.
+        The results; the packed errors; and the errors of unpickling, by position.
     """
     if data[0] == _PLAIN_MARK:
         return *pickle.loads(memoryview(data)[1:]), {}  # noqa: S301 -- from our own process, over its own socket
@@ -849,7 +849,7 @@ def loads_results(data: bytes | memoryview) -> tuple[list[Any], dict[int, Any], 
         try:
             while file.tell() < len(content):
                 values.append(unpickler.load())
-        except BaseException:  # noqa: BLE001 -- whatever the class of a result does as it is rebuilt
+        except BaseException:  # noqa: BLE001 -- whatever the class of a result raises while it is rebuilt
             values = _load_each(file, len(content), failures)
         return values[1:], values[0], failures
     results, errors = pickle.loads(content)  # noqa: S301
@@ -862,21 +862,21 @@ def loads_results(data: bytes | memoryview) -> tuple[list[Any], dict[int, Any], 
 
 
 def _load_each(file: io.BytesIO, size: int, failures: dict[int, BaseException]) -> list[Any]:
-    """Load the pickles of one pickler, whatever some of them raise.
+    """Load the pickles of one pickler, even if some of them raise.
 
-    One that refers to a part of another that cannot be unpickled cannot be either.
+    A pickle that refers to a part of one that cannot be unpickled fails, too.
 
     Args:
         file: the pickles.
         size: bytes of it.
-        failures: takes what they raise, by their positions; the first pickle has none.
+        failures: receives the errors, by position; the first pickle has none.
     """
-    import pickletools  # here, since no worker needs it
+    import pickletools  # imported here, since no worker needs it
 
     file.seek(0)
-    unpickler: Any = pickle._Unpickler(file)  # in Python: its memo can be filled up
+    unpickler: Any = pickle._Unpickler(file)  # in Python, since its memo can be filled
     values: list[Any] = []
-    lost: dict[int, BaseException] = {}  # by numbers of objects, which a pickler counts
+    lost: dict[int, BaseException] = {}  # by the object numbers that a pickler counts
     num_objects = 0
     while (start := file.tell()) < size:
         operations = [(opcode.name, argument) for opcode, argument, _ in pickletools.genops(file)]
@@ -893,6 +893,6 @@ def _load_each(file: io.BytesIO, size: int, failures: dict[int, BaseException]) 
             failures[len(values) - 1] = exc
             values.append(None)
             lost.update(dict.fromkeys(own, exc))
-            unpickler.memo.update(dict.fromkeys(own))  # or those behind it would get other numbers
+            unpickler.memo.update(dict.fromkeys(own))  # otherwise later objects would get other numbers
             file.seek(end)
     return values

@@ -1,9 +1,9 @@
-"""What this process is: the caller's own, or one of our workers; and whether a worker is importing the caller's code.
+"""Whether this process is the caller's or one of our workers, and whether a worker is importing the caller's code.
 
-A pool asks both when it is made. Inside a worker it runs its calls one after the other, since the cores are taken.
-Inside an *import* that a worker does to rebuild a callable, it must not run at all: that module was being imported in
-the parent when the parent's pool was made, and its top level is not to run twice. `NestedRunError` names the module,
-and the parent sends its code by value instead.
+A new pool asks both. Inside a worker it runs its calls one after the other, since the cores are taken. Inside an
+*import* that a worker does to rebuild a callable, it must not run at all: that module was being imported in the parent
+when the parent's pool was made, and its top level must not run twice. `NestedRunError` names the module, and the parent
+then sends its code by value.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = [
 
 _is_worker = False
 _is_retiring = False
-_importer: types.FrameType | None = None  # the frame that imports the caller's modules, while it does
+_importer: types.FrameType | None = None  # the frame that is importing the caller's modules, if any
 
 
 class NestedRunError(BaseException):
-    """A module that is imported for a worker starts a pool at its top level; not for users' `except Exception`."""
+    """A module that a worker imports starts a pool at its top level; a user's `except Exception` does not catch it."""
 
     def __init__(self, module_name: str | None) -> None:
         super().__init__(module_name)
@@ -52,16 +52,16 @@ def become_worker() -> None:
 
 
 def is_worker() -> bool:
-    """Is this process one of our workers?"""
+    """Return True if this process is one of our workers."""
     return _is_worker
 
 
 def retire() -> None:
-    """End this worker after its current task, and have the pool start another in its place.
+    """End this worker after its current task; the pool starts another in its place.
 
-    For a task that finds its process unusable: a library in it leaks memory, or is stuck in a state that only a new
+    Call this in a task that finds its process unusable: a library leaks memory, or is stuck in a state that only a new
     process can fix. The result of the task is returned as usual. The end of the worker does not count as a death:
-    nothing is repeated, no retry counts, nothing is logged. Outside the workers of this library, this does nothing.
+    nothing is repeated, counted as a retry or logged. Outside the workers of this library, this does nothing.
 
     Example:
         >>> from datamat.parallel import PathosExecutor, retire
@@ -77,12 +77,12 @@ def retire() -> None:
 
 
 def is_retiring() -> bool:
-    """Has this worker been asked to end?"""
+    """Return True if this worker has been asked to end."""
     return _is_retiring
 
 
 def refuse_in_fork(owner: int, what: str, remedy: str) -> None:
-    """Refuse to go on in a fork of the process that began something: its threads do not run here, and it would hang.
+    """Refuse to continue in a fork of the process that began something: its threads do not run here, so it would hang.
 
     Args:
         owner: id of the process that began it.
@@ -101,7 +101,7 @@ def refuse_in_fork(owner: int, what: str, remedy: str) -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Mark that what runs now imports the caller's modules."""
+    """Mark the block as importing the caller's modules."""
     global _importer  # noqa: PLW0603 -- seen by pools that the imported modules make
     before, _importer = _importer, sys._getframe(2)  # past this generator and contextlib's __enter__
     try:
@@ -117,9 +117,9 @@ def refuse_while_importing() -> None:
 
 
 def modules_being_run(until: types.FrameType | None = None) -> list[str]:
-    """Return the modules whose top level is running, innermost first, as far as the frame `until`.
+    """Return the modules whose top level is running, innermost first, up to the frame `until`.
 
-    Those of this library are left out: they run no pool, but doctests are run under their names.
+    Modules of this library are left out: they start no pool, but doctests run under their names.
     """
     own = __name__.partition(".")[0]
     names = []

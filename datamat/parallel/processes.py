@@ -21,7 +21,7 @@ from collections import deque
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-# Not by way of pathos, which takes each new worker 8 ms to import.
+# Not through pathos, which takes each new worker 8 ms to import.
 from multiprocess import context, forkserver, process, spawn, util
 from multiprocess import resource_tracker as tracker
 
@@ -39,7 +39,7 @@ if hasattr(os, "fork"):
     from multiprocess.popen_fork import Popen as _Forked
     from multiprocess.popen_forkserver import Popen as _ForkedByServer
     from multiprocess.popen_spawn_posix import Popen as _Spawned
-else:  # Windows, where these modules cannot be imported; a pool says there what it needs (`require_posix`)
+else:  # Windows, where these modules cannot be imported; there a pool says what it needs (`require_posix`)
     _Forked = _ForkedByServer = _Spawned = object
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ __all__ = [
 
 # ---------------------------------------------------------------- the choice of a start method
 #
-# Which start method is the fastest that is safe here and now.
+# Chooses the fastest start method that is safe here and now.
 #
 # fork starts a worker in a few milliseconds and needs no pickling, but copies only the calling thread: a lock that
 # another thread holds stays locked for ever in the child. After a single `tf.constant` in the parent, a matmul in a
-# forked child hangs every time; after a mere import of TensorFlow nothing does. So the choice asks what is *live*.
+# forked child hangs every time; after only importing TensorFlow nothing hangs. So the choice depends on what is *live*.
 
 
 START_METHODS = ("fork", "forkserver", "spawn")
@@ -116,14 +116,14 @@ def _check_start_method(requested: str) -> None:
 
 
 def is_frozen() -> bool:
-    """Is `sys.executable` the program itself, as PyInstaller and its like make it, and not a Python interpreter?"""
+    """Return True if `sys.executable` is the program itself (PyInstaller and the like), not a Python interpreter."""
     return bool(getattr(sys, "frozen", False))
 
 
 def danger_of_fork() -> str | None:
-    """Return in words what workers that are forked now would find broken; None if nothing is known.
+    """Describe what would be broken in workers that are forked now; None if nothing is known.
 
-    Other threads of Python do not count: most of them hold no lock, and each pool of this library has one.
+    Other Python threads do not count: most of them hold no lock, and each pool of this library has one.
     """
     if (reason := _reason_against_fork(counts_threads=False)) is not None:
         return reason
@@ -144,7 +144,7 @@ def _reason_against_fork(*, counts_threads: bool = True) -> str | None:
 
 
 def _is_in_subinterpreter() -> bool:
-    """Return whether this is another interpreter than the first of the process, as in Apache's mod_wsgi."""
+    """Return True if this is not the main interpreter of the process, as in Apache's mod_wsgi."""
     try:
         interpreters = importlib.import_module("_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters")
     except ImportError:
@@ -152,7 +152,7 @@ def _is_in_subinterpreter() -> bool:
     return bool(interpreters.get_current() != interpreters.get_main())
 
 
-# By name, so that nothing is imported for the question. To import one of them does no harm.
+# By name, so that the check imports nothing. Merely importing one of them does no harm.
 _RUNTIMES: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
     (
         "tensorflow.python.eager.context",
@@ -163,7 +163,7 @@ _RUNTIMES: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
     ("jax._src.xla_bridge", lambda bridge: bridge._backends, "a JAX backend is in use"),
     ("ray", lambda ray: ray.is_initialized(), "ray is running"),
     (
-        "numba.np.ufunc.parallel",  # GNU OpenMP ends each process that is forked after that and uses its threads
+        "numba.np.ufunc.parallel",  # GNU OpenMP ends each process that is forked after this and uses its threads
         lambda parallel: parallel._is_initialized and "numba.np.ufunc.omppool" in sys.modules,
         "numba's OpenMP threads are running",
     ),
@@ -180,13 +180,13 @@ _RUNTIMES: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
 # here get no hint of a main module; what they need of it travels by value (`parallel.pickling`).
 #
 #     fork        caller ── os.fork ──> worker, worker, ...            (all at the first task)
-#     forkserver  caller ── exec ─────> server (modules preloaded, kept while it is used) ── os.fork ──> worker, ...
+#     forkserver  caller ── exec ─────> server (modules preloaded, kept while in use) ── os.fork ──> worker, ...
 #     spawn       caller ── exec ─────> worker
 #
-# Only the thread that submits the first task forks, while it is the only one; the caller has threads from then on, and
-# a fork of it could inherit a lock that is never freed. So a worker that replaces a dead one comes from a server, which
-# is started when it is needed for the first time. (A helper process forked beforehand would be as sound, and quicker to
-# ask; it would also hold the caller's memory once more for as long as the pool lives.)
+# Only the thread that submits the first task forks, while it is the only one; afterwards the caller has threads, and a
+# fork of it could inherit a lock that is never freed. So the replacement of a dead worker comes from a server, which is
+# started on first use. (A helper process forked beforehand would be as safe, and faster; it would also hold a second
+# copy of the caller's memory for the life of the pool.)
 
 
 class MainFreeProcess(process.BaseProcess):  # type: ignore[misc]  # multiprocess ships no types
@@ -196,7 +196,7 @@ class MainFreeProcess(process.BaseProcess):  # type: ignore[misc]  # multiproces
     launcher: Callable[[MainFreeProcess], Any] | None = None
 
     @staticmethod
-    def _Popen(process_obj: MainFreeProcess) -> Any:  # noqa: N802 -- the name that multiprocess calls
+    def _Popen(process_obj: MainFreeProcess) -> Any:  # noqa: N802 -- called by multiprocess
         assert process_obj.launcher is not None
         return process_obj.launcher(process_obj)
 
@@ -211,17 +211,18 @@ def start_process(
     child = MainFreeProcess(target=target, args=args, name=name)
     child.launcher = launcher
     child.start()
-    # At exit multiprocess joins all that it has noted, also in a fork of the caller, where they are nobody's children.
+    # At exit multiprocess joins all registered processes, even in a fork of the caller, where they are not its
+    # children.
     process._children.discard(child)
     child.launcher = None
     return child
 
 
 def search_path() -> list[str]:
-    """Return where this process finds modules, for one that may run in another directory.
+    """Return the module search path of this process, for a process that may run in another directory.
 
-    An empty entry, which notebooks and `python -c` have, is the working directory of the moment. What was imported
-    before the caller changed it is not found there, and travels by value: it may be another module of the same name.
+    An empty entry, as in notebooks and `python -c`, is replaced by the present working directory. Modules imported
+    before the caller changed directory are not found there and travel by value: another module may have the same name.
     """
     here = process.ORIGINAL_DIR or ""
     with suppress(FileNotFoundError):  # the caller's directory may have been removed
@@ -230,9 +231,9 @@ def search_path() -> list[str]:
 
 
 def _preparation(name: str) -> dict[str, Any]:
-    """Return what a child learns about its parent: as in multiprocess, without the main module.
+    """Return the data about the parent for a child: as in multiprocess, but without the main module.
 
-    `multiprocess.spawn.get_preparation_data` also fixes the process-wide start method, which is the caller's to set.
+    `multiprocess.spawn.get_preparation_data` also fixes the process-wide start method, which is the caller's choice.
     """
     data = {
         "name": name,
@@ -247,7 +248,7 @@ def _preparation(name: str) -> dict[str, Any]:
 
 
 def dump_for_child(popen: Any, child: MainFreeProcess) -> memoryview:
-    """Return what a new process reads first: data about its parent, and what to run."""
+    """Return the bytes that a new process reads first: data about its parent, and the function to run."""
     buffer = io.BytesIO()
     context.set_spawning_popen(popen)
     try:
@@ -264,7 +265,7 @@ def current_umask() -> int:
         for line in status:
             if line.startswith("Umask:"):
                 return int(line.split()[1], 8)
-    umask = os.umask(0o077)  # elsewhere only setting it returns it; meanwhile files of other threads are private
+    umask = os.umask(0o077)  # elsewhere it can only be read by setting it; meanwhile other threads create private files
     os.umask(umask)
     return umask
 
@@ -281,11 +282,11 @@ def interrupts_blocked() -> Iterator[None]:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Put off what SIGINT and SIGTERM raise in this thread, the main one, to the end of the block.
+    """Delay the exceptions of SIGINT and SIGTERM handlers in this thread, the main one, until the end of the block.
 
     Python swallows what a signal handler raises in a function that runs at a fork (`logging` has one, whose lock then
-    stays taken), and a child that was forked meanwhile would be known to nobody. To block the signals would not do:
-    a thread of a library takes them then, and the handler still runs in this one.
+    stays taken), and the new child would be lost. Blocking the signals is not enough: then a thread of a library
+    receives them, and the handler still runs in this one.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -306,7 +307,7 @@ def interrupts_held() -> Iterator[None]:
 
 @contextmanager
 def tracker_descriptor() -> Iterator[int]:
-    """Give the descriptor of the resource tracker, or of /dev/null where none runs.
+    """Yield the descriptor of the resource tracker, or of /dev/null if none runs.
 
     Our workers share no semaphores, so there is no reason to start a tracker process; a worker that needs one later
     starts its own (`forget_idle_tracker`).
@@ -358,12 +359,12 @@ class SpawnPopen(_Spawned):  # type: ignore[misc]
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of new interpreters: all of them hash texts alike, or sets would differ in their order."""
+    """Return the environment of new interpreters: one hash seed for all, or the order of sets would differ."""
     return {**os.environ, "PYTHONHASHSEED": "0"}
 
 
 def hashes_as_workers_do() -> bool:
-    """Return whether this process hashes texts as interpreters do that are started for workers."""
+    """Return True if this process has the hash seed of interpreters started for workers."""
     return not sys.flags.hash_randomization
 
 
@@ -374,30 +375,29 @@ def _run_interpreter(command: Sequence[str], descriptors: Sequence[int]) -> int:
     process = subprocess.Popen(  # noqa: S603 -- ourselves
         command, pass_fds=descriptors, env=_environment(), restore_signals=False
     )
-    process.returncode = 0  # it is nobody's child for `subprocess`, which would reap it
+    process.returncode = 0  # keeps `subprocess` from reaping it
     return process.pid
 
 
 # ---------------------------------------------------------------- forkservers
 #
-# The forkservers of the session: processes that fork workers on request.
-#
-# There are two at most, and each ends after some idle minutes.
+# The forkservers of the session: processes that fork workers on request. There are two at most, and each ends after
+# some idle minutes.
 
 
 _logger = logging.getLogger("datamat.parallel")
 _MAX_PARENT_BYTES = 80  # an address of a socket holds 103 (macOS) or 107 (Linux); unix(7)
-_PREFIX = "datamat-"  # of the directory of a server, which holds a lock on it
+_PREFIX = "datamat-"  # of a server's directory, on which it holds a lock
 _SOCKET, _MODULES, _DRAFT = _FILES = "s", "modules", "draft"  # in it; `modules` says what the server has imported
-_LEFT_S = 60.0  # since the directory was made, until it counts as left behind: its maker is about to lock it
+_LEFT_S = 60.0  # age at which an unlocked directory counts as left behind: a new one is about to be locked
 _MAX_SERVERS = 2  # one with TensorFlow takes 590 MB
 IDLE_S = 300.0  # without a worker, until a server ends: longer than most pauses between two cells of a notebook
 _LOOK_S = 1.0  # a server looks this often for its caller and its workers
-_GRACE_S = 1.0  # a caller that has found the address connects within microseconds
+_GRACE_S = 1.0  # a caller that found the address connects within microseconds
 
 
 class _NoPlaceError(Exception):
-    """No directory can be written: a container whose file systems are all read-only."""
+    """No directory is writable, as in a container whose file systems are all read-only."""
 
 
 class ServerPopen(_ForkedByServer):  # type: ignore[misc]
@@ -421,7 +421,7 @@ class Server:
     """A fresh interpreter with `preload` imported, which forks workers on request."""
 
     def __init__(self, preload: Sequence[str], num_threads: int) -> None:
-        self.num_starting = 0  # processes that are being asked for
+        self.num_starting = 0  # processes being requested
         self._preload = tuple(preload)
         self._num_threads = num_threads
         self._search_path = tuple(sys.path)
@@ -438,18 +438,18 @@ class Server:
         self._directory = None
         self._alive_w.close()
 
-    # ------------------------------------------------------------ what it is good for
+    # ------------------------------------------------------------ suitability
 
     def suits(self) -> bool:
-        """Return whether it imports what the caller would import."""
+        """Return True if it would import the same modules as the caller."""
         return self._search_path == tuple(sys.path)
 
     def serves(self, preload: Sequence[str], num_threads: int) -> bool:
-        """Return whether workers with these needs can come from here, and find all modules imported."""
+        """Return True if it can fork workers with these needs, and has imported all their modules."""
         return self.suits() and self._num_threads == num_threads and not self.missing(preload)
 
     def missing(self, preload: Sequence[str]) -> set[str]:
-        """Return which of these modules it lacks, as far as is known while it is still importing."""
+        """Return which of these modules it lacks, as far as known while it is still importing."""
         missing = set(preload).difference(self._preload)
         if missing and self._directory is not None:
             with suppress(OSError), open(os.path.join(self._directory, _MODULES), encoding="utf-8") as names:
@@ -457,7 +457,7 @@ class Server:
         return missing
 
     def is_idle(self) -> bool:
-        """Return whether nobody uses it."""
+        """Return True if it is unused."""
         with self._lock:
             return not self.num_starting and all(child.returncode is not None for child in self._children)
 
@@ -483,7 +483,7 @@ class Server:
                 self._start()
 
     def is_gone(self) -> bool:
-        """Return whether it has ended, or was never started."""
+        """Return True if it has ended, or was never started."""
         with self._lock:
             return self._is_gone()
 
@@ -510,7 +510,7 @@ class Server:
             raise _NoPlaceError(str(exc)) from exc
         try:
             with closing(held), socket.socket(socket.AF_UNIX) as listener:
-                with suppress(OSError):  # a file system without locks, where nobody takes it for left behind
+                with suppress(OSError):  # a file system without locks, where no directory is considered left behind
                     fcntl.flock(held.fileno(), fcntl.LOCK_SH)
                 listener.bind(self._address())
                 listener.listen()
@@ -549,8 +549,8 @@ class Server:
                 context.reduction.sendfds(client, [child_r, child_w, alive_w, tracker_fd, *descriptors])
         except BaseException as exc:
             if isinstance(exc, ConnectionError):
-                # It was killed. Until the system has let go of what it held, no `waitpid` says so: for milliseconds, in
-                # which a caller that tries again would be refused again.
+                # It was killed. For some milliseconds, until the system has released its resources, `waitpid` does not
+                # say so yet, and a caller that tries again would be refused again.
                 with suppress(OSError):
                     os.unlink(address)
             os.close(parent_r)
@@ -562,7 +562,7 @@ class Server:
         return parent_r, parent_w
 
     def interrupt(self) -> None:
-        """End it if it is still importing; whoever waits for it gets an EOFError, and it starts again when needed."""
+        """End it if it is still importing; callers waiting for it get an EOFError, and it restarts when needed."""
         if self._directory is not None and not os.path.exists(os.path.join(self._directory, _MODULES)):
             self._kill()
 
@@ -590,19 +590,19 @@ class Server:
         self.close()
 
     def remove_directory(self) -> None:
-        """Remove its directory; whoever looks for it starts another server."""
+        """Remove its directory, so that the next caller starts another server."""
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def _server_command(path: list[str], options: tuple[Any, ...]) -> list[str]:
-    """Return the command line of a server that finds modules there; `options` are the arguments of `serve`."""
+    """Return the command line of a server with this module search path; `options` are the arguments of `serve`."""
     code = f"import sys; sys.path[:] = {path!r}; from datamat.parallel.processes import serve; serve(*{options!r})"
     return [spawn.get_executable(), *util._args_from_interpreter_flags(), "-c", code]
 
 
 def _remove_leftovers(parent: str) -> None:
-    """Remove the directories of servers that were killed together with their callers: nobody holds a lock on them."""
+    """Remove the directories of servers that were killed together with their callers, which are no longer locked."""
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX):
@@ -648,12 +648,12 @@ def _has_ended(process_id: int) -> bool:
 def serve(
     listener_fd: int, alive_r: int, preload: tuple[str, ...], num_threads: int, idle_s: float, caller: int
 ) -> None:
-    """Import `preload`, then fork workers until the caller is gone, or has had nothing to do for a while.
+    """Import `preload`, then fork workers until the caller is gone or the server has been idle for a while.
 
     Args:
         listener_fd: socket on which the caller asks for workers.
         alive_r: pipe that the caller, and each worker, holds open.
-        preload: names of modules that the server imports before it forks a worker, but for those that start threads.
+        preload: names of modules that the server imports before it forks a worker, except those that start threads.
         num_threads: threads that libraries in a worker may use.
         idle_s: seconds without a worker, after which the server ends.
         caller: process that started the server.
@@ -672,7 +672,7 @@ def serve(
             with suppress(Exception, process_role.NestedRunError), process_role.importing():
                 __import__(name)
             if library_against_fork(known=threads) is not None:
-                # No fork would have the thread that it has started. What is imported cannot be undone: from the start.
+                # It has started a thread, which forks would lack. Imports cannot be undone, so start over without it.
                 others = tuple(other for other in preload if other != name)
                 options = (listener_fd, alive_r, others, num_threads, idle_s, caller)
                 os.execve(spawn.get_executable(), _server_command(path, options), _environment())  # noqa: S606
@@ -690,14 +690,14 @@ def serve(
 
 
 def _end_server(directory: str) -> NoReturn:
-    """End at once: threads and exit handlers of the libraries that were imported may never come to an end."""
-    shutil.rmtree(directory, ignore_errors=True)  # which a caller that was killed has not done
+    """End at once: threads and exit handlers of imported libraries may never finish."""
+    shutil.rmtree(directory, ignore_errors=True)  # a caller that was killed has not done this
     os._exit(0)
 
 
 @contextmanager
 def _ending_with(caller: int, directory: str) -> Iterator[None]:
-    """End while modules are imported, too, where the caller goes; the thread for that is gone before any fork."""
+    """End with the caller even while modules are imported; the thread that watches for this ends before any fork."""
     is_over = threading.Event()
 
     def watch() -> None:
@@ -715,7 +715,7 @@ def _ending_with(caller: int, directory: str) -> Iterator[None]:
 
 
 def _write_modules(directory: str) -> None:
-    """Write the names of imported modules; under the final name in one step, since the caller may read at any time."""
+    """Write the names of imported modules atomically, since the caller may read them at any time."""
     draft = os.path.join(directory, _DRAFT)
     with open(draft, "w", encoding="utf-8", errors="replace") as file:
         file.write("\n".join(list(sys.modules)))
@@ -725,11 +725,11 @@ def _write_modules(directory: str) -> None:
 class _ServerWatch:
     """Ends a server whose caller is gone, or that has had no worker for a while.
 
-    The caller is the server's parent. The pipe that says the same to `forkserver.main` may be held open by whatever a
-    task has started.
+    The caller is the server's parent. The pipe that tells `forkserver.main` the same may be held open by a program that
+    a task has started.
 
-    A server without workers first removes its address: from then on the caller finds no server, asks nothing of this
-    one, and starts another. It ends once whoever had found the address just before must have been served.
+    A server without workers first removes its address: from then on the caller does not find it and starts another
+    server. It ends after a grace period for requests that found the address just before.
     """
 
     def __init__(self, address: str, idle_s: float, caller: int) -> None:
@@ -738,7 +738,7 @@ class _ServerWatch:
         self._caller = caller
         self._last_use = time.monotonic()
         self._is_hidden = False
-        self._others = _children() - {0}  # that modules have started as they were imported
+        self._others = _children() - {0}  # started by modules during their import
 
     def begin(self) -> None:
         """Start a timer, which no fork inherits."""
@@ -764,14 +764,14 @@ class _ServerWatch:
 
 
 def _children() -> set[int]:
-    """Return the pids of the children of this process; where the kernel does not list them, 0 if there is any."""
+    """Return the pids of the children of this process; {0} for any children if the kernel does not list them."""
     found: set[int] = set()
     try:
         for thread in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{thread}/children", encoding="ascii") as children:
                 found.update(map(int, children.read().split()))
     except OSError:
-        if not hasattr(os, "waitid"):  # some builds of Python for macOS: a server ends with its caller alone
+        if not hasattr(os, "waitid"):  # some builds of Python for macOS: a server ends only with its caller
             return {0}
         with suppress(ChildProcessError):
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -783,7 +783,7 @@ def _children() -> set[int]:
 
 
 class _Servers:
-    """The servers of this session, the one used last at the end."""
+    """The servers of this session, least recently used first."""
 
     def __init__(self) -> None:
         self._lock: threading.Lock
@@ -791,7 +791,7 @@ class _Servers:
         self.close()
 
     def close(self) -> None:
-        """Start with none; also called in a fork, where nobody holds the lock any longer."""
+        """Start with no servers; also called in a fork, where no thread holds the lock any more."""
         self._lock = threading.Lock()
         self._running = []
         _forgotten.clear()
@@ -799,7 +799,7 @@ class _Servers:
 
     @contextmanager
     def lend(self, preload: Sequence[str], num_threads: int) -> Iterator[Server | None]:
-        """Yield the server to fork from; None where all permitted servers are in use and none suits."""
+        """Yield the server to fork from; None if all permitted servers are in use and none suits."""
         with self._lock:
             server = self._find(preload, num_threads)
             if server is not None:
@@ -819,7 +819,7 @@ class _Servers:
                 return server
         if len(self._running) >= _MAX_SERVERS:
             idle = next((server for server in self._running if server.is_idle()), None)
-            if idle is None:  # a worker itself imports what its server lacks
+            if idle is None:  # a worker imports the modules that its server lacks
                 suiting = [server for server in self._running if server.suits()]
                 return min(suiting, key=lambda server: len(server.missing(preload)), default=None)
             self._running.remove(idle)
@@ -829,7 +829,7 @@ class _Servers:
         return server
 
     def end(self) -> None:
-        """At the end of the program: leave no directory of a server that was killed before it could remove it."""
+        """At the end of the program: remove directories of servers that were killed before they could do so."""
         for server in self._running:
             server.remove_directory()
 
@@ -842,8 +842,8 @@ class ServerLauncher:
     """Starts processes as forks of a server of this session.
 
     Args:
-        preload: names of modules that the server imports before it forks; one that has more will do.
-        num_threads: threads that a library in a worker may use.
+        preload: names of modules that the server imports before it forks; a server with more modules also suits.
+        num_threads: threads that a library may use in a worker.
     """
 
     def __init__(self, preload: Sequence[str], num_threads: int) -> None:
@@ -863,7 +863,7 @@ class ServerLauncher:
             except _NoPlaceError as exc:
                 if not self._has_warned:
                     self._has_warned = True
-                    _logger.warning("workers start by spawn, since no directory takes a socket: %s; set TMPDIR", exc)
+                    _logger.warning("workers start by spawn, since no directory can hold a socket: %s; set TMPDIR", exc)
                 return SpawnPopen(process_obj)
             finally:
                 self._asked = None

@@ -1,14 +1,14 @@
-"""Locks, queues, events and shared memory of `multiprocessing` and `multiprocess`, on their way to workers.
+"""Send locks, queues, events and shared memory of `multiprocessing` and `multiprocess` to workers.
 
-The two libraries send them at the start of a process alone, to a child of their own. Here they go with any callable,
-initializer or argument, to a worker of any start method:
+The two libraries send them only to their own children, at their start. Here they go with any callable, initializer or
+argument, to a worker of any start method:
 
-  semaphore that has a name   opened under it. It has one unless it is of the fork context
-  semaphore that has none     found among what a forked worker has inherited; no other process can open it
-  pipe, shared memory         opened again as a file of the parent's, and compared: its number may be another's by now
+  named semaphore             opened by its name; those of the fork context have none
+  unnamed semaphore           found among the inherited objects of a forked worker; no other process can open it
+  pipe, shared memory         reopened as a file of the parent, and compared: its number may have been reused
 
-Everything else is made of these (a `Queue` of three semaphores and a pipe, a `Value` of a lock and shared memory),
-and is put together again by the library itself, or stays behind as a whole where a part of it does.
+Everything else consists of these (a `Queue` of three semaphores and a pipe, a `Value` of a lock and shared memory). The
+library itself reassembles it, or it stays behind as a whole if one of its parts does.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _TYPES = frozenset(
     )
 )
 
-Key = tuple[int, int]  # counter and id under which a library registers what it repairs after a fork
+Key = tuple[int, int]  # counter and id under which a library registers objects to repair after a fork
 Inherited = weakref.WeakValueDictionary[tuple[str, Key], Any]
 
 _known: weakref.WeakValueDictionary[tuple[str, str], Any] = weakref.WeakValueDictionary()  # semaphores by their names
-_inherited: Inherited = weakref.WeakValueDictionary()  # in a forked worker: what it has inherited
+_inherited: Inherited = weakref.WeakValueDictionary()  # in a forked worker: inherited objects
 _is_worker = False
-_trackers: dict[str, int | None] = {}  # in a worker: pids of the resource trackers that are not its own
-_parent_pid: int | None = None  # in a worker that is a fork
+_trackers: dict[str, int | None] = {}  # in a worker: pids of resource trackers other than its own
+_parent_pid: int | None = None  # in a forked worker
 
 
 @functools.lru_cache(maxsize=4096)
@@ -68,13 +68,13 @@ def _library_of(kind: Hashable) -> str | None:
 
 
 def is_shared(obj: Any) -> bool:
-    """Return whether it is a lock, queue, event, value, ... of one of the libraries."""
+    """Return True for a lock, queue, event, value, ... of one of the libraries."""
     kind: Any = type(obj)
     return _library_of(kind) is not None or (may_be_shared(kind) and hasattr(obj, "_wrapper"))
 
 
 def may_be_shared(kind: Any) -> bool:
-    """Return whether objects of this type may be shared; `ctypes` objects are if `sharedctypes` made them."""
+    """Return True if objects of this type may be shared, such as `ctypes` objects made by `sharedctypes`."""
     return _library_of(kind) is not None or any(base.__module__ == "_ctypes" for base in kind.__mro__)
 
 
@@ -82,7 +82,7 @@ def may_be_shared(kind: Any) -> bool:
 
 
 class _Reopened:
-    """A pipe or shared memory, for the library that wants a descriptor of it in another process."""
+    """A pipe or shared memory, for a library that needs a descriptor of it in another process."""
 
     def __init__(self, descriptor: int) -> None:
         import fcntl
@@ -95,17 +95,17 @@ class _Reopened:
         self._flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
 
     def detach(self) -> int:
-        """Return a descriptor of it in this process."""
+        """Return a descriptor for this process."""
         descriptor = reopen(self._place, self._flags)
         found = os.fstat(descriptor)
         if (found.st_dev, found.st_ino) != self._file:
             os.close(descriptor)
-            raise FileNotFoundError(f"{self._place} is another file by now")
+            raise FileNotFoundError(f"{self._place} has been replaced by another file")
         return descriptor
 
 
 class _Spawning:
-    """What the libraries ask for the descriptors of a child that is being spawned."""
+    """Answers the libraries' requests for descriptors for a child that is being spawned."""
 
     @staticmethod
     def duplicate_for_child(descriptor: int) -> int:
@@ -126,10 +126,10 @@ def _as_if_spawning(library: str) -> Iterator[None]:
 
 
 def parts(obj: Any) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
-    """Return what makes it in another process: a function, its arguments, and a state or None.
+    """Return a function, its arguments, and a state or None, which rebuild the object in another process.
 
     Raises:
-        Exception: it cannot be sent.
+        Exception: the object cannot be sent.
     """
     kind: Any = type(obj)
     library = _library_of(kind) or type(obj._wrapper).__module__.partition(".")[0]
@@ -149,7 +149,7 @@ def parts(obj: Any) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
 
 
 def why_not(obj: Any) -> tuple[str, str]:
-    """Return why it may not arrive in a worker, and the remedy."""
+    """Return why the object may not arrive in a worker, and the remedy."""
     kind: Any = type(obj)
     library, name = _library_of(kind) or "multiprocessing", kind.__qualname__
     if name == "Connection":
@@ -157,13 +157,13 @@ def why_not(obj: Any) -> tuple[str, str]:
     if name.startswith("Synchronized"):
         name = "Array" if name in ("SynchronizedArray", "SynchronizedString") else "Value"
     return (
-        "it was made in the fork context, and only workers that were forked after that have it",
+        "it was made in the fork context, so only workers forked after that have it",
         f'make it with {library}.get_context("spawn").{name}(), which all workers can use',
     )
 
 
 def _origin(library: str, obj: Any) -> tuple[int, str, Key | None]:
-    """Return the process that has made it, and how a fork of that finds it."""
+    """Return the process that made the object, and the key by which a fork of that process finds it."""
     for (_, key), inherited in list(_inherited.items()):
         if inherited is obj:
             assert _parent_pid is not None
@@ -180,13 +180,13 @@ def _forked_with(library: str) -> list[tuple[Key, Any]]:
 
 
 def rebuild(otherwise: Any, make: Callable[..., Any], arguments: tuple[Any, ...], state: Any) -> Any:
-    """Return what `parts` describes, or `otherwise`, a stand-in, where a part of it has not arrived."""
+    """Rebuild the object that `parts` describes; return the stand-in `otherwise` if a part of it did not arrive."""
     held = (*arguments, *(state.values() if isinstance(state, dict) else state if isinstance(state, tuple) else ()))
     if any(type(part) is type(otherwise) for part in held):
         return otherwise
     try:
         obj = make(*arguments)
-    except OSError as exc:  # a semaphore, a pipe or memory that has gone with what had it
+    except OSError as exc:  # a semaphore, a pipe or memory that is gone with its owner
         place, kind, *_ = otherwise.__reduce__()[1]
         return type(otherwise)(place, kind, f"gone where it was made: {exc}", "keep it there while workers use it")
     if obj is None:
@@ -199,7 +199,7 @@ def rebuild(otherwise: Any, make: Callable[..., Any], arguments: tuple[Any, ...]
 
 
 def _inherited_of(pid: int, library: str, key: Key | None) -> Any:
-    """Return what this process has inherited of another, or has made itself; None if it has not."""
+    """Return the object if this process has inherited or made it, else None."""
     if key is None:
         return None
     if pid == os.getpid():
@@ -208,7 +208,7 @@ def _inherited_of(pid: int, library: str, key: Key | None) -> Any:
 
 
 def _named(library: str, name: str, make: Callable[..., Any], arguments: tuple[Any, ...], state: Any) -> Any:
-    """Return the semaphore of this name: one object in each process, which counts how often a thread has taken it."""
+    """Return the semaphore of this name: one object per process, which counts how often a thread has taken it."""
     found = _known.get((library, name))
     if found is None:
         found = make(*arguments)
@@ -218,10 +218,10 @@ def _named(library: str, name: str, make: Callable[..., Any], arguments: tuple[A
 
 
 def _attached(library: str, make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Return shared memory that has a name, which stays its maker's.
+    """Return named shared memory; it stays owned by its creator.
 
-    Python registers it with the resource tracker of whoever attaches to it; one that the worker has started itself
-    would unlink it with the worker's end (https://github.com/python/cpython/issues/82300).
+    Python registers it with the resource tracker of each process that attaches to it; a tracker that the worker itself
+    has started would unlink it when the worker ends (https://github.com/python/cpython/issues/82300).
     """
     made = make(*arguments)
     if _is_worker and _tracker_pid(library) != _trackers.get(library):
@@ -230,7 +230,7 @@ def _attached(library: str, make: Callable[..., Any], arguments: tuple[Any, ...]
 
 
 def _tracker_pid(library: str) -> int | None:
-    """Return the pid of the resource tracker that this process has started, or the one that it is a fork of."""
+    """Return the pid of the resource tracker started by this process or by the one that it was forked from."""
     module = sys.modules.get(f"{library}.resource_tracker")
     return None if module is None else module._resource_tracker._pid
 
@@ -239,7 +239,7 @@ def _tracker_pid(library: str) -> int | None:
 
 
 def begin_worker(*, is_fork: bool) -> None:
-    """Register what the worker has inherited.
+    """Register the objects that the worker has inherited.
 
     Args:
         is_fork: whether the worker is a fork of the process that owns the pool.
@@ -255,11 +255,11 @@ def begin_worker(*, is_fork: bool) -> None:
             _inherited[library, key] = obj
             if name := getattr(getattr(obj, "_semlock", None), "name", None):
                 _known[library, name] = obj
-    _of_standard_library("_run_after_forkers")  # as in its own children; a queue's thread, say, has stayed behind
+    _of_standard_library("_run_after_forkers")  # as in its own children; a queue's thread is not inherited
 
 
 def end_worker() -> None:
-    """Send what queues of the standard library hold back; `multiprocess`, which runs the worker, sends its own."""
+    """Flush queues of the standard library; `multiprocess`, which runs the worker, flushes its own."""
     _of_standard_library("_run_finalizers")
 
 

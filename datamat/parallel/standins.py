@@ -1,4 +1,4 @@
-"""What arrives in a worker in place of objects that cannot travel, or must not travel as they are.
+"""Replacements for objects that cannot be sent to a worker, or must not be sent as they are.
 
 Five kinds, decided by `replacement`:
 
@@ -6,11 +6,11 @@ fresh     locks, conditions, events, thread pools, thread-locals: a new one of t
           arrives free. (dill restores every RLock locked for ever: https://github.com/uqfoundation/dill/issues/321.)
 reopened  files open for reading: by path, at the same position. (dill also re-opens files for *writing* by their
           mode, which truncates them.)
-own       generators behind `random.random` and `numpy.random.rand`: those of the worker, which are seeded there. (A
-          script that says `from random import random` would otherwise send a generator that nobody seeds.)
-shared    locks, queues, events, values of `multiprocessing`: the very same ones; see `shared`.
-stand-in  connections, sockets, generators, files open for writing, ...: a `Standin`, which raises an error that says
-          what it was and what to do, as soon as it is used. Never a silent None.
+own       generators behind `random.random` and `numpy.random.rand`: the worker's own, which are seeded there. (A
+          script with `from random import random` would otherwise send a generator that is never seeded.)
+shared    locks, queues, events, values of `multiprocessing`: the same objects; see `shared`.
+stand-in  connections, sockets, generators, files open for writing, ...: a `Standin`, which raises an error as soon as
+          it is used, naming the object and the remedy. Never a silent None.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ REMEDY = "create it in the worker: give the class a method `setup_worker(self)`,
 
 
 class Standin:
-    """Stands for an object that stayed in the parent; using it raises `UnpicklableError`."""
+    """Replaces an object that stayed in the parent; using it raises `UnpicklableError`."""
 
     __slots__ = ("_datamat_place", "_datamat_reason", "_datamat_remedy", "_datamat_type")
 
@@ -76,7 +76,7 @@ class Standin:
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)  # what copy, pickle and inspect look for
+            raise AttributeError(name)  # looked up by copy, pickle and inspect
         self._refuse()
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
@@ -90,17 +90,17 @@ class Standin:
 
 
 def is_a(obj: Any, kinds: Any) -> bool:
-    """Return what `isinstance` does, but ask the type alone: a `Mock(spec=...)` says that it is what it stands for."""
+    """Do what `isinstance` does, but look only at the type: a `Mock(spec=...)` claims to be its spec."""
     return issubclass(type(obj), kinds)
 
 
 def standin_reduction(obj: object, place: Place, reason: str = "") -> Reduction:
-    """Return how a stand-in for `obj` is made in the worker."""
+    """Return the reduction that makes a stand-in for `obj` in the worker."""
     return Standin, (place(), type_name(obj), reason)
 
 
 def standin_of(reduction: Reduction) -> dict[str, str]:
-    """Return, by its place, what a stand-in stands for: its type, with the reason where there is one; else nothing."""
+    """Return {path: type of the replaced object, with the reason if any} of a stand-in; empty for other objects."""
     if reduction[0] is not Standin:
         return {}
     place, kind, reason, *_ = (*reduction[1], "")
@@ -108,16 +108,16 @@ def standin_of(reduction: Reduction) -> dict[str, str]:
 
 
 def type_name(obj: object) -> str:
-    """Return the name of the object's type as users write it: `sqlite3.Connection`, `generator`."""
+    """Return the name of an object's type as users write it: `sqlite3.Connection`, `generator`."""
     kind = type(obj)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 # ---------------------------------------------------------------- registered by users
 
-_registered: dict[str, Callable[[Any], Reduction]] = {}  # by name: a worker imports nothing to know them
+_registered: dict[str, Callable[[Any], Reduction]] = {}  # by name, so that a worker need not import them
 _caches: list[functools._lru_cache_wrapper[Any]] = []
-# What a pickler, or a fork, deals with before it asks anybody.
+# Types that a pickler or a fork handles before it looks anywhere else.
 _NOT_REGISTERED = (
     bool, int, float, complex, str, bytes, bytearray, type(None), type(...), range, slice,
     list, tuple, dict, set, frozenset, deque, functools.partial,
@@ -126,7 +126,7 @@ _NOT_REGISTERED = (
 
 
 def per_type(answer: Callable[[Hashable], Answer]) -> functools._lru_cache_wrapper[Answer]:
-    """Cache what is known of a type, until a user registers one."""
+    """Cache a function of a type until a user registers a type."""
     cached = functools.lru_cache(maxsize=4096)(answer)
     _caches.append(cached)
     return cached
@@ -137,20 +137,20 @@ def register_standin(kind: type, reduce: Callable[[Any], Reduction] | None) -> N
 
     It applies in both directions and under every start method: to what `self` holds, and to arguments, `initargs` and
     results. A forked worker replaces what it inherits before using it. An object held in two places is one object in
-    the worker, too. Register before a pool's first call: its workers know only what was registered by then. What forked
-    workers find under global names stays as inherited.
+    the worker, too. Register before a pool's first call: its workers know only the types registered by then. Globals
+    of forked workers stay as inherited.
 
     Args:
-        kind: a class. It stands for its subclasses, too, unless they are registered themselves. A class is known by its
-            name and module, so a class that a notebook cell redefines need not be registered again.
-        reduce: called with an object in the process that has it. Returns `(make, arguments)`; `make(*arguments)`, in
-            the other process, returns the replacement. Both are pickled. It may be called for each submitted call, so
-            it should be cheap, and return equal arguments for the same object. If it raises, a stand-in replaces what
-            `self` holds, and gives the reason when used; an argument or result fails its call. None removes what was
-            registered.
+        kind: a class. This covers its subclasses, too, unless they are registered themselves. A class is identified by
+            its name and module, so a class that a notebook cell redefines need not be registered again.
+        reduce: called with an object in the process that has it. Returns `(make, arguments)`; in the other process,
+            `make(*arguments)` returns the replacement. Both are pickled. It may be called for each submitted call, so
+            it should be cheap, and return equal arguments for the same object. If it raises, an object held by `self`
+            is replaced by a stand-in, which gives the reason when used; an argument or result fails its call. None
+            removes the registration.
 
     Raises:
-        OptionError: `kind` is not a class, or is one that pickle handles on its own, such as `dict` or a function; or
+        OptionError: `kind` is not a class, or is one that pickle itself handles, such as `dict` or a function; or
             `reduce` is not callable.
 
     Example:
@@ -192,19 +192,19 @@ def _name_of(kind: type) -> str:
 
 
 def registrations() -> dict[str, Callable[[Any], Reduction]]:
-    """Return what is registered, by name of the type."""
+    """Return the registered functions by name of the type."""
     return dict(_registered)
 
 
 def take_over(name: str, reduce: Callable[[Any], Reduction]) -> None:
-    """In a worker: register what its parent has, by name."""
+    """In a worker: register the parent's functions, by name."""
     _registered.setdefault(name, reduce)
     for cached in _caches:
         cached.cache_clear()
 
 
 def is_registered(kind: Any) -> bool:
-    """Return whether a user has registered how objects of this type travel."""
+    """Return True if a user has registered this type."""
     return _reduce_of(kind) is not None
 
 
@@ -220,9 +220,7 @@ def _as_registered(obj: Any, place: Place) -> Reduction:
     try:
         reduction = reduce(obj)
     except Exception as exc:  # noqa: BLE001 -- a user's function may raise anything
-        return standin_reduction(
-            obj, place, f"the function that is registered for it raised {type(exc).__name__}: {exc}"
-        )
+        return standin_reduction(obj, place, f"the function registered for it raised {type(exc).__name__}: {exc}")
     if (
         isinstance(reduction, tuple)
         and len(reduction) == 2
@@ -231,7 +229,7 @@ def _as_registered(obj: Any, place: Place) -> Reduction:
     ):
         return reduction
     return standin_reduction(
-        obj, place, f"the function that is registered for it returned {reduction!r}, not (make, arguments)"
+        obj, place, f"the function registered for it returned {reduction!r}, not (make, arguments)"
     )
 
 
@@ -262,19 +260,19 @@ _FRESH: dict[type, Callable[[Any], Reduction]] = {
     ThreadPoolExecutor: _thread_pool,
 }
 
-# Of no use as arguments: a call would put into a copy what threads, or coroutines, of the caller wait for.
+# Useless as arguments: a call would fill a copy, while threads or coroutines of the caller wait on the original.
 _LOCAL = (queue.Queue, queue.SimpleQueue)
 
 
 def is_local(kind: Any) -> bool:
-    """Return whether objects of this type are queues of threads, or connect coroutines."""
+    """Return True if objects of this type are queues of threads, or connect coroutines."""
     return issubclass(kind, _LOCAL) or any(
         base.__module__ in ("asyncio.mixins", "asyncio.queues") for base in kind.__mro__
     )
 
 
 def shared_name(obj: Any) -> str:
-    """Return the name of what a manager of `multiprocessing` has instead of an object that is local."""
+    """Return the method of a `multiprocessing` manager that makes a shared counterpart of a local object."""
     names = {base.__name__ for base in type(obj).__mro__}
     return next((name for name in ("Event", "Condition", "Barrier", "Lock", "Semaphore") if name in names), "Queue")
 
@@ -289,7 +287,7 @@ def _reopen(path: str, mode: str, position: int, options: dict[str, Any]) -> Any
 
 
 def _file(file: Any, place: Place) -> Reduction | None:
-    """Return how to open the file again, a stand-in where that would harm it, None where dill does the right thing."""
+    """Return how to reopen the file, a stand-in if that would harm it, None if dill does the right thing."""
     if isinstance(file, io.BytesIO | io.StringIO):
         return None
     for name in ("stdin", "stdout", "stderr"):
@@ -309,9 +307,9 @@ def _file(file: Any, place: Place) -> Reduction | None:
     return _reopen, (os.path.abspath(path), "rb", file.tell(), options)
 
 
-# ---------------------------------------------------------------- the own
+# ---------------------------------------------------------------- own
 
-# By name, so that nothing is imported for the question.
+# By name, so that the check imports nothing.
 _OWN: dict[str, tuple[str, str]] = {
     "random.Random": ("random", "_inst"),
     "numpy.random.mtrand.RandomState": ("numpy.random.mtrand", "_rand"),
@@ -335,9 +333,9 @@ _STANDIN_TYPES: tuple[type, ...] = (
     types.FrameType,
     threading.Thread,
     Executor,
-    Future,  # a copy would never be done
+    Future,  # a copy would never complete
 )
-# By name, so that nothing is imported for the question.
+# By name, so that the check imports nothing.
 _STANDIN_NAMES = frozenset({
     "_socket.socket", "socket.socket", "ssl.SSLSocket", "mmap.mmap", "select.epoll", "select.poll",
     "sqlite3.Connection", "sqlite3.Cursor", "sqlite3.Blob", "subprocess.Popen", "_queue.SimpleQueue",
@@ -383,7 +381,7 @@ def _is_own_pool(kind: type) -> bool:
     return any(base.__module__ == f"{__package__}.executor" for base in kind.__mro__)
 
 
-# The first that applies to a type says what its objects are replaced by; where that is None they travel as they are.
+# The first rule that applies to a type decides the replacement of its objects; None lets them travel unchanged.
 _CHOICE: tuple[tuple[Callable[[Any], bool], Callable[[Any, Place], Reduction | None]], ...] = (
     (is_registered, _as_registered),
     (_FRESH.__contains__, lambda obj, _: _FRESH[type(obj)](obj)),
@@ -402,16 +400,16 @@ def _rule_for(kind: Any) -> Callable[[Any, Place], Reduction | None] | None:
 
 
 def is_special(kind: Any) -> bool:
-    """May `replacement` have something for objects of this type?"""
+    """Return True if `replacement` may replace objects of this type."""
     return _rule_for(kind) is not None
 
 
 def replacement(obj: Any, place: Place) -> Reduction | None:
-    """Return the function and arguments that make what a worker gets for `obj`, or None to let it travel as it is.
+    """Return the function and arguments that make a worker's replacement for `obj`; None to send it unchanged.
 
     Args:
         obj: object that is to travel.
-        place: returns how users reach it, as in `self.reader._conn`; asked only where a stand-in may go in its place.
+        place: returns its path, such as `self.reader._conn`; called only if a stand-in may replace it.
     """
     kind: Any = type(obj)
     rule = _rule_for(kind)
@@ -419,6 +417,6 @@ def replacement(obj: Any, place: Place) -> Reduction | None:
 
 
 def name_in_places(obj: Any) -> str | None:
-    """Return what messages call an object in place of how it is reached: `_datamat_name` of its class; else None."""
+    """Return the name that messages use for an object instead of its path: `_datamat_name` of its class, else None."""
     name = getattr(type(obj), "_datamat_name", None)
     return name if isinstance(name, str) else None

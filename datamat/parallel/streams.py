@@ -1,13 +1,14 @@
 """Streams of results: `map`, `starmap` and `map_unordered`.
 
-Every item runs, as in `concurrent.futures`, unless the caller closes the iterator. The source of the items decides who
-submits them, and when:
+Every item runs, as in `concurrent.futures`, unless the caller closes the iterator. Who submits the items, and when,
+depends on their source:
 
     list, range, array, ...  the dispatcher draws chunks as the workers need them, whether or not results are taken: a
                              long item delays no other, and items are pickled only when they are drawn
-    anything else            may run the caller's code, or never end: the caller's own thread pulls items as results are
-                             taken, a window of unfinished ones ahead. What is left is submitted when the results are
-                             dropped untaken, or when the pool or the program ends
+    anything else            may run the caller's code, or be endless: the caller's own thread pulls items as
+                                 results are taken, with a window of unfinished ones. The rest is submitted when the
+                                                          results are dropped untaken, or when the pool or the program
+                                                          ends
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ if TYPE_CHECKING:
 __all__ = ["Items", "ResultStream"]
 
 _MANY = 1 << 40
-_MAX_HELD_BYTES = 1 << 28  # of results that wait behind a long item, until no more items are pulled from an iterator
-_LARGE_BYTES = 1 << 16  # of a chunk's results: smaller ones may be held until the last of them has been taken
-_TASK_BYTES = 600  # of the objects in the parent that a result comes with
+_MAX_HELD_BYTES = 1 << 28  # of results that may wait behind a long item before an iterator is no longer pulled
+_LARGE_BYTES = 1 << 16  # of a chunk's results; smaller chunks may be kept until their last result has been taken
+_TASK_BYTES = 600  # of the parent's objects per result
 _KEPT_AS_THEY_ARE = frozenset({range, tuple, str, bytes, types.MappingProxyType})
 _COPIED = frozenset(
     {list, dict, set, frozenset, deque, bytearray, array.array, *map(type, ({}.keys(), {}.values(), {}.items()))}
@@ -64,21 +65,21 @@ class Items:
     """The arguments of the calls of one map.
 
     Args:
-        iterables: arguments of `map`: one item of each makes the arguments of a call.
+        iterables: arguments of `map`: one item of each forms the arguments of a call.
         unpacked: whether the only iterable yields tuples of arguments.
 
     Attributes:
-        mode: layout of the arguments: tuples for several iterables; bare items for one, which travel in half the time.
+        mode: layout of the arguments: tuples for several iterables; bare items for one, which take half the time.
         num_items: number of calls according to `len`, which may be wrong; None where an iterable has no length.
-        is_at_hand: whether iteration runs none of the caller's code, and ends.
-        is_endless: whether iteration is known never to end.
+        is_at_hand: whether iteration is finite and runs none of the caller's code.
+        is_endless: whether iteration is known to be endless.
     """
 
     def __init__(self, iterables: tuple[Iterable[Any], ...], *, unpacked: bool = False) -> None:
         self.num_items = _length(iterables)
         self.is_at_hand = self.num_items is not None and all(_is_at_hand(iterable) for iterable in iterables)
         self.is_endless = bool(iterables) and all(map(_is_endless, iterables))
-        if self.is_at_hand:  # whoever changes a list after the call does not change the calls
+        if self.is_at_hand:  # changing a list after the call does not change the calls
             iterables = tuple(list(each) if type(each) in _COPIED else each for each in iterables)
         self.mode = worker.Mode.CHUNK
         self._items: Iterable[Any]
@@ -94,14 +95,14 @@ class Items:
         return iter(self._items)
 
     def call_each(self, function: Callable[..., Any]) -> Iterator[Any]:
-        """Return an iterator that makes the calls here, one after the other."""
+        """Return an iterator that makes the calls in this process, one after the other."""
         if self.mode == worker.Mode.ITEMS:
             return (function(item) for item in self)
         return (function(*item) for item in self)
 
 
 class Results(itertools.chain[Any]):
-    """The iterator over results that callers hold; it unpacks chunks in C."""
+    """The caller's iterator over results; it unpacks chunks in C."""
 
     _chunks: Generator[Iterable[Any], None, None]
 
@@ -113,12 +114,12 @@ class Results(itertools.chain[Any]):
         return results
 
     def close(self) -> None:
-        """Cancel what has not begun; no more results come."""
+        """Cancel the calls that have not begun; the iterator ends."""
         self._chunks.close()
 
 
 def _drain(results: list[Any]) -> Iterator[Any]:
-    """Yield results without holding on to those that the caller has taken."""
+    """Yield results without keeping references to those already taken."""
     results.reverse()
     while results:
         yield results.pop()
@@ -145,17 +146,17 @@ def _length(iterables: tuple[Any, ...]) -> int | None:
 
 
 class ResultStream:
-    """Submits items in chunks, and yields their results.
+    """Submits items in chunks and yields their results.
 
     Args:
-        owner: executor, which must not end while items are left that the dispatcher cannot draw.
+        owner: executor, which must not end while there are items that the dispatcher cannot draw.
         dispatcher: dispatcher of the pool, which runs the tasks.
         remote: function that is called, acquired for this stream.
         items: the arguments of each call; drawn as workers need them.
         chunksize: items per task; None adapts it to their cost.
         num_workers: number of workers in the pool.
-        ordered: whether results come in the order of the items, else in that of completion.
-        with_futures: whether tasks have real futures, for `futures`.
+        ordered: whether results come in the order of the items; otherwise in order of completion.
+        with_futures: whether tasks get real futures, for `futures`.
     """
 
     def __init__(
@@ -178,19 +179,19 @@ class ResultStream:
         self._num_items = self._left = items.num_items
         self._is_endless = items.is_endless
         self._is_drawn = items.is_at_hand and not with_futures
-        self._owner = None if self._is_drawn else owner  # the dispatcher draws to the end on its own
+        self._owner = None if self._is_drawn else owner  # the dispatcher draws all items on its own
         self._chunksize = chunksize
         self._num_workers = num_workers
         self._with_futures = with_futures
         self._wakeup = Wakeup()
         self._context = contextvars.copy_context()
-        self._reading = threading.RLock()  # the dispatcher, `shutdown` and the exit of the program read, too
+        self._reading = threading.RLock()  # the dispatcher, `shutdown` and program exit read, too
         self._in_order: deque[Task] | None = deque() if ordered else None
         self._unordered: set[Task] = set()
         self._finished: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._num_submitted = 0  # changed under `_reading`
         self._num_settled = self._bytes_received = 0  # changed by the dispatcher
-        self._num_taken = self._bytes_taken = 0  # changed by whoever takes the results
+        self._num_taken = self._bytes_taken = 0  # changed by the thread that takes the results
         self._when_untaken: weakref.finalize[..., Any] | None = None
         self._is_exhausted = False
         self._is_closed = False
@@ -200,34 +201,34 @@ class ResultStream:
     # ------------------------------------------------------------ sending
 
     def begin(self) -> None:
-        """Submit the first items; not under a lock that the caller's iterator might need."""
+        """Submit the first items; call this without a lock that the caller's iterator might need."""
         if self._is_drawn:
             self._dispatcher.open_source(self)
         else:
             self._top_up()
 
     def submit_rest(self) -> None:
-        """Submit all items that are left: nobody takes more results, or the pool is about to end."""
+        """Submit all remaining items: no more results are taken, or the pool is about to end."""
         while not (self._is_exhausted or self._is_endless or self._is_drawn or os.getpid() != self._pid):
             self._submit(64)
 
     def abandon(self) -> None:
-        """Submit nothing more: after the results that are there, the caller gets a `CancelledError`."""
+        """Submit nothing more: after the available results, the caller gets a `CancelledError`."""
         with self._reading:
             if not self._is_exhausted:
                 self._is_exhausted = True
                 self._source_error = CancelledError()
 
     def futures(self) -> list[Future[Any]]:
-        """Return the futures of the tasks under way, if they have any."""
+        """Return the futures of the unfinished tasks, if they have any."""
         return [task.future for task in self._in_order or () if isinstance(task.future, Future)]
 
     def num_left(self) -> int:
-        """Return how many items are not submitted yet, as far as known."""
+        """Return the number of items not submitted yet, as far as known."""
         return 0 if self._is_exhausted else self._left or 0
 
     def draw(self, num_tasks: int) -> list[Task]:
-        """Return the next tasks, which the caller submits; fewer where the items end."""
+        """Return the next tasks for the caller to submit; fewer if the items end."""
         with self._reading:
             tasks: list[Task] = []
             while len(tasks) < num_tasks and not self._is_exhausted:
@@ -248,12 +249,12 @@ class ResultStream:
             self._dispatcher.submit(*tasks)
 
     def _top_up(self) -> None:
-        """Fill the window of items whose results have not been taken."""
+        """Fill the window of items with untaken results."""
         if not self._is_drawn:
             self._fill_window(self._num_submitted - self._num_taken)
 
     def _top_up_behind(self) -> None:
-        """Submit items while a long one runs: results that have arrived take memory, but no room in the window."""
+        """Submit items while a long one runs: results that have arrived use memory, but no room in the window."""
         held = self._bytes_received - self._bytes_taken + _TASK_BYTES * (self._num_settled - self._num_taken)
         if not self._is_drawn and held <= _MAX_HELD_BYTES:
             self._fill_window(self._num_submitted - self._num_settled)
@@ -275,7 +276,7 @@ class ResultStream:
         return batch
 
     def _expect(self, batch: list[Any]) -> Task:
-        """Return a task, whose result is taken in its turn."""
+        """Register a task whose result is taken in its turn, and return it."""
         future: Any = CallFuture() if self._with_futures else LightFuture(self._wakeup)
         task = Task(self._remote, batch, future, self._mode, context=self._context, stream=self)
         self._num_submitted += 1
@@ -299,12 +300,12 @@ class ResultStream:
     # ------------------------------------------------------------ called by the dispatcher
 
     def task_cost(self) -> float | None:
-        """Return the seconds that its next task is likely to take, None if nothing is known yet."""
+        """Return the seconds that the next task is likely to take; None if nothing is known yet."""
         return self._recent_s / self._recent_items * self._size() if self._recent_items else None
 
     def learn(self, task: Task, busy_s: float, num_bytes: int) -> None:
         """Record the cost of a task."""
-        calls_s = max(busy_s - MESSAGE_COST_S, 0.1 * busy_s)  # else the first items, which go alone, seem dear
+        calls_s = max(busy_s - MESSAGE_COST_S, 0.1 * busy_s)  # or the first items, sent alone, would seem expensive
         self._recent_s = 0.8 * self._recent_s + calls_s
         self._recent_items = 0.8 * self._recent_items + task.count  # so that chunks count more than single items
         task.num_bytes = num_bytes
@@ -315,7 +316,7 @@ class ResultStream:
         if self._in_order is None:
             self._finished.put(task)
         elif self._wakeup.awaited is not None and self._num_submitted - self._num_settled <= self._num_workers:
-            self._wakeup.ring()  # whoever waits for a long item submits others meanwhile
+            self._wakeup.ring()  # a thread that waits for a long item submits others meanwhile
 
     # ------------------------------------------------------------ receiving
 
@@ -328,14 +329,14 @@ class ResultStream:
         deadline = None if timeout is None else time.monotonic() + timeout
         chunks = self._chunks(deadline)
         if not self._is_drawn:
-            # Dropped before the first result was asked for, a generator never runs: not even its `finally`.
+            # A generator that is dropped before its first result is requested never runs, not even its `finally`.
             self._when_untaken = weakref.finalize(chunks, self.submit_rest)
             self._when_untaken.atexit = False
         return Results.of(chunks)
 
     def _chunks(self, deadline: float | None) -> Generator[Iterable[Any], None, None]:
         if self._when_untaken is not None:
-            self._when_untaken.detach()  # it would keep this map, and all that it holds, until the generator is gone
+            self._when_untaken.detach()  # it would keep this map and its contents alive as long as the generator
         results: list[Any] = []
         try:
             while (task := self._next_task(deadline)) is not None:
@@ -354,11 +355,11 @@ class ResultStream:
             if self._source_error is not None:
                 raise self._source_error
         finally:
-            results.clear()  # where the iterator is closed, who took the results still has this list
+            results.clear()  # if the iterator is closed, the caller may still have this list
             self.close()
 
     def _next_task(self, deadline: float | None) -> Task | None:
-        """Return the task whose result comes next, None where no more is to come."""
+        """Return the task whose result comes next; None at the end."""
         process_role.refuse_in_fork(self._pid, "this map", "call map()")
         if self._num_taken == self._num_submitted:
             self._submit(1)
@@ -388,11 +389,11 @@ class ResultStream:
         return outcome
 
     def close(self) -> None:
-        """Cancel what has not started; in a fork, nothing: the calls are its parent's."""
+        """Cancel the tasks that have not started; in a fork do nothing, since the calls are its parent's."""
         if os.getpid() != self._pid:
             return
         self._is_exhausted = True
-        # The dispatcher reads for a moment only; another thread of the caller's may be reading for ever.
+        # The dispatcher reads only for a moment; another thread of the caller may be reading for ever.
         with self._reading if self._is_drawn else nullcontext():
             tasks = [*(self._in_order or ()), *self._unordered]
             if any(task.is_started for task in tasks):

@@ -1,4 +1,4 @@
-"""Tasks and the futures that stand for them, from submission to result; how many calls make one task."""
+"""Tasks and their futures, from submission to result, and the number of calls per task."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CallLost(ParallelError):  # noqa: N818 -- reads as the event, as `WorkerDi
     """An engine has lost a call: its worker or its scheduler is gone.
 
     Attributes:
-        may_repeat: whether the engine takes the same call again.
+        may_repeat: whether the engine accepts the same call again.
     """
 
     def __init__(self, message: str, *, may_repeat: bool) -> None:
@@ -62,17 +62,17 @@ class CallLost(ParallelError):  # noqa: N818 -- reads as the event, as `WorkerDi
 
 # ---------------------------------------------------------------- a light future
 #
-# A substitute for `Future` in the tasks of a stream, at a third of its cost.
+# A replacement for `Future` in the tasks of a stream, at a third of its cost.
 #
 # Each `Future` creates a lock and a condition, which is most of the cost of dispatching a trivial call. The tasks of a
 # stream have one reader, so they share one lock.
 
 
-SLICE_S = 0.5  # a thread that waits wakes this often
+SLICE_S = 0.5  # waiting threads wake this often
 
 
 class Wakeup:
-    """Wakes the one thread that reads a stream; a bare lock, since an Event takes several times as long."""
+    """Wakes the one thread that reads a stream; a bare lock, since an Event is several times slower."""
 
     __slots__ = ("_lock", "awaited")
 
@@ -83,14 +83,15 @@ class Wakeup:
 
     def ring(self) -> None:
         """End the wait, or the next one if nobody waits now."""
-        with suppress(RuntimeError):  # it has been rung already
+        with suppress(RuntimeError):  # already rung
             self._lock.release()
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until it rings; return False if it does not within `timeout` seconds.
+        """Wait until it rings; return False after `timeout` seconds.
 
-        It waits in slices: Python checks for a Ctrl-C before it blocks in a lock. One that arrives in between, which is
-        milliseconds on a busy machine, would otherwise only be seen once the lock is free.
+        It waits in slices: Python checks for Ctrl-C before it blocks in a lock. A Ctrl-C that arrives between the two,
+            which
+        may be milliseconds apart on a busy machine, would otherwise be handled only once the lock is free.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not self._lock.acquire(timeout=SLICE_S if timeout is None else min(SLICE_S, timeout)):
@@ -100,12 +101,12 @@ class Wakeup:
         return True
 
 
-# States; not an Enum, whose members cost 0.15 us at each look. From _CANCELLED on the future is settled.
+# States; not an Enum, whose members cost 0.15 us per access. From _CANCELLED on, the future is resolved.
 _WAITING, _RUNNING, _CANCELLED, _FAILED, _DONE = range(5)
 
 
 class LightFuture:
-    """The part of a Future that the dispatcher and a stream use; settled by one thread, read by one other."""
+    """The part of a Future that the dispatcher and a stream use; resolved by one thread, read by another."""
 
     __slots__ = ("_callback", "_state", "_value", "_wakeup", "is_ahead")
 
@@ -117,7 +118,7 @@ class LightFuture:
         self._callback: Callable[[Any], object] | None = None
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Set the one callback, which runs when the future is settled; call this before the task is submitted."""
+        """Set the only callback, which runs when the future is resolved; call this before the task is submitted."""
         self._callback = callback
 
     def set_running_or_notify_cancel(self) -> bool:
@@ -132,21 +133,21 @@ class LightFuture:
         self._state = _WAITING
 
     def cancelled(self) -> bool:
-        """Is it cancelled?"""
+        """Return True if it is cancelled."""
         return self._state == _CANCELLED
 
     def cancel(self) -> bool:
-        """Cancel a task that is not sent. Should it be sent at this moment, nobody reads its result."""
+        """Cancel a task that is not sent. If it is being sent at this moment, its result is ignored."""
         if self._state == _WAITING:
             self._settle(_CANCELLED, None)
         return self._state == _CANCELLED
 
     def set_result(self, value: Any) -> None:
-        """Settle with a result."""
+        """Resolve with a result."""
         self._settle(_DONE, value)
 
     def set_exception(self, error: BaseException) -> None:
-        """Settle with an error."""
+        """Resolve with an error."""
         self._settle(_FAILED, error)
 
     def _settle(self, state: int, value: Any) -> None:
@@ -155,11 +156,11 @@ class LightFuture:
         if self._wakeup.awaited is self:
             self._wakeup.ring()
         if self._callback is not None:
-            callback, self._callback = self._callback, None  # which has the task, and that this future
+            callback, self._callback = self._callback, None  # the callback holds the task, which holds this future
             callback(self)
 
     def done(self) -> bool:
-        """Is it settled?"""
+        """Return True if it is resolved."""
         return self._state >= _CANCELLED
 
     def result(self, timeout: float | None = None, meanwhile: Callable[[], object] | None = None) -> Any:
@@ -167,10 +168,10 @@ class LightFuture:
 
         Args:
             timeout: seconds to wait; None for no limit.
-            meanwhile: called before each wait: after each wakeup.
+            meanwhile: called before each wait, so also after each wake-up.
 
         Raises:
-            TimeoutError: there is no result after `timeout` seconds.
+            TimeoutError: no result arrived within `timeout` seconds.
             CancelledError: the task was cancelled.
         """
         if not self.done():
@@ -186,7 +187,7 @@ class LightFuture:
         wakeup = self._wakeup
         wakeup.awaited = self
         try:
-            while not self.done():  # asked after `awaited` is set: who settles later rings
+            while not self.done():  # checked after `awaited` is set: a thread that resolves it later rings
                 if meanwhile is not None:
                     meanwhile()
                 if not wakeup.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
@@ -199,32 +200,32 @@ class LightFuture:
 
 
 class Recaller(Protocol):
-    """A dispatcher, as its futures know it."""
+    """The part of a dispatcher that futures use."""
 
     def recall(self, is_meant: Callable[[Task], bool]) -> None:
-        """Take back what workers have not begun, from those that have a task which is meant; `wake` sends it again."""
+        """Take back the tasks that workers have not begun, where a matching task is among them; `wake` resends them."""
 
     def wake(self) -> None:
-        """End the sleep of its thread."""
+        """Wake its thread."""
 
 
 class CallFuture(Future[Any]):
-    """The future of a call that may wait at a worker, behind another call: until that has ended, it can be cancelled.
+    """The future of a call that may queue at a worker behind another call: until that has ended, it can be cancelled.
 
     Attributes:
         is_ahead: whether the call is at a worker that has not begun it.
-        dispatcher: dispatcher of the pool; None for a future that nobody cancels.
+        dispatcher: dispatcher of the pool; None for a future that is never cancelled.
     """
 
     is_ahead = False
     dispatcher: Recaller | None = None
 
     def cancelled(self) -> bool:
-        """Return whether the call is cancelled; asked for each call, so without the lock."""
+        """Return True if the call is cancelled; without the lock, since it is used for every call."""
         return self._state.startswith("CANCELLED")
 
     def running(self) -> bool:
-        """Return whether a worker has begun the call."""
+        """Return True if a worker has begun the call."""
         return not self.is_ahead and super().running()
 
     def cancel(self) -> bool:
@@ -251,20 +252,20 @@ _numbers = itertools.count(1)
 
 
 class RemoteFunction:
-    """A callable that workers have, or are to get.
+    """A callable that workers have or will get.
 
     Args:
-        function: callable that the workers call.
-        digest: of what the callable holds, to detect changes; None for one that is used once.
-        rows: what `pickling.digest` has kept for the next digest.
+        function: the callable.
+        digest: digest of its contents, to detect changes; None for a callable that is used once.
+        rows: state of `pickling.digest` for the next digest.
 
     Attributes:
         number: id of the callable on the wire.
         label: name of the callable in messages.
-        digest: of what the callable held when it was submitted; None where nobody asks.
+        digest: digest of its contents at submission; None if unused.
         unfinished: number of tasks that still need the callable.
         identity: key in `FunctionTable`; None for a callable of a single map.
-        is_inherited: whether the workers have the callable from their fork.
+        is_inherited: whether the workers have inherited the callable by fork.
     """
 
     def __init__(
@@ -282,11 +283,11 @@ class RemoteFunction:
         self._packed: PackedFunction | None = None
 
     def inherit(self) -> Callable[[], None]:
-        """Let workers that are forked now inherit the callable; return a function that ends that."""
+        """Let workers that are forked now inherit the callable; return a function that ends this."""
         assert self.function is not None
         roots = unforkable.roots_of(self.function)
         if any(standins.is_registered(type(root)) for root in roots.values()):
-            self.prepare()  # what stands for it is made in the worker
+            self.prepare()  # its replacement is made in the worker
             return lambda: None
         owner = unforkable.innermost(self.function)
         if isinstance(owner, types.MethodType):
@@ -300,7 +301,7 @@ class RemoteFunction:
         return worker.inherit(self.number, self.function, unforkables)
 
     def prepare(self) -> PackedFunction:
-        """Pickle the callable as it is now, unless that is done.
+        """Pickle the callable in its present state, unless it has been pickled.
 
         Raises:
             UnpicklableError: it cannot travel.
@@ -320,41 +321,41 @@ class RemoteFunction:
         return self._packed
 
     def modules(self) -> tuple[str, ...]:
-        """Return the modules of installed packages that it needs, for a server to import once."""
+        """Return the modules of installed packages that it uses, for a server to import once."""
         self.prepare()
         return self._modules
 
     def frame(self) -> tuple[bytes, bytes]:
-        """Return the parts of the frame that carries it."""
+        """Return the parts of its frame."""
         return worker.FUNCTION.pack(self.number), self.prepare().packed
 
     def send_by_value(self, module_name: str) -> None:
-        """Pickle it again, with the code of this module by value."""
+        """Pickle it again, with code of this module by value."""
         byvalue.force_by_value(module_name)
         self._packed = None
         self.prepare()
 
 
 class FunctionTable:
-    """Knows which callables the workers have, so that each travels once.
+    """Records which callables the workers have, so that each is sent once.
 
-    Each call is made with the callable, and its `self`, as they are when it is submitted: one that has changed since it
-    was sent is another `RemoteFunction`, while earlier calls keep theirs. Once no task of a callable is unfinished,
+    Each call uses the callable, and its `self`, as they are at submission: a callable that has changed since it was
+    sent becomes another `RemoteFunction`, while earlier calls keep theirs. Once all tasks of a callable are finished,
     only a weak reference to it is kept.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a map that is collected in the middle of it comes back here
+        self._lock = threading.RLock()  # re-entrant: a map may be garbage-collected while it is held
         self._by_identity: dict[tuple[int, int], RemoteFunction] = {}
         self._on_rest: dict[int, weakref.ref[Any]] = {}
         self._classes: dict[type, RemoteFunction] = {}
-        self.forgotten: deque[int] = deque()  # numbers that workers are to drop; the dispatcher sends them
+        self.forgotten: deque[int] = deque()  # numbers that workers should drop; the dispatcher sends them
 
     def acquire(self, function: Callable[..., Any]) -> RemoteFunction:
-        """Return the `RemoteFunction` of a callable for one more task; `release` follows when that task is finished.
+        """Return the `RemoteFunction` of a callable for one more task; call `release` when that task is finished.
 
-        No lock is held while the callable is pickled: that may run the user's code, which may wait for another thread
-        that is about to submit.
+        No lock is held while the callable is pickled: that may run user code, which may wait for another thread that is
+        about to submit.
         """
         identity = identity_of(function)
         remote = self._by_identity.get(identity)
@@ -371,10 +372,10 @@ class FunctionTable:
             return remote
 
     def for_classes(self, classes: Sequence[type]) -> tuple[RemoteFunction, ...]:
-        """Return the functions of classes that travel by value; each is sent once to a worker, as it is the first time.
+        """Return the functions that carry by-value classes; each is sent once to a worker, in its first state.
 
         Raises:
-            UnpicklableError: one cannot travel.
+            UnpicklableError: a class cannot travel.
         """
         for cls in classes:
             if cls not in self._classes:
@@ -384,12 +385,13 @@ class FunctionTable:
         return tuple(map(self._classes.__getitem__, classes))
 
     def acquire_for_map(self, function: Callable[..., Any]) -> RemoteFunction:
-        """Return the `RemoteFunction` for all calls of one map, to which its calls count as one task.
+        """Return the `RemoteFunction` for all calls of one map, which count as one task of it.
 
-        It is a new one, since no map is to find what an earlier one left in `self`; but plain functions keep nothing.
+        It is a new one, since no map may see what an earlier one left in `self`; plain functions keep nothing and are
+        reused.
 
         Raises:
-            UnpicklableError: it cannot travel any more.
+            UnpicklableError: it can no longer travel.
         """
         if _keeps_nothing(function):
             return self.acquire(function)
@@ -408,7 +410,7 @@ class FunctionTable:
             remote.unfinished -= 1
             if remote.unfinished:
                 return
-            function = remote.function  # until the lock is free: to drop it may run code of the user's
+            function = remote.function  # until the lock is free: dropping it may run user code
             remote.function = None
             if remote.identity is None or self._by_identity.get(remote.identity) is not remote:
                 self._forget(remote)
@@ -427,21 +429,21 @@ class FunctionTable:
 
 
 def _digest(function: Callable[..., Any], rows: pickling.Rows) -> bytes:
-    """Return a digest of what a callable holds, or of what its `self` says may change of it."""
+    """Return a digest of the contents of a callable, or of the part that its `self` declares changeable."""
     owner = function.__self__ if isinstance(function, types.MethodType) else None
     changing = getattr(type(owner), "_datamat_changing", None)
     return pickling.digest(function if changing is None else changing(owner), rows)
 
 
 def identity_of(function: Callable[..., Any]) -> tuple[int, int]:
-    """Return a key that is the same for each access to one object's method (`obj.fit is obj.fit` is False)."""
+    """Return a key that is the same for every access to an object's method (`obj.fit is obj.fit` is False)."""
     if isinstance(function, types.MethodType):
         return id(function.__self__), id(function.__func__)
     return id(function), 0
 
 
 def _keeps_nothing(function: Callable[..., Any]) -> bool:
-    """Return whether a worker's copy stays as it was sent: calls can only change globals, which outlive it."""
+    """Return True if a worker's copy never changes: calls can only change globals, which outlive it."""
     if pickling.is_found(function):
         return True
     if type(function) is not types.FunctionType or function.__closure__ or function.__dict__:
@@ -451,22 +453,22 @@ def _keeps_nothing(function: Callable[..., Any]) -> bool:
 
 
 class TaskSource(Protocol):
-    """A map, as the dispatcher knows it."""
+    """The part of a map that the dispatcher uses."""
 
     def draw(self, num_tasks: int) -> list[Task]:
-        """Return the next tasks; fewer, or none, where its items end."""
+        """Return the next tasks; fewer, or none, if its items end."""
 
     def task_cost(self) -> float | None:
-        """Return the seconds that its next task is likely to take, None if nothing is known yet."""
+        """Return the seconds that its next task is likely to take; None if nothing is known yet."""
 
     def learn(self, task: Task, busy_s: float, num_bytes: int) -> None:
         """Record the seconds that a task took, and the size of its packed result."""
 
     def num_left(self) -> int:
-        """Return how many items are not drawn yet, as far as that is known."""
+        """Return the number of items not drawn yet, as far as known."""
 
     def abandon(self) -> None:
-        """Draw nothing more; who takes the results gets a `CancelledError` after those that are there."""
+        """Draw nothing more; the reader gets a `CancelledError` after the available results."""
 
 
 class Task:
@@ -475,19 +477,19 @@ class Task:
     Attributes:
         number: its id on the wire.
         remote: function that is called.
-        arguments: arguments of the calls in the layout `mode`, until they are answered. A lost chunk is taken apart
-            with them: to unpickle its payload would run code of their classes in the parent, which may be what kills.
-        payload: pickled arguments, from `pack` until the task is answered: the worker may die.
+        arguments: arguments of the calls in the layout `mode`, until they are answered. They serve to split a lost
+            chunk: unpickling its payload would run code of their classes in the parent, which may be what kills.
+        payload: pickled arguments, from `pack` until the task is answered, since the worker may die.
         mode: layout of the arguments, one of `Mode`.
         count: number of calls in the task.
-        future: gets the result, or what `worker.call_each` returns of a chunk.
-        tries: workers that have died under it.
-        unbegun: workers that have died before they began it, when it was next in line there.
-        is_started: is it at a worker, or has it been when one died?
+        future: receives the result, or for a chunk what `worker.call_each` returns.
+        tries: number of workers that died while running it.
+        unbegun: number of workers that died just before beginning it.
+        is_started: whether it is at a worker, or was at one that died.
         busy_s: seconds that it took, once done.
-        stream: map that it belongs to, None for a single call.
+        stream: map that it belongs to; None for a single call.
         num_bytes: size of its packed result, once done.
-        needs: the classes of its arguments that travel by value.
+        needs: by-value classes of its arguments.
     """
 
     __slots__ = (
@@ -512,7 +514,7 @@ class Task:
         self.mode = mode
         self.count = 1 if mode == worker.Mode.CALL else len(arguments)
         self.future = future
-        self._context = context or None  # most have no variables
+        self._context = context or None  # most contexts have no variables
         self.tries = 0
         self.unbegun = 0
         self.is_started = False
@@ -527,10 +529,10 @@ class Task:
         return f"{self.remote.label}[{self.number}]"
 
     def pack(self, functions: FunctionTable) -> None:
-        """Pickle the arguments, as they are now, unless that is done; variables have the values of the call.
+        """Pickle the arguments in their present state, unless that is done, in the context of the call.
 
         Raises:
-            BaseException: it is not possible, or a `__reduce__` of the user's raises this.
+            BaseException: they cannot be pickled, or a user's `__reduce__` raises this.
         """
         if not self.payload:
             dump = pickling.dumps_items
@@ -539,12 +541,12 @@ class Task:
             self.payload = payload
 
     def begin(self) -> bool:
-        """Mark the task as started unless its caller has cancelled it; return whether it is to run."""
+        """Mark the task as started unless its caller has cancelled it; return True if it should run."""
         self.is_started = self.is_started or self.future.set_running_or_notify_cancel()
         return self.is_started
 
     def take_back(self) -> None:
-        """Mark the task as not started: its worker will not run it. One that was begun by a worker that died stays."""
+        """Mark the task as not started: its worker will not run it. One begun by a worker that died stays started."""
         self.future.is_ahead = False
         if not self.tries:
             self.is_started = False
@@ -555,26 +557,26 @@ class Task:
         return [Task(self.remote, [item], CallFuture(), self.mode, context=self._context) for item in self.arguments]
 
     def drop_arguments(self) -> None:
-        """Release its arguments: its result may wait for long."""
+        """Release its arguments: its result may be kept for a long time."""
         self.payload, self.arguments, self._context = b"", (), None
 
     def was_begun(self, worker_exit: WorkerExit) -> bool:
-        """Did the worker work on this task, or receive its callable, when it died?"""
+        """Return True if the worker died while it ran this task or received its callable."""
         return worker_exit.last_begun in (self.number, self.remote.number)
 
     def header(self, *, is_claimed: bool) -> bytes:
         """Return the header of its frame.
 
         Args:
-            is_claimed: whether the worker asks before it begins the task; see `Claims`.
+            is_claimed: whether the worker must claim the task before it begins; see `Claims`.
         """
         return worker.TASK.pack(self.number, self.remote.number, self.mode, is_claimed)
 
 
 def split(task: Task, functions: FunctionTable) -> list[Task]:
-    """Return a task for each call of a chunk that its worker has not answered, so that only the guilty call fails.
+    """Return a task for each call of an unanswered chunk, so that only the guilty call fails.
 
-    The chunk's own future is settled once all of them are.
+    The chunk's own future is resolved once all of them are.
     """
     parts = task.parts()
     functions.add_tasks(task.remote, len(parts) - 1)
@@ -586,7 +588,7 @@ def split(task: Task, functions: FunctionTable) -> list[Task]:
 
 
 def _join(chunk: Task, parts: list[Task], unfinished: set[Future[Any]], future: Future[Any]) -> None:
-    """Settle the chunk with the outcomes of its calls once the last of them is there."""
+    """Resolve the chunk with the outcomes of its calls once the last of them has arrived."""
     unfinished.discard(future)
     if unfinished or chunk.future.done():
         return
@@ -606,7 +608,7 @@ def _join(chunk: Task, parts: list[Task], unfinished: set[Future[Any]], future: 
 
 
 def callers_stacklevel() -> int:
-    """Return the `stacklevel` with which a warning of the calling function shows the line of the user's program."""
+    """Return the `stacklevel` at which a warning of the calling function shows the user's line."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and is_own(frame):
         level, frame = level + 1, frame.f_back
@@ -618,7 +620,7 @@ _said: contextvars.ContextVar[set[str] | None] = contextvars.ContextVar("said", 
 
 @contextlib.contextmanager
 def warned_once() -> Iterator[None]:
-    """Have all pools that are used in the block give each warning once: a job may need one after the other."""
+    """Let all pools used in the block give each warning once: a job may need several pools."""
     token = _said.set(_said.get() or set())
     try:
         yield
@@ -627,7 +629,7 @@ def warned_once() -> Iterator[None]:
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """Give a warning at the line of the user's program."""
+    """Issue a warning at the user's line."""
     said = _said.get()
     if said is not None:
         if text in said:
@@ -637,7 +639,7 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 
 
 def _warn(places: dict[str, str]) -> None:
-    """Warn once of the parts of `self` that cannot travel."""
+    """Warn once about the parts of `self` that cannot travel."""
     if places:
         named = ", ".join(f"{place}: {name}" for place, name in places.items())
         warn(
@@ -646,7 +648,7 @@ def _warn(places: dict[str, str]) -> None:
         )
 
 
-# ---------------------------------------------------------------- how many calls travel together
+# ---------------------------------------------------------------- chunk sizes
 #
 # Pure functions: no clock, no processes.
 #
@@ -656,10 +658,10 @@ def _warn(places: dict[str, str]) -> None:
 
 
 CHUNK_COST_S = 0.005  # a chunk of 5 ms hides 15 us of dispatch (0.3 %) and delays the end of a run by 5 ms at most
-PREFETCH_COST_S = 0.010  # work that waits at a worker: more than one switch interval (5 ms) of the parent's threads
-LONG_COST_S = 0.100  # the 0.3 ms in which a worker waits for its next task are not worth a task that waits behind this
+PREFETCH_COST_S = 0.010  # work queued at a worker: more than one switch interval (5 ms) of the parent's threads
+LONG_COST_S = 0.100  # beyond this, the 0.3 ms that a worker waits for its next task do not justify queueing one
 LEAST_COST_S = 0.000_1  # six times what dispatching it costs
-MESSAGE_COST_S = 0.000_01  # at most, of the time that a worker takes for a task: to read it and to pack its results
+MESSAGE_COST_S = 0.000_01  # upper bound of a worker's overhead per task: reading it and packing its results
 CHUNKS_PER_WORKER = 32  # with unknown costs: even if one chunk costs ten times the mean, the tail stays short
 MAX_CHUNKSIZE = 4096
 MAX_PREFETCH = 128
@@ -669,13 +671,13 @@ def compute_chunksize(num_items: int, num_workers: int, cost: float | None = Non
     """Return how many items to send to a worker in one message.
 
     Args:
-        num_items: items that are still to be dispatched.
+        num_items: items still to be dispatched.
         num_workers: worker processes that share them.
         cost: mean cost of one item in seconds; None if it is not known yet.
 
     Returns:
-        At least 1. With a known cost, as many items as together cost 5 ms, but never so many that a worker would get
-        fewer than four chunks. Without one, 1/32 of a worker's share.
+        At least 1. With a known cost, enough items for 5 ms, but never so many that a worker would get fewer than four
+        chunks. Otherwise 1/32 of a worker's share.
 
     Raises:
         OptionError: `num_items` is negative, `num_workers` is below 1, or `cost` is negative or not a number.
@@ -703,7 +705,7 @@ def compute_chunksize(num_items: int, num_workers: int, cost: float | None = Non
 
 
 def least_chunksize(num_items: int, num_workers: int, cost: float) -> int:
-    """Return how many items a message has at least, however few are left: messages of single cheap items only cost.
+    """Return the minimum number of items per message, however few are left: single cheap items are all overhead.
 
     Args:
         num_items: items of the whole map.
@@ -711,8 +713,8 @@ def least_chunksize(num_items: int, num_workers: int, cost: float) -> int:
         cost: mean cost of one item in seconds so far.
 
     Returns:
-        As many items as cost 0.1 ms together, and no more than an eighth of a worker's share: should the last ones be
-        the dearest by far, the run ends no later for it than that.
+        Enough items for 0.1 ms, but no more than an eighth of a worker's share: even if the last items are by far the
+        most expensive, the run is delayed by no more than that.
 
     Example:
         >>> least_chunksize(100_000, 4, cost=0.000_000_1), least_chunksize(1_000, 4, cost=0.000_000_1)
@@ -725,15 +727,15 @@ def least_chunksize(num_items: int, num_workers: int, cost: float) -> int:
 
 
 def prefetch_depth(cost: float | None, num_waiting: float = math.inf) -> int:
-    """Return how many tasks may be at a worker, the running one included.
+    """Return the number of tasks that may be at a worker, including the running one.
 
     Args:
-        cost: recent cost of one task in seconds; None where nothing is known yet.
-        num_waiting: tasks that no worker has yet, for each worker.
+        cost: recent cost of one task in seconds; None if nothing is known yet.
+        num_waiting: waiting tasks per worker.
 
     Returns:
-        Enough for 10 ms of work. Of tasks between 10 and 100 ms two, the next one being there when the first ends, but
-        only while two others wait: at the end of a run, each could have run elsewhere. Of longer ones 1.
+        Enough for 10 ms of work. For tasks between 10 and 100 ms, 2, so that the next one is there when the first ends,
+        but only while two others wait: at the end of a run, each could run elsewhere. For longer tasks, 1.
 
     Example:
         >>> prefetch_depth(None), prefetch_depth(0.05), prefetch_depth(0.004), prefetch_depth(0.0)

@@ -1,4 +1,4 @@
-"""What a fork inherits and cannot use, found by a walk through what a callable holds."""
+"""Find objects that a forked worker inherits but cannot use, by a walk through a callable's contents."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _HOLDERS = (
 
 
 class Unforkables:
-    """Objects that a forked worker must replace in what holds them, before it uses any of that.
+    """Objects that a forked worker must replace in their holders before it uses these.
 
-    They are found in attributes, slots, collections, bound methods, partials and closures. Objects are asked for their
-    parts many at a time, in under a microsecond each, since `self` may hold a lot of data, and each new pool asks.
+    They are found in attributes, slots, collections, bound methods, partials and closures. Objects are visited in bulk,
+    in under a microsecond each, since `self` may hold a lot of data and each new pool does this.
 
     Args:
-        roots: where to begin, by the name that users have for it, as in `self` of a bound method.
-        only_registered: whether to leave out all but the types that users have registered.
+        roots: objects to begin with, by the name that users know, such as `self` of a bound method.
+        only_registered: whether to look only for types that users have registered.
 
     Attributes:
-        standins: type of each object that a stand-in replaces, by how users reach it.
+        standins: type of each object that a stand-in replaces, by its path.
     """
 
     def __init__(self, roots: Mapping[str, Any], *, only_registered: bool = False) -> None:
@@ -65,7 +65,7 @@ class Unforkables:
                 obj._at_fork_reinit()
             else:
                 new[id(obj)] = make(*arguments)
-        kept = []  # an id is that of one object as long as this lives
+        kept = []  # keeps the objects alive, so that no id is reused
         while new:
             holders = [
                 holder
@@ -82,7 +82,7 @@ class Unforkables:
 
 
 def roots_of(function: Any) -> dict[str, Any]:
-    """Return what a callable starts from, by the name that users have for it: its `self`, or itself."""
+    """Return the object to begin with, by the name that users know: the `self` of a callable, or itself."""
     roots = {"partial": function} if is_a(function, functools.partial) else {}
     owner = innermost(function)
     if is_a(owner, types.MethodType):
@@ -91,14 +91,14 @@ def roots_of(function: Any) -> dict[str, Any]:
 
 
 def innermost(function: Any) -> Any:
-    """Return what partials call in the end."""
+    """Return the function that nested partials call."""
     while is_a(function, functools.partial):
         function = function.func
     return function
 
 
 def _levels(roots: Mapping[str, Any]) -> Iterator[tuple[list[Any], list[Any]]]:
-    """Yield what is reached by one more step each time: what may hold more, and what may have to be replaced."""
+    """Yield, level by level, the objects that may hold others and those that may have to be replaced."""
     seen = {id(vars(module)) for module in list(sys.modules.values()) if hasattr(module, "__dict__")}
     holders = [root for root in roots.values() if not is_shared(root)]
     specials: list[Any] = []
@@ -120,7 +120,7 @@ def _levels(roots: Mapping[str, Any]) -> Iterator[tuple[list[Any], list[Any]]]:
 
 @per_type
 def _is_entered(kind: Hashable) -> bool:
-    """Return whether objects of this type may hold something that has to be replaced; a fork has mapped files."""
+    """Return True if objects of this type may hold something to replace; forks keep mapped files."""
     cls: Any = kind
     if issubclass(cls, (type, types.ModuleType)) or rule_for(cls) is not None:
         return False
@@ -128,7 +128,7 @@ def _is_entered(kind: Hashable) -> bool:
 
 
 def _place(roots: Mapping[str, Any], above: list[list[Any]], obj: Any) -> str:
-    """Return how users reach an object that one of those right above it holds, and so on up to a root."""
+    """Return the path of an object, found through its holders on the levels above, up to a root."""
     stack = [obj]
     for holders in reversed(above):
         value = stack[0]
@@ -136,7 +136,7 @@ def _place(roots: Mapping[str, Any], above: list[list[Any]], obj: Any) -> str:
             (each for each in holders if any(part is value for part in gc.get_referents(each))),
             None,
         )
-        if holder is None:  # it has been given a `__dict__` meanwhile
+        if holder is None:  # it has got a `__dict__` meanwhile
             holder = next(each for each in holders if any(part is value for part in _attributes(each).values()))
         attributes = _attributes(holder)
         between = [attributes] if any(part is value for part in attributes.values()) else []
@@ -167,7 +167,7 @@ def _slots_of(kind: Any) -> Mapping[str, types.MemberDescriptorType]:
 
 
 def _rebuilt(holder: Any, new: Mapping[int, Any]) -> Any:
-    """Return an immutable object with what is new under the ids of its parts; None for a mutable one."""
+    """Return an immutable object with its parts replaced, by their ids; None for a mutable object."""
     if is_a(holder, tuple):
         make: Callable[[list[Any]], tuple[Any, ...]] = getattr(holder, "_make", tuple)  # of a named tuple
         return make([new.get(id(value), value) for value in holder])
@@ -179,7 +179,7 @@ def _rebuilt(holder: Any, new: Mapping[int, Any]) -> Any:
 
 
 def _put(holder: Any, new: Mapping[int, Any]) -> None:
-    """Replace what an object holds as a part, attribute or item by what is new under its id."""
+    """Replace parts, attributes and items of an object, by their ids."""
     if is_a(holder, functools.partial):
         parts = (new.get(id(value), value) for value in (holder.func, holder.args, holder.keywords))
         holder.__setstate__((*parts, vars(holder)))  # functools: in place
@@ -203,4 +203,4 @@ def _set_attribute(obj: Any, name: str, value: Any) -> None:
     if (slot := _slots_of(kind).get(name)) is not None:
         slot.__set__(obj, value)
     else:
-        vars(obj)[name] = value  # not setattr: it may be the user's
+        vars(obj)[name] = value  # not setattr, which the user may have overridden

@@ -1,4 +1,4 @@
-"""The program of a worker: it reads requests, makes the calls, and answers."""
+"""The main program of a worker: read requests, make the calls, reply."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _HERE = os.path.dirname(__file__)
 
 
 def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the result of a call; its error names the call."""
+    """Return the result of a call; an error names the call."""
     try:
         return function(*args, **kwargs)
     except BaseException as exc:
@@ -82,18 +82,18 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 def call_each(
     function: Callable[..., Any], items: Iterable[Any], *, are_tuples: bool
 ) -> tuple[list[Any], dict[int, bytes]]:
-    """Call `function` with each item of a chunk, or with the arguments that each is a tuple of.
+    """Call `function` with each item of a chunk, or with each tuple of arguments.
 
     Returns:
-        The results, None in place of those that failed, and the packed errors of these by their position. Most chunks
-        have none: so a result travels as it is, with nothing beside it.
+        The results, None for failed calls, and the packed errors by position. Most chunks have no errors, so that
+        results travel bare.
     """
     results: list[Any] = []
     errors: dict[int, bytes] = {}
     for item in items:
         try:
             result = function(*item) if are_tuples else function(item)
-        except BaseException as exc:  # noqa: BLE001 -- of this item, raised where the item's result is asked for
+        except BaseException as exc:  # noqa: BLE001 -- raised when this item's result is read
             note_item(exc, item if are_tuples else (item,), {}, os.getpid())
             errors[len(results)] = pack_error(exc)
             result = None
@@ -111,21 +111,21 @@ def _answer(
         are_tuples = mode == Mode.CHUNK
         outcomes = call_each(function, noted(arguments), are_tuples=are_tuples)
         return Reply.DONE, _pack_outcomes(outcomes, arguments, are_tuples=are_tuples)
-    except BaseException as exc:  # noqa: BLE001 -- an error of the task, raised again by its future
+    except BaseException as exc:  # noqa: BLE001 -- the task's error; its future raises it again
         return Reply.FAILED, pack_error(exc)
 
 
 def _pack_outcomes(outcomes: tuple[list[Any], dict[int, bytes]], items: list[Any], *, are_tuples: bool) -> bytes:
-    """Return the packed outcomes of a chunk; a result that cannot be sent becomes the error of its own item."""
+    """Return the packed outcomes of a chunk; a result that cannot be sent becomes an error of its item."""
     results, errors = outcomes
     try:
         return pickling.dumps_results(results, errors)
-    except BaseException:  # noqa: BLE001 -- whatever a `__reduce__` of the user's raises
+    except BaseException:  # noqa: BLE001 -- whatever a user's `__reduce__` raises
         packed = []
         for position, (item, result) in enumerate(zip(items, results, strict=True)):
             try:
                 packed.append(pickling.dumps_data(result))
-            except BaseException as exc:  # noqa: BLE001 -- raised where this item's result is asked for
+            except BaseException as exc:  # noqa: BLE001 -- raised when this item's result is read
                 note_item(exc, item if are_tuples else (item,), {}, os.getpid())
                 errors[position] = pack_error(exc)
                 packed.append(pickling.dumps_data(None))
@@ -133,7 +133,7 @@ def _pack_outcomes(outcomes: tuple[list[Any], dict[int, bytes]], items: list[Any
 
 
 def note_item(exc: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any], pid: int) -> None:
-    """Add a note to the exception: which item it belongs to, and which process ran it; some errors say it."""
+    """Add a note to the exception that names its item and the process, unless the error names them itself."""
     if isinstance(exc, DatamatError) and exc.names_its_item:
         return
     parts = [reprlib.repr(arg) for arg in args] + [f"{name}={reprlib.repr(arg)}" for name, arg in kwargs.items()]
@@ -142,7 +142,7 @@ def note_item(exc: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 
 def pack_error(exc: BaseException) -> bytes:
-    """Return the exception, or its text if it cannot travel, and its traceback for `workers.unpack_error`."""
+    """Pack the exception, or its text if it cannot travel, and its traceback for `workers.unpack_error`."""
     if isinstance(exc, DatamatError) and exc.names_its_item:
         fold(exc)
     trace = exc.__traceback__
@@ -151,8 +151,8 @@ def pack_error(exc: BaseException) -> bytes:
     text = "".join(traceback.format_exception(type(exc), exc, trace))
     try:
         packed = pickling.dumps_data(exc)
-        pickling.loads_data(packed)  # an exception whose __init__ takes other arguments fails only here
-    except BaseException:  # noqa: BLE001 -- whatever its __reduce__ does
+        pickling.loads_data(packed)  # an exception whose __init__ takes different arguments fails only here
+    except BaseException:  # noqa: BLE001 -- whatever its __reduce__ raises
         notes = getattr(exc, "__notes__", [])
         plain = ParallelError(f"{type(exc).__qualname__}: {text_of(exc)} (this exception cannot be pickled)")
         for note in notes:
@@ -162,7 +162,7 @@ def pack_error(exc: BaseException) -> bytes:
 
 
 def text_of(exc: BaseException) -> str:
-    """Return the text of an exception, whatever its own `__str__` does."""
+    """Return the text of an exception, even if its `__str__` fails."""
     try:
         return str(exc)
     except Exception:  # noqa: BLE001 -- a user's __str__
@@ -171,18 +171,18 @@ def text_of(exc: BaseException) -> str:
 
 # ---------------------------------------------------------------- the worker
 #
-# The worker process: it reads frames, runs tasks one after the other, and answers each of them.
+# The worker process: it reads frames, runs tasks one after the other, and answers each.
 #
 #     parent ── FUNCTION, TASK, FORGET, QUIT ──────────────────────> worker
 #     parent <── READY, DONE, FAILED, RETURNED, LOG, RETIRED, ... ─── worker      (one socket pair each)
-#     parent <── what it has begun, where it hangs or crashed ─────── worker      (a file in memory, `CrashNote`)
+#     parent <── current task, stacks of a hang or crash ──────────── worker      (a file in memory, `CrashNote`)
 #     parent <── nothing, ever ────────────────────────────────────── worker      (a second socket pair, the lifeline)
 #
 # The worker ends when its parent ends: the kernel sends SIGKILL as soon as the parent's end of the lifeline is closed,
 # which needs neither the GIL nor the end of the current task.
 
 
-# Kinds of frames. Not Enums, whose members cost 0.15 us at each look (Python 3.11).
+# Kinds of frames. Not Enums, whose members cost 0.15 us per access (Python 3.11).
 
 
 class Request:
@@ -204,9 +204,9 @@ class Reply:
     LOG = 14
     BY_VALUE = 15  # FUNCTION header, name of a module to send by value
     BROKEN = 16  # the initializer failed: traceback
-    RETIRED = 17  # it takes no more tasks; those that it has not answered are not begun
+    RETIRED = 17  # it takes no more tasks; unanswered ones have not begun
     PASSED_OVER = 18  # a task that the parent has taken back
-    HELD_UP = 19  # it would end, but a queue of `multiprocessing` is not read as fast
+    HELD_UP = 19  # it is ready to end, but waits for a reader of a `multiprocessing` queue
     UNREAD = 20  # OUTCOME header, exception and traceback: not run, its arguments cannot be unpickled
 
 
@@ -214,15 +214,15 @@ class Mode:
     """Layouts of the arguments of a task."""
 
     CALL = 0  # (args, kwargs) of one call
-    CHUNK = 1  # a list of tuples, the arguments of several calls; the result is what `call_each` returns
-    ITEMS = 2  # the same for calls with one argument, without the tuples: half the work
+    CHUNK = 1  # a list of argument tuples; the result is that of `call_each`
+    ITEMS = 2  # the same for calls with one argument, without tuples: half the work
 
 
 FUNCTION = struct.Struct("<Q")  # function id
-TASK = struct.Struct("<QQB?")  # task number, function id, mode, whether it is to be claimed
+TASK = struct.Struct("<QQB?")  # task number, function id, mode, whether it must be claimed
 OUTCOME = struct.Struct("<QdQ")  # task number, busy seconds, peak resident bytes
 
-# Not SIGUSR1 or SIGUSR2, which users' code may have taken.
+# Not SIGUSR1 or SIGUSR2, which user code may handle.
 TRACE_SIGNAL = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else getattr(signal, "SIGUSR2", signal.SIGTERM)
 
 
@@ -235,14 +235,12 @@ class WorkerConfig:
         mask: CPUs that the worker may run on; None leaves its affinity alone.
         num_threads: threads that BLAS, OpenMP, OpenCV and the like may start.
         logging: levels of the parent's loggers, for the worker's.
-        initializer: packed (initializer, initargs), or the number under which that is inherited; None if there is
-            none.
-        registered: packed functions that users have registered for types, by their names, where the worker does not
-            inherit them.
-        environment: environment variables of the parent, where the worker does not inherit them.
-        umask: umask of the parent, where the worker does not inherit it.
-        max_tasks: number of tasks after which the worker leaves; None for no limit.
-        notes_times: whether the worker notes when each call of a chunk begins: calls have a time limit.
+        initializer: packed (initializer, initargs), or the number under which it is inherited; None if there is none.
+        registered: packed functions that users have registered for types, by name, unless the worker inherits them.
+        environment: environment variables of the parent, unless the worker inherits them.
+        umask: umask of the parent, unless the worker inherits it.
+        max_tasks: number of tasks after which the worker ends; None for no limit.
+        notes_times: whether the worker records when each call of a chunk begins: calls have a time limit.
         is_fork: whether the worker is a fork of the parent.
         authkey: key by which processes of this program authenticate themselves to `multiprocessing` managers.
     """
@@ -264,16 +262,16 @@ class WorkerConfig:
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of getrusage
 _PEAK_S = 0.2
 _STDERR = 2
-_HELD_UP_S = 0.3  # that queues may take to be emptied into their pipes, until the parent hears of it
+_HELD_UP_S = 0.3  # that queues may take to empty into their pipes before the parent is told
 
 _inherited: dict[int, tuple[Any, unforkable.Unforkables]] = {}
 
 
 def inherit(function_id: int, obj: Any, unforkables: unforkable.Unforkables) -> Callable[[], None]:
-    """In the parent: let the workers that are forked from now on inherit `obj` under this id.
+    """In the parent: let workers that are forked from now on inherit `obj` under this id.
 
     Returns:
-        A function that ends it, to be called after the fork.
+        A function that ends this, to be called after the fork.
     """
     _inherited[function_id] = (obj, unforkables)
 
@@ -290,10 +288,10 @@ def main(
     config: WorkerConfig, task_socket: socket.socket, lifeline: socket.socket, note: CrashNote, claims: Claims
 ) -> None:
     """Run a worker until the parent sends QUIT or goes away."""
-    import faulthandler  # here, since a sub-interpreter that uses a pool cannot import it
+    import faulthandler  # imported here: a sub-interpreter that uses a pool cannot import it
 
-    # A collection writes into the header of each object that it looks at: what was inherited by a fork is left out, or
-    # it would copy all pages that are shared. In the parent, where objects come and go, nothing is frozen.
+    # Garbage collection writes into the header of each object that it visits. Objects inherited by a fork are excluded,
+    # or all shared pages would be copied. In the parent, where objects come and go, nothing is frozen.
     gc.freeze()
     process_role.become_worker()
     _forget_exit_handlers()
@@ -303,7 +301,7 @@ def main(
     faulthandler.register(TRACE_SIGNAL, note, all_threads=True, chain=True)  # chain: and then end
     processes.forget_idle_tracker()
     shared.begin_worker(is_fork=config.is_fork)
-    multiprocessing.current_process().authkey = config.authkey  # the standard library's, beside that of multiprocess
+    multiprocessing.current_process().authkey = config.authkey  # the standard library's; multiprocess has its own
     if config.environment is not None:
         os.environ.clear()
         os.environ.update(config.environment)
@@ -332,9 +330,9 @@ def main(
 
 
 def _forget_exit_handlers() -> None:
-    """Drop the exit handlers that a fork inherited: they are the parent's.
+    """Drop inherited exit handlers: they are the parent's.
 
-    One is every process's own: what ends the threads of a `ThreadPoolExecutor`, for which its end would wait for ever.
+    Keep the one that ends the threads of a `ThreadPoolExecutor`, for which the process would otherwise wait for ever.
     """
     atexit._clear()
     threads = sys.modules.get("concurrent.futures.thread")
@@ -342,10 +340,10 @@ def _forget_exit_handlers() -> None:
 
 
 def _run_exit_handlers() -> None:
-    """Run what tasks have registered for the end of the process, which neither fork nor forkserver does by itself.
+    """Run the exit handlers that tasks have registered, which neither fork nor forkserver does by itself.
 
-    joblib and its like end their own workers there, in the order of an interpreter's end. The parent kills this worker
-    if it takes too long.
+    joblib and the like end their own workers there; the order is that of an interpreter's exit. The parent kills this
+    worker if it takes too long.
     """
     for handler in reversed(getattr(threading, "_threading_atexits", [])):
         with suppress(Exception):
@@ -355,19 +353,19 @@ def _run_exit_handlers() -> None:
 
 
 def _hide_descriptors() -> None:
-    """Let programs that tasks start inherit none of the descriptors that this process was given at its start.
+    """Keep programs that tasks start from inheriting the descriptors that this process was started with.
 
     They arrive inheritable; `os.system`, or `Popen` with `close_fds=False`, would pass them on, and a program that
     outlives the worker would keep the pool's sockets open.
     """
     for name in _listed_descriptors():
-        with suppress(OSError):  # that of the listing itself is closed by now
+        with suppress(OSError):  # the one used for listing is closed by now
             if int(name) > _STDERR:
                 os.set_inheritable(int(name), False)
 
 
 def _listed_descriptors() -> list[str]:
-    """Return the numbers of the open descriptors; none where the system does not list them."""
+    """Return the open descriptors; empty if the system does not list them."""
     for folder in ("/proc/self/fd", "/dev/fd"):  # a bare container has no /dev/fd; macOS has no /proc
         with suppress(OSError):
             return os.listdir(folder)
@@ -379,7 +377,7 @@ def _unpack(packed: bytes | memoryview) -> Any:
 
 
 def _loaded_when_called(packed: bytes) -> Callable[[Any], Any]:
-    """Return the function; what it needs is imported when an object that it is for turns up."""
+    """Return the function, whose imports are delayed until it is called."""
     load = functools.cache(_unpack)
 
     def reduce(obj: Any) -> Any:
@@ -389,7 +387,7 @@ def _loaded_when_called(packed: bytes) -> Callable[[Any], Any]:
 
 
 def _set_signals() -> None:
-    """Leave Ctrl-C to the parent, and undo handlers and masks that a fork inherited."""
+    """Leave Ctrl-C to the parent, and reset inherited handlers and masks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
@@ -398,25 +396,24 @@ def _set_signals() -> None:
 
 
 def _renew_random_state() -> None:
-    """Seed the generators of libraries again, from the system's entropy: forks of one process share their state.
+    """Reseed the generators of libraries from the system's entropy: forks of one process share their state.
 
-    Python does so for `random` in each fork. To seed each task instead, so that its numbers would be the same wherever
-    it runs, costs 3 us of each and hides from the reader what they depend on: a generator that the task makes of its
-    item does not.
+    Python does so for `random` in each fork. Seeding each task instead, so that its numbers do not depend on where it
+    runs, would cost 3 us per task and hide what they depend on; a generator that the task makes from its item does not.
     """
     if (numpy_random := sys.modules.get("numpy.random")) is not None and hasattr(numpy_random, "seed"):
         try:
             numpy_random.seed()
-        except TypeError:  # another bit generator than numpy's first, set by the user
+        except TypeError:  # the user has set a bit generator other than numpy's default
             numpy_random.set_bit_generator(type(numpy_random.get_bit_generator())())
     if (generator := getattr(sys.modules.get("torch"), "default_generator", None)) is not None:
         generator.seed()
 
 
 def _hold_lifeline(lifeline: socket.socket) -> None:
-    """Have this process, and those that its tasks start, killed when the parent's end of `lifeline` closes.
+    """Let the kernel kill this process, and those that its tasks start, when the parent's end of `lifeline` closes.
 
-    Nothing is ever sent to the worker on it, so its only event is the hang-up. See fcntl(2), F_SETSIG.
+    Nothing is ever sent on it, so its only event is the hang-up. See fcntl(2), F_SETSIG.
     """
     import fcntl
 
@@ -434,18 +431,18 @@ def _hold_lifeline(lifeline: socket.socket) -> None:
 
 
 def _lead_group(descriptor: int, pid: int, event: str, _: tuple[Any, ...]) -> None:
-    """Before a worker starts its first process, make it the leader of a process group, which is killed as a whole.
+    """Before a worker starts its first process, make it the leader of a process group, which is killed together.
 
-    Until then it stays in the group of the program: a signal to all of that reaches it.
+    Until then it stays in the program's group, so that signals to that group reach it.
     """
-    # Constants: names of the module are gone when the interpreter ends, which still calls this.
+    # Constants: this is still called at interpreter exit, when the module's names are gone.
     is_start = event in {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
     if is_start and os.getpid() == pid != os.getpgid(0):
         import fcntl
 
         with suppress(OSError):
             os.setpgid(0, 0)
-            fcntl.fcntl(descriptor, fcntl.F_SETOWN, -pid)  # fcntl(2): below zero it is the number of a group
+            fcntl.fcntl(descriptor, fcntl.F_SETOWN, -pid)  # fcntl(2): a negative number means a group
 
 
 def _wait_for_hang_up(lifeline: socket.socket) -> None:
@@ -466,7 +463,7 @@ def _initialize(config: WorkerConfig, channel: WorkerChannel) -> bool:
         else:
             initializer, arguments = _unpack(config.initializer)
         initializer(*arguments)
-    except BaseException:  # handed to the parent, which ends the pool with it
+    except BaseException:  # sent to the parent, which ends the pool with it
         logging.getLogger("datamat.parallel").critical("the initializer of a worker failed", exc_info=True)
         channel.send(Reply.BROKEN, traceback.format_exc().encode(errors="backslashreplace"))
         return False
@@ -487,7 +484,7 @@ class _Loop:
         self._notes_times = config.notes_times
         self._pid = os.getpid()
         self._functions: dict[int, Callable[..., Any]] = {}
-        self._awaited: set[int] = set()  # functions that are to be sent in another form
+        self._awaited: set[int] = set()  # functions to be sent again in another form
         self._load_error: BaseException | None = None
         self._peak = 0
         self._next_peak = 0.0
@@ -498,7 +495,7 @@ class _Loop:
             kind, data = self._channel.receive()
             if kind == Request.TASK:
                 self._serve(data)
-                if os.getpid() != self._pid:  # the task has forked, and its child came back as well
+                if os.getpid() != self._pid:  # the task has forked, and its child also returned here
                     _end_fork()
                 if self._remaining == 0 or process_role.is_retiring():
                     self._channel.send(Reply.RETIRED)
@@ -514,7 +511,7 @@ class _Loop:
             del data
 
     def _load(self, data: bytes) -> None:
-        """Rebuild a callable; its tasks are returned, or fail with the reason, if that is not possible."""
+        """Rebuild a callable; if that fails, its tasks are returned or fail with the reason."""
         function_id = FUNCTION.unpack_from(data)[0]
         self._begun[0] = function_id
         self._functions.pop(function_id, None)
@@ -522,7 +519,7 @@ class _Loop:
         try:
             with process_role.importing():
                 function = _unpack(memoryview(data)[FUNCTION.size :])
-        except BaseException as exc:  # noqa: BLE001 -- becomes the error of the tasks that need this function
+        except BaseException as exc:  # noqa: BLE001 -- becomes the error of this function's tasks
             module = _module_to_blame(exc)
             if module is not None and not byvalue.is_forced(module):
                 byvalue.force_by_value(module)
@@ -546,7 +543,7 @@ class _Loop:
         if is_claimed and not self._claims.claim():
             self._channel.send(Reply.PASSED_OVER)
             return
-        self._begun[0] = number  # before anything that may kill: the arguments, and the user's `setup_worker`
+        self._begun[0] = number  # before anything that may kill: unpickling the arguments, the user's `setup_worker`
         function = self._function(function_id)
         if function is None:
             self._begun[0] = 0
@@ -558,7 +555,7 @@ class _Loop:
         begin = time.perf_counter()
         try:
             arguments = pickling.loads_data(memoryview(data)[TASK.size :])
-        except BaseException as exc:  # noqa: BLE001 -- whatever the class of an item does as it is rebuilt
+        except BaseException as exc:  # noqa: BLE001 -- whatever the class of an item raises while it is rebuilt
             reply, payload = self._refusal(exc)
         else:
             reply, payload = _answer(function, arguments, mode, self._noted)
@@ -568,16 +565,16 @@ class _Loop:
         logs.set_task(None, 0)
 
     def _refusal(self, exc: BaseException) -> tuple[int, bytes]:
-        """Return the reply to a task whose arguments cannot be unpickled, for this reason."""
+        """Return the reply to a task whose arguments cannot be unpickled because of this error."""
         if not isinstance(exc, byvalue.UnknownClassError):
             return Reply.UNREAD, pack_error(exc)
-        if self._awaited:  # the class is to come in another form
+        if self._awaited:  # the class will be sent again in another form
             self._begun[0] = 0
             return Reply.RETURNED, b""
         return Reply.UNREAD, pack_error(self._load_error or exc)
 
     def _noted(self, arguments: list[Any]) -> Iterable[Any]:
-        """Return the items of a chunk; where calls have a time limit, note when each begins."""
+        """Return the items of a chunk; if calls have a time limit, record when each begins."""
         return map(self._note_time, arguments) if self._notes_times else arguments
 
     def _note_time(self, item: Any) -> Any:
@@ -585,7 +582,7 @@ class _Loop:
         return item
 
     def _peak_rss_bytes(self, now: float) -> int:
-        """Return the highest resident memory so far; read a few times a second, since that costs a system call."""
+        """Return the peak resident memory, read only a few times a second since it costs a system call."""
         if now >= self._next_peak:
             self._next_peak = now + _PEAK_S
             self._peak = peak_rss_bytes()
@@ -593,14 +590,14 @@ class _Loop:
 
 
 def peak_rss_bytes() -> int:
-    """Return the highest resident memory that this process has had, in bytes."""
+    """Return the peak resident memory of this process, in bytes."""
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
 
 
 def _end_fork() -> NoReturn:
-    """End a child that a task has forked: the messages that it could read, and the answers, are its parent's."""
+    """End a child that a task has forked: requests and replies on the socket belong to its parent."""
     with suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -608,16 +605,16 @@ def _end_fork() -> NoReturn:
 
 
 def _set_up(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run the user's `setup_worker` hook, once for each callable that arrives."""
+    """Run the user's `setup_worker` hook, once per callable."""
     method = unforkable.innermost(function)
     if not isinstance(method, types.MethodType):
         return function
     owner: Any = method.__self__
-    # Looked up in the class: a `__getattr__` may raise anything, and a class does not have the hook of its instances.
+    # Looked up on the class: a `__getattr__` may raise anything, and the hook of instances is not a hook of the class.
     if callable(getattr(type(owner), "setup_worker", None)):
         try:
             owner.setup_worker()
-        except BaseException as exc:  # noqa: BLE001 -- becomes the error of the tasks that need it
+        except BaseException as exc:  # noqa: BLE001 -- becomes the error of its tasks
             return _failing(exc, "setup_worker failed")
     return function
 
@@ -632,7 +629,7 @@ def _failing(exc: BaseException, what: str) -> Callable[..., Any]:
 
 
 def _module_to_blame(exc: BaseException) -> str | None:
-    """Return the module that must travel by value because this worker cannot import it, None if that is not it."""
+    """Return the module that must travel by value because this worker cannot import it; None for other errors."""
     if isinstance(exc, process_role.NestedRunError):
         name = exc.module_name
     elif isinstance(exc, ModuleNotFoundError):
@@ -647,6 +644,6 @@ def _module_to_blame(exc: BaseException) -> str | None:
 
 
 def unpack_outcome(data: bytes) -> tuple[int, float, int, memoryview]:
-    """Return task number, busy seconds, peak resident bytes and the packed result of a reply."""
+    """Return the task number, busy seconds, peak resident bytes and packed result of a reply."""
     number, busy_s, peak = OUTCOME.unpack_from(data)
     return number, busy_s, peak, memoryview(data)[OUTCOME.size :]

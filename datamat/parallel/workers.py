@@ -1,4 +1,4 @@
-"""Workers as their parent knows them: one by one, how they end, and as a group."""
+"""Workers as seen by their parent: single workers, how they end, and the group of a pool."""
 
 from __future__ import annotations
 
@@ -58,37 +58,37 @@ __all__ = [
 
 # ---------------------------------------------------------------- errors of a death
 #
-# Errors of tasks as callers see them: with the worker's traceback, or with what is known of its death.
+# Errors of tasks as callers see them: with the worker's traceback, or the description of its death.
 
 
 _FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+), in .+\n')
 
 
-class RemoteTraceback(Exception):  # noqa: N818 -- shown as the cause of an error; the name says what it is
+class RemoteTraceback(Exception):  # noqa: N818 -- shown as the cause of an error
     """The traceback of an error in a worker, as text."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.tb = text  # the name that concurrent.futures gives it
+        self.tb = text  # the name used by concurrent.futures
 
     def __str__(self) -> str:
         return f'\n"""\n{self.tb}"""'
 
 
 def unpack_error(packed: bytes | memoryview | BaseException) -> BaseException:
-    """Return an error that `worker.pack_error` has packed, with the worker's traceback as its cause.
+    """Return the error packed by `worker.pack_error`, with the worker's traceback as its cause.
 
     Args:
-        packed: what `pack_error` has returned; or the error itself, if it is the parent's own.
+        packed: result of `pack_error`, or the error itself if it arose in the parent.
     """
     if isinstance(packed, BaseException):
         return packed
     packed_error, text = pickling.loads_data(packed)
     try:
         error: object = pickling.loads_data(packed_error)
-    except BaseException as exc:  # noqa: BLE001 -- whatever its class does as it is rebuilt, if the parent has it
+    except BaseException as exc:  # noqa: BLE001 -- whatever its class raises while it is rebuilt, or the parent lacks it
         error = ParallelError(f"a call failed with an exception that cannot be unpickled: {_describe(exc)}")
-    if not isinstance(error, BaseException):  # what a `__reduce__` of the user's made of it
+    if not isinstance(error, BaseException):  # the result of a user's `__reduce__`
         error = ParallelError(
             f"a call failed with an exception that was unpickled as {error!r}; correct its __reduce__"
         )
@@ -97,7 +97,7 @@ def unpack_error(packed: bytes | memoryview | BaseException) -> BaseException:
 
 
 def _with_sources(text: str) -> str:
-    """Return a traceback with the lines of code that only this process has, as those of a notebook's cells."""
+    """Return a traceback with source lines that only this process has, such as those of notebook cells."""
     lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines):
         found = _FRAME.fullmatch(line)
@@ -108,14 +108,14 @@ def _with_sources(text: str) -> str:
 
 
 def result_error(task: Task, exc: BaseException) -> ParallelError:
-    """Return the error of a call whose result cannot be unpickled, for this reason."""
+    """Return the error of a call whose result cannot be unpickled because of `exc`."""
     error = ParallelError(f"{task.label}: its result cannot be unpickled: {_describe(exc)}")
     error.__cause__ = exc
     return error
 
 
 def unpack_results(task: Task, packed: memoryview, pid: int) -> tuple[list[Any], dict[int, bytes | BaseException]]:
-    """Return the results of a chunk that this process has run, and errors for `unpack_error` by their position."""
+    """Return the results of a chunk, and its errors for `unpack_error` by position."""
     results, errors, failures = pickling.loads_results(packed)
     for position, exc in failures.items():
         errors[position] = error = result_error(task, exc)
@@ -128,13 +128,13 @@ def _describe(exc: BaseException) -> str:
 
 
 def _note_item(error: BaseException, task: Task, position: int, pid: int) -> None:
-    """Note which item of a chunk an error belongs to."""
+    """Add a note to an error that names its item in the chunk."""
     item = task.arguments[position]
     worker.note_item(error, item if task.mode == worker.Mode.CHUNK else (item,), {}, pid)
 
 
 def death_error(task: Task, worker_exit: WorkerExit) -> WorkerDied:
-    """Return the error of a task whose worker died once too often."""
+    """Return the error of a task whose workers died too often."""
     attempts = "" if task.tries == 1 else f" ({task.tries} attempts)"
     if task.was_begun(worker_exit):
         when = f"while it ran this task{attempts}"
@@ -153,7 +153,7 @@ def timeout_error(task: Task, worker_exit: WorkerExit, timeout_s: float) -> Task
 
 
 def _attach(error: ParallelError, task: Task, worker_exit: WorkerExit) -> None:
-    """Set what programs want to know as attributes, which also survive pickling; and name the item of a map."""
+    """Set the details of an error as attributes, which survive pickling, and name the item of a map."""
     if task.mode != worker.Mode.CALL:
         _note_item(error, task, 0, worker_exit.pid)
     known = dataclasses.asdict(worker_exit)
@@ -162,26 +162,26 @@ def _attach(error: ParallelError, task: Task, worker_exit: WorkerExit) -> None:
 
 # ---------------------------------------------------------------- one worker
 #
-# One worker as its parent sees it: how it starts, what is under way there, what is known after its end.
+# One worker as seen by its parent: its start, its tasks, and what is known after its end.
 
 
-LAST_WORDS_S = 1.0  # between the request to end and SIGKILL
-_HELD_UP_S = 10.0  # the same, where somebody may still read a queue of the worker's
+LAST_WORDS_S = 1.0  # from the request to end until SIGKILL
+_HELD_UP_S = 10.0  # the same, if a queue of the worker may still be read
 _LAST_LINES = 20
 _AHEAD_BYTES = 1 << 23
-_EXIT_CODE_S = 1.0  # a server writes an exit code within microseconds, unless it was killed too
+_EXIT_CODE_S = 1.0  # a server writes an exit code within microseconds, unless it was killed, too
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """What one worker has done so far.
+    """Statistics of one worker so far.
 
     Attributes:
         pid: process id of the worker.
-        tasks: number of tasks that it has finished.
-        busy_s: seconds that it has spent in tasks.
-        started: time at which it was started, as `time.time()`.
-        ended: time at which it ended, None while it runs.
+        tasks: number of finished tasks.
+        busy_s: seconds spent in tasks.
+        started: start time, as `time.time()`.
+        ended: end time; None while it runs.
         peak_rss_bytes: highest resident memory seen.
     """
 
@@ -215,12 +215,12 @@ class WorkerHandle:
         with no_forks:
             self._pidfd = self._ends.enter_context(closing(Descriptor(_open_pidfd(self.pid))))
             close_in_forks(self._pidfd)
-        self.in_flight: deque[Task] = deque()  # changed, as the numbers below, under the lock of the dispatcher
+        self.in_flight: deque[Task] = deque()  # changed, like the numbers below, under the dispatcher's lock
         self.num_bytes = 0  # of their arguments
-        # Tasks that it has still to pass over, and tasks posted behind others for which there is no claim yet.
+        # Tasks that it must still skip, and tasks posted behind others without a claim yet.
         self.num_taken_back = self._num_unclaimed = 0
         self.known_functions: set[int] = set()
-        self.is_fork = launcher is ForkPopen  # then it has what functions let it inherit
+        self.is_fork = launcher is ForkPopen  # then it has the inherited functions
         self.is_ready = False
         self.is_leaving = False
         self.has_hung_up = False
@@ -238,22 +238,22 @@ class WorkerHandle:
 
     @property
     def sentinel(self) -> int:
-        """The descriptor that becomes readable when the process ends."""
+        """Descriptor that becomes readable when the process ends."""
         pidfd = self._pidfd.fileno()
         return pidfd if pidfd >= 0 else int(self.process.sentinel)
 
     @property
     def takes_tasks(self) -> bool:
-        """Whether it may get tasks."""
+        """Whether it may be sent tasks."""
         return self.is_ready and not (self.is_leaving or self.has_hung_up or self.has_timed_out or self.num_taken_back)
 
     @property
     def is_laden(self) -> bool:
-        """Whether it has as many bytes of arguments as may be sent ahead: they are copies, of large arrays say."""
+        """Whether it has all the bytes of arguments that may be sent ahead, since they are copies."""
         return self.num_bytes >= _AHEAD_BYTES
 
     def post(self, task: Task) -> None:
-        """Queue a task for sending; `grant_claims` and a flush of the channel follow."""
+        """Queue a task for sending; call `grant_claims` and flush the channel afterwards."""
         is_claimed = bool(self.in_flight)
         if is_claimed:
             self._num_unclaimed += 1
@@ -265,7 +265,7 @@ class WorkerHandle:
         self.channel.post(worker.Request.TASK, task.header(is_claimed=is_claimed), task.payload)
 
     def pop_head(self) -> Task:
-        """Return the task that the worker has done with, and remove it: it begins the next one, if there is any."""
+        """Remove and return the task that the worker has finished: it begins the next one, if any."""
         task = self.in_flight.popleft()
         self.num_bytes -= len(task.payload)
         self.head_since = time.monotonic()
@@ -274,7 +274,7 @@ class WorkerHandle:
         return task
 
     def pop_all(self) -> list[Task]:
-        """Return all tasks in their order, and remove them."""
+        """Remove and return all tasks, in order."""
         tasks = list(self.in_flight)
         self.in_flight.clear()
         self.num_bytes = 0
@@ -283,15 +283,15 @@ class WorkerHandle:
         return tasks
 
     def grant_claims(self) -> None:
-        """Let the worker begin the tasks that were posted."""
+        """Let the worker begin the posted tasks."""
         if self._num_unclaimed:
             self._claims.grant(self._num_unclaimed)
             self._num_unclaimed = 0
 
     def take_back(self) -> list[Task]:
-        """Return, in their order, the tasks that the worker has not begun, and cannot begin any more.
+        """Take back and return, in order, the tasks that the worker has not begun; it can no longer begin them.
 
-        The first one never: it counts as begun, if only because the worker has yet to read the claim to it.
+        The first task is never among them: it counts as begun, even if the worker has yet to read its claim.
         """
         num_behind = len(self.in_flight) - 1 - self._num_unclaimed
         num_tasks = self._num_unclaimed + (self._claims.take_back(num_behind) if num_behind > 0 else 0)
@@ -308,23 +308,23 @@ class WorkerHandle:
         self.peak_rss_bytes = max(self.peak_rss_bytes, peak_rss_bytes)
 
     def call_since(self) -> float:
-        """Return when the call under way began, in seconds of the monotonic clock: for a chunk, the one it is at."""
+        """Return when the current call (of a chunk, too) began, in seconds of the monotonic clock."""
         if self.in_flight[0].count == 1:
             return self.head_since
         return max(self.head_since, self._note.call_since())
 
     def leave(self) -> None:
-        """Give it no more tasks; SIGKILL follows if it does not end on its own."""
+        """Ask it to end; send no more tasks, and SIGKILL if it does not end on its own."""
         self.is_leaving = True
         self.kill_at = time.monotonic() + LAST_WORDS_S
 
     def hold_up(self) -> None:
-        """Wait longer for it to end: a thread of it writes into a queue of `multiprocessing`."""
+        """Wait longer for it to end: one of its threads is writing into a `multiprocessing` queue."""
         self.is_held_up = True
         self.kill_at = time.monotonic() + _HELD_UP_S
 
     def kill(self) -> None:
-        """Send SIGKILL to the worker; what its tasks have started follows, as after any other death."""
+        """Send SIGKILL to the worker; processes started by its tasks are killed next, as after any other death."""
         self._end_by(signal.SIGKILL)
 
     def kill_with_stack(self) -> None:
@@ -333,14 +333,14 @@ class WorkerHandle:
         self._end_by(worker.TRACE_SIGNAL)
 
     def _end_by(self, number: int) -> None:
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # it has already ended
             if self._pidfd.fileno() >= 0:
                 signal.pidfd_send_signal(self._pidfd.fileno(), number)
             else:
                 os.kill(self.pid, number)
 
     def sample_memory(self) -> None:
-        """Record the peak memory so far; the kernel forgets it once the process has ended."""
+        """Record the peak memory so far; it is not available after the process has ended."""
         with suppress(OSError, ValueError, IndexError), open(f"/proc/{self.pid}/status", "rb") as status:
             for line in status:
                 if line.startswith(b"VmHWM:"):
@@ -348,14 +348,14 @@ class WorkerHandle:
                     return
 
     def stats(self) -> WorkerStats:
-        """Return what the worker has done so far."""
+        """Return the statistics of the worker."""
         return WorkerStats(self.pid, self._tasks, self._busy_s, self._started, self._ended, self.peak_rss_bytes)
 
     def reap(self) -> WorkerExit:
-        """Reap the ended process, close everything, and return what is known."""
+        """Reap the ended process, close everything, and return what is known of its end."""
         self.process.join(_EXIT_CODE_S)
         exitcode = self.process.exitcode
-        if exitcode:  # what it has started ends with it, also where the system has killed it
+        if exitcode:  # processes that it has started end with it, even if the system has killed it
             with suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
         self._ended = time.time()
@@ -366,19 +366,19 @@ class WorkerHandle:
         self.channel.close()
         with no_forks:
             self._ends.close()
-        with suppress(ValueError):  # it did not end after all: its server lost sight of it
+        with suppress(ValueError):  # it did not end after all: its server lost track of it
             self.process.close()
         return found
 
 
 def _socket_pair(ours: ExitStack, theirs: ExitStack) -> tuple[socket.socket, socket.socket]:
-    """Return two sockets that are connected, each of which one of the two closes."""
+    """Return two connected sockets; each process closes the other's."""
     one, other = socket.socketpair()
     return ours.enter_context(one), theirs.enter_context(other)
 
 
 def _open_pidfd(pid: int) -> int:
-    """Return a descriptor of the process, which no sibling or grandchild can keep open as it can a pipe; else -1."""
+    """Return a pidfd of the process, which siblings or grandchildren cannot keep open as they can a pipe; else -1."""
     if not hasattr(os, "pidfd_open"):
         return -1
     try:
@@ -389,7 +389,7 @@ def _open_pidfd(pid: int) -> int:
 
 # ---------------------------------------------------------------- progress and statistics
 #
-# The progress of a pool, from which a caller's callback can draw a bar and a timeline.
+# Progress of a pool, from which a callback can draw a bar and a timeline.
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,8 +399,8 @@ class PoolProgress:
     Attributes:
         done: number of calls that ended with a result.
         failed: number of calls that ended with an error.
-        in_flight: number of calls that workers have.
-        waiting: number of calls that are not sent yet.
+        in_flight: number of calls at workers.
+        waiting: number of calls not sent yet.
         workers: statistics of every worker so far.
     """
 
@@ -413,7 +413,7 @@ class PoolProgress:
 
 # ---------------------------------------------------------------- all workers of a pool
 #
-# The workers of one pool: started, waited for, reaped, all by the dispatcher's thread except where it says so.
+# The workers of one pool are started, waited for and reaped by the dispatcher's thread, except where noted.
 
 
 _SAMPLE_S = 0.5
@@ -436,10 +436,10 @@ class PoolOptions:
         max_retries: number of deaths after which a task is still repeated.
         max_tasks: number of tasks after which a worker is replaced; None for no limit.
         logger: logger for messages of the pool itself.
-        worker_name: how log records call the process of a worker; "" for the number of its place in the pool.
+        worker_name: process name of a worker in log records; "" for its number in the pool.
         levels: levels of loggers in workers; None for those of this process.
-        take_record: takes each log record of a worker, packed, and returns its message.
-        idle_s: seconds without a task after which a worker leaves; None for no limit.
+        take_record: called with each packed log record of a worker; returns its message.
+        idle_s: seconds without a task after which a worker ends; None for no limit.
     """
 
     max_workers: int
@@ -459,10 +459,10 @@ class PoolOptions:
 
 @dataclass(slots=True, weakref_slot=True)
 class UserObjects:
-    """Objects of the caller that a pool keeps alive, and that may refer to the pool in turn.
+    """Objects of the caller that a pool keeps alive, and that may refer to the pool.
 
-    The executor keeps them, and the dispatcher only while there is work. Otherwise its thread would keep the executor
-    alive, and nobody could ever collect it.
+    The executor keeps them; the dispatcher does so only while there is work. Otherwise its thread would keep the
+    executor alive, which could never be collected.
 
     Attributes:
         initializer: (function, arguments) to run in each worker, or None.
@@ -476,13 +476,13 @@ class UserObjects:
 
 
 def describe_start_error(error: BaseException) -> str:
-    """Describe what kept a worker from starting, and the remedy."""
+    """Describe why a worker could not start, and the remedy."""
     remedy = _USED_UP.get(error.errno or 0, "") if isinstance(error, OSError) else ""
     return f"{type(error).__name__}: {error}{remedy}"
 
 
 class WorkerGroup:
-    """Starts workers, waits for any of them, and records what each has done."""
+    """Starts workers, waits for any of them, and records their statistics."""
 
     def __init__(self, options: PoolOptions) -> None:
         self.handles: list[WorkerHandle] = []
@@ -505,7 +505,7 @@ class WorkerGroup:
     # ------------------------------------------------------------ for any thread
 
     def prepare(self, first: RemoteFunction, user_objects: UserObjects) -> None:
-        """Fork all workers from the calling thread, which inherit `first`; else prepare what starts them later."""
+        """Fork all workers from the calling thread, so that they inherit `first`; or prepare to start them later."""
         if self._options.start_method == "fork":
             self._fork_workers(first, user_objects)
         else:
@@ -518,7 +518,7 @@ class WorkerGroup:
             byvalue.register_inherited(list(held.values()))
         endings = [first.inherit()]
         if initializer is not None:
-            endings.append(self._inherit_initializer(*initializer, number=-first.number))  # no other pool has it
+            endings.append(self._inherit_initializer(*initializer, number=-first.number))  # belongs to this pool only
         end_inheritance, user_objects.kept = byvalue.inherit_globals(around)
         endings.append(end_inheritance)
         try:
@@ -546,7 +546,7 @@ class WorkerGroup:
         return worker.inherit(number, (initializer, arguments), unforkables)
 
     def _pack(self, obj: Any) -> bytes:
-        """Pickle what workers get when they start."""
+        """Pickle an object that workers get at their start."""
         pickled = pickling.dumps_code(obj)
         packed = PackedFunction(pickled.stream, pickled.buffers)
         self._kept.append(packed)  # as long as a worker may start
@@ -564,7 +564,7 @@ class WorkerGroup:
 
     def wake(self) -> None:
         """End `wait` immediately."""
-        with suppress(OSError):  # full: it ends anyway; closed: nobody waits
+        with suppress(OSError):  # full: it wakes anyway; closed: nothing waits
             os.write(self._wake_w.fileno(), b"x")
 
     def interrupt_start(self) -> None:
@@ -573,18 +573,18 @@ class WorkerGroup:
             self._launcher.interrupt()
 
     def stats(self) -> tuple[WorkerStats, ...]:
-        """Return what every worker so far has done."""
+        """Return the statistics of every worker so far."""
         return (*self._past, *(handle.stats() for handle in list(self.handles)))
 
     # ------------------------------------------------------------ life
 
     @property
     def num_free_slots(self) -> int:
-        """Number of workers that may still be started."""
+        """Return the number of workers that may still be started."""
         return len(self._slots)
 
     def start_worker(self, first: RemoteFunction, user_objects: UserObjects) -> None:
-        """Start one worker; where the first ones were forked, its replacement comes from a server.
+        """Start one worker; if the first ones were forked, it comes from a server.
 
         Args:
             first: function that the worker will call first.
@@ -597,7 +597,7 @@ class WorkerGroup:
             raise OSError("a frozen program starts its workers once, by fork, and cannot replace them")
         if self._launcher is None:
             modules: Sequence[str] = ()
-            with suppress(UnpicklableError):  # raised to whoever waits for it, when it is to be sent
+            with suppress(UnpicklableError):  # raised again when the function is sent
                 modules = first.modules()
             self._prepare_launcher(modules, user_objects)
         assert self._launcher is not None
@@ -615,10 +615,10 @@ class WorkerGroup:
         self._selector.register(handle.sentinel, selectors.EVENT_READ, handle)
 
     def continues_with_fewer(self, error: OSError | EOFError) -> bool:
-        """Continue with the workers there are if the system has no room for more; return whether that is the case."""
+        """Return True if the pool can continue with the present workers because the system has no room for more."""
         if not self.handles or getattr(error, "errno", None) not in _USED_UP:
             return False
-        self._slots.clear()  # that of a worker which ends comes back
+        self._slots.clear()  # the slot of a worker that ends is returned
         self._options.logger.warning(
             "only %d of %d workers could be started: %s",
             len(self.handles),
@@ -646,8 +646,8 @@ class WorkerGroup:
         )
 
     def wait(self, timeout: float | None) -> Sequence[WorkerHandle]:
-        """Wait until workers send, take data again or end, or until `wake`; return those workers."""
-        # All descriptors are resolved to workers before any of them is closed: a number may be used again.
+        """Wait until workers send, become writable or end, or until `wake`; return those workers."""
+        # All descriptors are mapped to workers before any of them is closed, since numbers are reused.
         touched: dict[int, WorkerHandle] = {}
         for key, _ in self._selector.select(timeout):
             if key.data is None:
@@ -669,9 +669,9 @@ class WorkerGroup:
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _deadline(self, handle: WorkerHandle) -> float | None:
-        """Return when the task under way exceeds its limit, or when a worker without one has waited long enough.
+        """Return when the running task exceeds its limit, or when an idle worker has waited long enough.
 
-        None if there is no limit, or the worker was killed, or asked to leave, already.
+        None if there is no limit, or the worker has already been killed or asked to end.
         """
         options = self._options
         if handle.in_flight:
@@ -680,7 +680,7 @@ class WorkerGroup:
         return None if options.idle_s is None or not handle.takes_tasks else handle.head_since + options.idle_s
 
     def keep_time(self, now: float) -> None:
-        """Do what is due: kill workers whose tasks run too long, sample memory."""
+        """Kill workers whose tasks run too long, and sample memory, when due."""
         for handle in self.handles:
             deadline = self._deadline(handle)
             if handle.kill_at is not None and now >= handle.kill_at:
@@ -697,14 +697,14 @@ class WorkerGroup:
                 handle.sample_memory()
 
     def flush(self, handle: WorkerHandle) -> None:
-        """Send what waits for a worker; the selector reports when its socket takes the rest."""
+        """Send pending data to a worker; the selector reports when its socket accepts the rest."""
         handle.channel.flush()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if handle.channel.is_backed_up else 0)
         if self._selector.get_key(handle.channel).events != events:
             self._selector.modify(handle.channel, events, handle)
 
     def reap(self, handle: WorkerHandle) -> WorkerExit:
-        """Remove a worker that has ended; return what is known of its end."""
+        """Remove an ended worker; return what is known of its end."""
         self._selector.unregister(handle.channel)
         self._selector.unregister(handle.sentinel)
         worker_exit = handle.reap()
@@ -726,11 +726,11 @@ class WorkerGroup:
             )
 
     def give_up(self) -> None:
-        """End what `prepare` has started, where the pool does not start."""
+        """Undo `prepare` if the pool does not start."""
         self.end(lambda handle: self.reap(handle) if handle.has_ended else None, abruptly=True)
 
     def end(self, attend: Callable[[WorkerHandle], object], *, abruptly: bool) -> None:
-        """End all workers: by request, or by SIGKILL if `abruptly` or if they do not react."""
+        """End all workers: on request, or by SIGKILL if `abruptly` or if they do not react."""
         for handle in self.handles:
             if abruptly:
                 handle.kill()

@@ -1,1 +1,1 @@
-"""What is to be made: pure values and functions, without a process, a clock or a file of the output."""
+"""Plan a run: pure values and functions, without processes, clocks or files of the output."""

@@ -1,4 +1,4 @@
-"""What a run would make again, and why: the finished directory compared with rows and options as they are now."""
+"""What a run would rebuild, and why: the finished directory compared with the present rows and options."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ __all__ = [
     "write_snapshot",
 ]
 
-# ---------------------------------------------------------------- records that are reused
+# ---------------------------------------------------------------- reused records
 
 
 _MOST_BYTES = 1 << 32  # of offsets
@@ -81,15 +81,15 @@ _MOST_BYTES = 1 << 32  # of offsets
 
 @frozen(eq=False)
 class ReusedRows:
-    """Where the records of consecutive rows lie in a finished shard.
+    """The places of the records of consecutive rows in a finished shard.
 
     Attributes:
         path: file of the shard.
         index: the file of its offsets.
-        start: the first of the rows, as a position in the order of the plan.
+        start: position of the first row in the plan.
         first: int64 (n,): number of the first record of each row.
-        count: int64 (n,): how many records it has; 0 for a row that is to be computed.
-        measured: fields whose values went into the statistics of the shard when they were encoded.
+        count: int64 (n,): number of its records; 0 for a row to compute.
+        measured: fields whose values entered the statistics of the shard when they were encoded.
     """
 
     path: str
@@ -105,7 +105,7 @@ class ReusedRows:
         return dataclasses.replace(self, start=start, first=self.first[rows], count=self.count[rows])
 
     def numbers(self, position: int) -> range:
-        """Return the numbers of the records of a row: none for one that is to be computed."""
+        """Return the numbers of the records of a row; none for a row to compute."""
         place = position - self.start
         first = int(self.first[place])
         return range(first, first + int(self.count[place]))
@@ -115,16 +115,16 @@ class ReusedRows:
 def open_reused(
     reused: ReusedRows | None, shard_format: ShardFormat, features: Features
 ) -> Iterator[Callable[[int], list[tuple[str, dict[str, Column]]]]]:
-    """Open the shard that records are kept in.
+    """Open the shard that holds the reused records.
 
     Args:
-        reused: places of the records; None if nothing is kept.
+        reused: places of the records; None if none are reused.
         shard_format: format of the shard, bound to its features.
         features: schema of the records.
 
     Yields:
-        A function that returns (key, columns) of each record of a row, given its position in the order of the plan;
-        nothing for a row that is to be computed. It raises `CorruptDataError` where the shard is damaged.
+        A function that returns (key, columns) of each record of a row, given its position in the plan; nothing for a
+        row to compute. It raises `CorruptDataError` if the shard is damaged.
     """
     if reused is None:
         yield lambda _: []
@@ -140,13 +140,13 @@ def open_reused(
 
 
 def with_seen(record: dict[str, Column], features: Features, measured: Sequence[str]) -> dict[str, Column]:
-    """Return a record with what statistics keep of its values: decoded, they are what was encoded."""
+    """Return a record with the statistics of its values: decoding them restores the encoded ones."""
     values = {name: features[name].decode(features.stored(name, record)) for name in measured}
     seen = {name: features[name].observe_value(value) for name, value in values.items()}
     return MadeColumns.of(record, seen) if seen else record
 
 
-# ---------------------------------------------------------------- the plan of the run that is under way
+# ---------------------------------------------------------------- the plan of the current run
 #
 # A summary on disk of the plan of the current run, which `status` compares finished work with.
 #
@@ -158,12 +158,12 @@ _FILE = "plan.json"
 
 @frozen()
 class PlannedShard:
-    """The facts about a planned shard that show how far it is.
+    """The facts about a planned shard that show its progress.
 
     Attributes:
         name: file name of the shard without extension.
         split: the split that it belongs to.
-        fingerprint: digest of all that decides its bytes.
+        fingerprint: digest of everything that decides its bytes.
         num_rows: number of its input rows.
     """
 
@@ -181,7 +181,7 @@ class PlannedShard:
 def write_snapshot(rows_folder: pathlib.Path, plan: Plan) -> None:
     """Write the shards of a plan beside its rows.
 
-    It is not flushed to disk: it shows how far a run is, and decides nothing.
+    It is not flushed to disk: it only shows the progress of a run.
     """
     (rows_folder / _FILE).write_bytes(render_snapshot(plan))
 
@@ -194,7 +194,7 @@ def render_snapshot(plan: Plan) -> bytes:
 
 
 def read_snapshot(rows_folder: pathlib.Path) -> list[PlannedShard] | None:
-    """Return the shards of the plan that a run left there, or None if it is missing or incomplete."""
+    """Return the shards of a run's plan, or None if it is missing or incomplete."""
     with contextlib.suppress(OSError, ValueError):
         return parse_snapshot(read_json(rows_folder / _FILE))
     return None
@@ -207,27 +207,27 @@ def parse_snapshot(value: Any) -> list[PlannedShard] | None:
     return None
 
 
-# ---------------------------------------------------------------- what would be made again, and why
+# ---------------------------------------------------------------- what would be rebuilt, and why
 #
 #     manifest      fingerprint of each shard, digests of the ingredients ──┐
 #     index files   each row: fields, size and digest of its files ─────────┼──> (shard, reasons)
 #     plan, rows    the same, of today ─────────────────────────────────────┘
 #
-# A shard is made again where its fingerprint differs. The reasons come from a second look, at digests and rows one by
-# one, and decide nothing.
+# A shard is rebuilt if its fingerprint differs. The reasons come from a second comparison, of digests and single rows,
+# and decide nothing.
 
 
 NOT_MADE = "not made yet"
-_MOST_NAMED = 3  # rows that one reason names
+_MOST_NAMED = 3  # rows named in a reason
 
 
 @frozen()
 class ShardChange:
-    """A shard that `run` would make, or take over from one of another name, and why.
+    """A shard that `run` would make, or take over from one with another name, and why.
 
     Attributes:
         shard: name of the shard.
-        reasons: why `run` would make it; or what it is taken over from. At least one.
+        reasons: why `run` would make it, or its origin if it is taken over. At least one.
     """
 
     shard: str
@@ -243,10 +243,10 @@ def short_name(shard: str) -> str:
 
 
 def known_shards(output: pathlib.Path, work: pathlib.Path) -> tuple[Manifest | None, dict[str, ShardFiles]]:
-    """Return what is known of the finished shards of a directory, by name, whether its run is finished or not.
+    """Return the finished shards of a directory, by name, whether its run is finished or not.
 
     Returns:
-        The manifest, and the files of each shard that it lists; without one, those of an unfinished run.
+        The manifest and the files of each shard in it; without a manifest, those of an unfinished run.
     """
     with contextlib.suppress(AbsentError, CorruptDataError):
         manifest = Manifest.read(output, strict=False)
@@ -265,9 +265,9 @@ def waiting_shards(work: pathlib.Path, shards: Iterable[ShardSpec | PlannedShard
 
 
 def equal_shards(planned: PlannedJob, listed: Mapping[str, ShardFiles]) -> dict[str, ShardFiles]:
-    """Return the published files that have all that shards of a plan want but their names, by the names wanted.
+    """Return the published files that match shards of a plan except for their names, by planned name.
 
-    Where a split gets another name, or a further shard, its other shards keep their rows, and so their bytes.
+    If a split is renamed or gets another shard, its other shards keep their rows, and so their bytes.
 
     Args:
         planned: source and options as they are now, and the directory.
@@ -287,7 +287,7 @@ def equal_shards(planned: PlannedJob, listed: Mapping[str, ShardFiles]) -> dict[
 
 
 def find_changes(planned: PlannedJob) -> list[ShardChange]:
-    """Return the shards of a plan that are not there as the plan has them.
+    """Return the shards of a plan that are missing or outdated.
 
     Args:
         planned: source and options as they are now, and the directory.
@@ -316,13 +316,13 @@ def find_changes(planned: PlannedJob) -> list[ShardChange]:
 
 
 def find_loss(planned: PlannedJob, known: Mapping[str, ShardFiles]) -> str:
-    """Return which finished rows a run would take away because the source lacks them, and what to do; "" where none.
+    """Return which finished rows a run would remove because the source lacks them, and the remedy; "" if none.
 
-    Rows are finished that a published manifest counts, and that gave records.
+    Finished rows are those that are counted in a published manifest and gave records.
 
     Args:
         planned: source and options as they are now, and the directory.
-        known: finished shards by name, as `known_shards` returns them.
+        known: finished shards by name, as returned by `known_shards`.
     """
     job = planned.job
     wanted = {shard.name: shard for shard in planned.plan.shards}
@@ -356,7 +356,7 @@ def find_loss(planned: PlannedJob, known: Mapping[str, ShardFiles]) -> str:
 
 
 def _lost_rows(planned: PlannedJob, manifest: Manifest) -> list[str]:
-    """Return the keys of the rows that gave records, and are not in the source now: hashes of keys are compared.
+    """Return the keys of rows that gave records but are not in the source now, by comparing key hashes.
 
     Args:
         planned: source and options as they are now, and the directory.
@@ -372,7 +372,7 @@ def _lost_rows(planned: PlannedJob, manifest: Manifest) -> list[str]:
             rows = MappedKeys(output, listed.file, sum(info.num_rows for info in infos)).rows_without(hashes)
             if len(rows):
                 lost += _with_records(planned, manifest, infos, index_reader(output, manifest)(split), rows)
-        except CorruptDataError:  # the index is damaged or gone, and the records themselves say whose they are
+        except CorruptDataError:  # the index is damaged or missing; the records themselves hold the keys
             keys = sorted(set[str]().union(*(_row_keys(planned, manifest, info) or () for info in infos)))
             lost += [keys[place] for place in np.flatnonzero(planned.store.find_all(keys) < 0).tolist()]
     return sorted(lost)
@@ -381,7 +381,7 @@ def _lost_rows(planned: PlannedJob, manifest: Manifest) -> list[str]:
 def _with_records(
     planned: PlannedJob, manifest: Manifest, infos: Sequence[ShardInfo], index: IndexTable, rows: np.ndarray
 ) -> list[str]:
-    """Return the keys of those rows of an index that gave records; the shards in which some did not are asked."""
+    """Return the keys of those rows of an index that gave records; reads shards in which some did not."""
     keys = index.keys_at(rows)
     shards = index.shards[rows]
     without: set[str] = set()
@@ -392,7 +392,7 @@ def _with_records(
 
 
 def _row_keys(planned: PlannedJob, manifest: Manifest, info: ShardInfo) -> set[str] | None:
-    """Return the keys of the rows that have records in a shard; None if it is not here, or cannot be read."""
+    """Return the keys of the rows with records in a shard; None if it is missing or unreadable."""
     path = planned.job.output / info.file
     with contextlib.suppress(OSError, CorruptDataError):
         if not is_stand_in(path):
@@ -402,7 +402,7 @@ def _row_keys(planned: PlannedJob, manifest: Manifest, info: ShardInfo) -> set[s
 
 
 def _has_other_items(planned: PlannedJob, manifest: Manifest) -> bool:
-    """Return True if the rows are keyed by position, and none of the finished items is in the source now.
+    """Return True if the rows are keyed by position and none of the finished items is in the source now.
 
     Args:
         planned: source and options as they are now, and the directory.
@@ -430,8 +430,8 @@ def _listed(values: Any) -> list[Any]:
 
 
 def missing_files(output: pathlib.Path, info: ShardInfo) -> list[str]:
-    """Return what size and ends of an up-to-date file show to be wrong; `verify` looks inside."""
-    folder = os.fspath(output)  # joined as text: a path object for each file of each shard would cost more than asking
+    """Return defects of an up-to-date shard that sizes and file ends show; `verify` reads the content."""
+    folder = os.fspath(output)  # joined as text: creating path objects would cost more than the stat calls
     path = os.path.join(folder, info.file)
     try:
         is_elsewhere = is_stand_in(path) and os.path.getsize(path) == info.num_bytes
@@ -450,7 +450,7 @@ def missing_files(output: pathlib.Path, info: ShardInfo) -> list[str]:
 
 
 def lost_files(output: pathlib.Path, work: pathlib.Path, info: ShardInfo) -> list[str]:
-    """Return what `missing_files` does, unless a kill came between entry and names, which the next run gives."""
+    """Like `missing_files`, but allow for a run killed between entry and names, which the next run completes."""
     found = missing_files(output, info)
     with contextlib.suppress(OSError):
         if found and growing_path(work / "shards", info.file).stat().st_size == info.num_bytes:
@@ -459,7 +459,7 @@ def lost_files(output: pathlib.Path, work: pathlib.Path, info: ShardInfo) -> lis
 
 
 class Comparison:
-    """The last finished run compared with the rows, plan and digests of today.
+    """The last finished run compared with the present rows, plan and digests.
 
     Args:
         planned: source and options as they are now, and the directory.
@@ -476,7 +476,7 @@ class Comparison:
         self._index = index_reader(self._output, manifest)
 
     def reasons(self, shard: ShardSpec, *, is_brief: bool = False) -> list[str]:
-        """Return why a shard would be made again; in brief, its own rows only where nothing changed for all shards."""
+        """Return why a shard would be rebuilt; in brief, compare its rows only if nothing else explains it."""
         found = self._changed_layout(shard)
         if not found:
             found = self._changed_options(shard)
@@ -503,7 +503,7 @@ class Comparison:
         return reasons
 
     def num_changed_rows(self, shard: ShardSpec) -> int:
-        """Return how many rows of a shard need new records, where those of all others are reused."""
+        """Return the number of rows of a shard that need new records, if all others are reused."""
         if self._changed_layout(shard) or self._changed_options(shard):
             return shard.num_rows
         try:
@@ -518,7 +518,7 @@ class Comparison:
         return len(places) - len(both) + len({*touched, *edited})
 
     def _changed_rows(self, shard: ShardSpec, *, is_why: bool) -> list[str]:
-        """Return what changed in the rows; input files are read only where nothing else explains the change."""
+        """Return the changes in the rows; input files are read only if nothing else explains the change."""
         try:
             rows = self._index(shard.split)
         except (CorruptDataError, OutputError, KeyError) as error:
@@ -548,7 +548,7 @@ class Comparison:
         return [_row_change(change, rows_of_it) for change, rows_of_it in groups.items() if rows_of_it]
 
     def _splits_now(self, keys: Sequence[str]) -> dict[str, str | None]:
-        """Return the split of the row of each key; None if the source has no such row."""
+        """Return the split of each key's row; None if the source has no such row."""
         rows = self._store.find_all(keys)
         codes = np.asarray(self._store.split_codes)[rows].tolist()
         splits = [self._store.splits[code] for code in codes]
@@ -594,23 +594,23 @@ def _row_change(change: str, keys: Sequence[str]) -> str:
     return f"row{'s' if len(keys) > 1 else ''} {named} {change}"
 
 
-# ---------------------------------------------------------------- what a run that retries need not do again
+# ---------------------------------------------------------------- rows that a retry can reuse
 #
-# What `run(retry_failed=True)` need not do again: the rows of a finished shard that gave records and have not changed.
+# `run(retry_failed=True)` reuses the rows of a finished shard that gave records and have not changed.
 #
-# A row is unchanged if nothing else that decides records has changed (the manifest keeps digests of it), and if its own
-# line in the index, with size and digest of its files, is the same. Where that is unknown, the row is done again: the
-# result is the same, and only time is lost.
+# A row is unchanged if nothing else that decides records has changed (the manifest has the digests), and if its index
+# line, with the sizes and digests of its files, is the same. If that is unknown, the row is processed again: the result
+# is the same, and only time is lost.
 
 
 _PLACE = frozenset({"key", "shard", "record"})
-"""Columns of an index file that say where a row is, and nothing that decides its records."""
+"""Columns of an index file that locate a row, and do not affect its records."""
 
 
 def index_reader(output: pathlib.Path, manifest: Manifest | None) -> Callable[[str], IndexTable]:
-    """Return a function that returns the index file of a split that a manifest lists, read once.
+    """Return a function that returns the index of a split in a manifest, read once.
 
-    The function raises `CorruptDataError` where the file cannot be read, and `OutputError` where descriptors run out.
+    The function raises `CorruptDataError` if the file cannot be read, and `OutputError` if descriptors run out.
     """
 
     def read(split: str) -> IndexTable:
@@ -623,14 +623,14 @@ def index_reader(output: pathlib.Path, manifest: Manifest | None) -> Callable[[s
 def find_reusable(
     planned: PlannedJob, before: Manifest, shard: ShardSpec, info: ShardInfo, index: Callable[[str], IndexTable]
 ) -> ReusedRows | None:
-    """Return where the records of a shard's rows are in the file of the last run, or None if none can be reused.
+    """Return the places of the records of a shard's rows in the last run's file; None if none can be reused.
 
     Args:
         planned: source and options as they are now, and the directory.
         before: manifest of the last finished run.
         shard: the shard as planned.
         info: its present file, in the first of the formats.
-        index: returns the index of a split that the last run left; see `index_reader`.
+        index: returns the index of a split of the last run; see `index_reader`.
     """
     output, job = planned.job.output, planned.job
     with contextlib.suppress(OSError, CorruptDataError):
@@ -638,7 +638,7 @@ def find_reusable(
             return None
         if not info.has_offsets(output / info.index_file):
             return None
-        if info.num_dropped_records:  # why each was left out is known to the code that makes it
+        if info.num_dropped_records:  # only the code that makes a record knows why it was left out
             return None
         measured = measured_fields(job.records.features, info)
         if measured is None:
@@ -655,9 +655,9 @@ def find_reusable(
 
 
 def measured_fields(features: Features, info: ShardInfo) -> tuple[str, ...] | None:
-    """Return the fields whose values went into the statistics of a shard; None if that cannot be repeated.
+    """Return the fields whose values entered the statistics of a shard; None if that cannot be repeated.
 
-    It can where all pictures of a field were encoded from arrays, without loss, or none was.
+    It can if all pictures of a field were encoded losslessly from arrays, or none was.
     """
     known = Statistics.from_lines(info.statistics)
     if not features.measured:
@@ -678,7 +678,7 @@ def measured_fields(features: Features, info: ShardInfo) -> tuple[str, ...] | No
 
 
 def _is_made_alike(planned: PlannedJob, before: Manifest, shard: ShardSpec) -> bool:
-    """Return True if this run makes the records of unchanged rows exactly as the last one did."""
+    """Return True if this run makes the records of unchanged rows exactly like the last one."""
     return (
         not changed_digests(before.ingredients, planned.manifest_digests, augmented=shard.augmented)
         and before.copies.get(shard.split) == shard.copies
@@ -687,7 +687,7 @@ def _is_made_alike(planned: PlannedJob, before: Manifest, shard: ShardSpec) -> b
 
 
 def _is_same(planned: PlannedJob, shard: ShardSpec, keys: Sequence[str], index: IndexTable) -> np.ndarray:
-    """Return bool (n,): whether each row has the same line in the last run's index."""
+    """Return bool (n,): whether each row's line in the last run's index is the same."""
     places = index.find_all(keys)
     same = places >= 0
     after = _index_columns(planned, shard)

@@ -1,15 +1,15 @@
-"""Digests of what decides the bytes of a shard beside its rows, each with a name, so that a change has one, too.
+"""Named digests of everything except rows that decides the bytes of a shard, so that changes can be named.
 
-    writer, features, format, packages, seed   of every split: the seed decides the order of rows, and what read draws
-    transform, packages of the drawing         of the splits that are augmented
-    copies                                     of the one split
+    writer, features, format, packages, seed   every split: the seed decides the order of rows and the draws of read
+    transform, packages for drawing            augmented splits
+    copies                                     the one split
 
-The fingerprint of a shard is made of these digests and of its rows, and of nothing else. So where it differs from the
-one in the manifest, one of them does, and can be named. The manifest keeps them, and a few digits for each
-method, global, attribute and environment variable, which only serve to say which one changed.
+The fingerprint of a shard consists of these digests and its rows, and nothing else. So if it differs from the one in
+the manifest, one of them does, and can be named. The manifest stores them, and a few digits for each method, global,
+attribute and environment variable, which only serve to say which one changed.
 
-Packages are those that decide bytes: what the code of writer and transform uses, what encodes the fields, what writes
-the format. The parts of datamat are among them, by the number of their output format (`OUTPUT_VERSION`).
+Packages are those that decide bytes: those used by the code of writer and transform, those that encode the fields, and
+those that write the format. Parts of datamat are among them, by the number of their output format (`OUTPUT_VERSION`).
 """
 
 from __future__ import annotations
@@ -42,40 +42,40 @@ _MAKING = frozenset({"read", "read_block", "augment", "setup_worker"})
 _BEFORE = ("bind", "index", "features", "name", "file_fields", "url_fields")
 
 _ALWAYS = ("datamat.features", "datamat.plan.pipeline", "datamat.plan.plan", "datamat.transforms.seeding")
-_WHERE_DRAWN = ("datamat.transforms", "numpy")  # numpy: the streams of its generators may change
+_WHERE_DRAWN = ("datamat.transforms", "numpy")  # numpy: its random streams may change
 _COMPANIONS = {
     "albumentations": ("albucore", "cv2", "scipy"),
     "keras": ("tensorflow",),
     "torchvision": ("torch",),
 }
-"""What does the work of packages that only hand it on, as modules by the name of the distribution."""
+"""The modules that do the work of packages that only delegate, by name of the distribution."""
 
 
 @frozen()
 class JobDigests:
-    """What decides the bytes of shards beside their rows; digests are 32 hex digits.
+    """Everything except rows that decides the bytes of shards; digests are 32 hex digits.
 
     Attributes:
-        writer: digest of the writer's class, with all code that it uses, and of its attributes; or of the version that
-            the user gave instead.
+        writer: digest of the writer's class, with all code that it uses, and of its attributes; or of the user's
+            version.
         features: digest of the schema.
-        format: digest of names and options of the shard formats, in their order.
-        transform: digest of the transform of the run, or of the version that the user gave instead.
+        format: digest of names and options of the shard formats, in order.
+        transform: digest of the transform of the run, or of the user's version.
         seed: base seed, in decimal digits.
-        version: version that the user gave in place of the digests of code; None if none.
-        packages: versions of packages by name, which count for every split.
-        drawn_packages: further versions by name, which count for augmented splits alone.
+        version: the user's version, which replaces the digests of code; None if none is given.
+        packages: versions of packages by name, for every split.
+        drawn_packages: further versions by name, for augmented splits only.
         environment: digests of the environment variables that the writer reads, by name.
         drawn_environment: digests of the environment variables that the transform reads, by name.
-        files: digests of what the files hold that every sample depends on, by name.
-        switches: switches of libraries that are not as the library has them, by name.
-        places: where the code of writer and transform keeps memos.
-        given: digests of what these hold in this process, by name, as far as they are filled.
+        files: digests of the files that every sample depends on, by name.
+        switches: switches of libraries that differ from their defaults, by name.
+        places: places of memos of the code of writer and transform.
+        given: digests of the filled ones in this process, by name.
         memos: those of them that count.
         pieces: a few digits for each named piece of the writer ("writer.code.read") and the transform. They do not
-            count; they say which of them changed.
-        hashing: code of the user's that makes sets or hashes values, in words; "" where none does. It does not count.
-        unseen: what code of the user's looks up by what is known only when it runs, in words. It does not count.
+            count; they only show which of them changed.
+        hashing: description of user code that makes sets or hashes values; "" if there is none. It does not count.
+        unseen: description of values that user code looks up by names known only at run time. It does not count.
     """
 
     writer: str
@@ -109,10 +109,10 @@ class JobDigests:
         """Return the ingredients of a run.
 
         Args:
-            records: where rows and their records come from; its writer and transform count.
-            formats: shard formats, the one that readers take first.
+            records: record source; its writer and transform count.
+            formats: shard formats; the first is the one for readers.
             seed: base seed of every random draw.
-            version: text that counts in place of the code of writer and transform; None for the code itself.
+            version: text that replaces the code of writer and transform; None for the code itself.
             files: digests of the files that every sample depends on, by name; None if there are none.
 
         Raises:
@@ -166,13 +166,13 @@ class JobDigests:
 
     @property
     def code(self) -> str:
-        """Digest of all that decides what the code fills memos with."""
+        """Digest of everything that decides how the code fills memos."""
         parts = [self.writer, self.transform, self.packages, self.drawn_packages, self.environment]
         parts += [self.drawn_environment, list(self.files.values()), self.switches]
         return fingerprint(parts, where="options")
 
     def of_split(self, *, augmented: bool, copies: int) -> str:
-        """Return the digest of all that decides the records of a split, beside its rows."""
+        """Return the digest of everything except rows that decides the records of a split."""
         always = [self.writer, self.features, self.format, self.seed, self.packages, self.environment]
         always += [list(self.files.values())] if self.files else []  # not by name: a path may be absolute
         always += [self.switches] if self.switches else []
@@ -188,7 +188,7 @@ class JobDigests:
         groups = {
             _FILE: self.files,
             _SWITCH: self.switches,
-            # Enough to name a memo or a variable that changed, and too little to give away what it held.
+            # Enough to name a memo or a variable that changed, and too little to reveal its value.
             _MEMO: {name: digest[:4] for name, digest in self.memos.items()},
             _PACKAGE: self.packages,
             _DRAWN + _PACKAGE: self.drawn_packages,
@@ -200,16 +200,16 @@ class JobDigests:
 
 
 def as_written(writer: Any) -> Any:
-    """Return what makes records as it counts.
+    """Return the fingerprinted parts of the object that makes records.
 
-    Of a `DatasetWriter` that is what its methods read of it, without what those that make samples keep on it; of what
-    stands for stored records, everything.
+    Of a `DatasetWriter` these are the attributes that its methods read, without those that methods which make samples
+    store; of a source of stored records, everything.
     """
     return Reached(writer, _MAKING, _BEFORE, is_whole=True) if isinstance(writer, DatasetWriter) else writer
 
 
 def as_drawn(transform: Any) -> Any:
-    """Return the parts of a transform that count: of a user's object, whatever its `__call__` reads of it."""
+    """Return the fingerprinted parts of a transform; of a user's object, the attributes that `__call__` reads."""
     if type(transform) is list:  # with the run's description of it
         return [as_drawn(part) for part in transform]
     if is_users_object(transform) and callable(transform):
@@ -224,7 +224,7 @@ def _examined(value: Any, where: str, version: str | None) -> Examined:
 
 
 def _schema_of(features: Features, version: str | None) -> tuple[str, Examined]:
-    """Return the digest of a schema, and the parts of its foreign feature types."""
+    """Return the digest of a schema, and the parts of its third-party feature types."""
     declared = features.to_json()
     types = {feature.type_name: type(feature) for feature in features.foreign.values()}
     found = _examined(types or None, "writer.features", version)
@@ -232,9 +232,9 @@ def _schema_of(features: Features, version: str | None) -> tuple[str, Examined]:
 
 
 def _encoders(features: Features, *, drawn: bool) -> frozenset[str]:
-    """Return the modules that encode the fields, datamat's own among them where there are pictures."""
+    """Return the modules that encode the fields, including datamat's own if there are pictures."""
     modules = features.packages(drawn=drawn)
-    # By one of its modules that names no packages of its own: the fields have said which of them are used.
+    # By a module that names no packages: the fields have declared those that they use.
     return modules | {"datamat.codecs.files"} if modules else modules
 
 
@@ -244,11 +244,11 @@ def _with_companions(packages: Mapping[str, str]) -> dict[str, str]:
 
 
 def changed_digests(old: Mapping[str, str], new: Mapping[str, str], *, augmented: bool) -> list[str]:
-    """Return what changed between two manifests' ingredients, in words: what concerns one split.
+    """Describe the changes between two manifests' ingredients that concern a split.
 
     Args:
-        old: ingredients, as the manifest has them.
-        new: ingredients as they are now.
+        old: ingredients in the manifest.
+        new: present ingredients.
         augmented: whether the transform applies to the split.
 
     Example:
@@ -274,13 +274,13 @@ def changed_digests(old: Mapping[str, str], new: Mapping[str, str], *, augmented
     if augmented and "transform" in differing and "version" not in differing:
         code, values = _changed_pieces(differing, "transform", old, new)
         changes.append(f"transform changed ({', '.join([*code, *values])})" if code or values else "transform changed")
-    if "seed" in differing:  # of every split: it decides the order of the rows, too
+    if "seed" in differing:  # for every split: it also decides the order of the rows
         changes.append(f"seed changed {versions['seed']}")
     changes += [f"file {name} changed" for name in _named(differing, _FILE, drawn=False)]
     switches = _named(differing, _SWITCH, drawn=False)
     changes += [f"{name} changed {versions[key]}" for name, key in switches.items()]
     changes += [f"{name} changed" for name in _named(differing, _MEMO, drawn=False)]
-    # Other code uses other packages and variables: changes of these are worth a word only where the code is the same.
+    # Changed code uses other packages and variables: changes of these are mentioned only if the code is the same.
     counting = [name for name in differing if not changes or (name in old and name in new)]
     changes += [f"environment variable {name} changed" for name in _named(counting, _VARIABLE, drawn=augmented)]
     packages = _named(counting, _PACKAGE, drawn=augmented)
@@ -290,16 +290,16 @@ def changed_digests(old: Mapping[str, str], new: Mapping[str, str], *, augmented
 def _changed_pieces(
     differing: Sequence[str], prefix: str, old: Mapping[str, str], new: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """Return which named pieces of the writer or the transform changed: code, and values."""
+    """Return the changed pieces of the writer or the transform: code, and values."""
     code = [name.removeprefix(f"{prefix}.code.") for name in differing if name.startswith(f"{prefix}.code.")]
     values = [name for name in differing if name.startswith((f"{prefix}.global.", f"{prefix}.attribute."))]
-    # Other code reads other values: these are worth a word only where they were read before.
+    # Changed code reads other values: these are mentioned only if they were read before.
     values = [name for name in values if not code or (name in old and name in new)]
     return code, [name.removeprefix(f"{prefix}.").replace(".", " ", 1) for name in values]
 
 
 def _named(differing: Sequence[str], prefix: str, *, drawn: bool) -> dict[str, str]:
-    """Return which packages or variables are among the differing ingredients: their keys there, by name."""
+    """Return the packages or variables among the differing ingredients: their keys there, by name."""
     prefixes = [_DRAWN + prefix, prefix] if drawn else [prefix]
     return {key.removeprefix(start): key for start in prefixes for key in differing if key.startswith(start)}
 

@@ -1,11 +1,11 @@
-"""Samples of rows that are read one by one, as columns: encoded together, they take a fraction of the time.
+"""Collect samples that are read one by one into columns: encoding them together takes a fraction of the time.
 
     read ── sample ──> SampleColumns.add ... take() ──> Features.encode_block
                        └── full: by rows, by bytes, or where a value cannot be copied
 
-`read` may return the same dict, with the same arrays, each time, and fill them anew. So whatever it could change is
-copied before the next row is read. Arrays of 64 KiB or more, and texts or files of 1 MiB, are left to the encoder of
-one sample, which copies none.
+`read` may return the same dict, with the same arrays, each time, refilled. So whatever it could change is copied before
+the next row is read. Arrays of 64 KiB or more, and texts or files of 1 MiB, go to the encoder of single samples, which
+copies nothing.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _MOST_SAMPLES, _MOST_BYTES = 1024, 1 << 20
 _LARGE_BYTES = 1 << 16  # of one array
 _IMMUTABLE = frozenset({str, bytes, int, float, bool, datetime.datetime, type(None)})
 _NUMBER_TYPES = frozenset({int, float, bool})
-_NUMBERS = frozenset("biufc")  # kinds of the dtypes of arrays that are held as their bytes
+_NUMBERS = frozenset("biufc")  # dtype kinds of arrays that are held as bytes
 
 _Steps: TypeAlias = "tuple[tuple[int, Callable[[int, Any], Any]], ...]"
-"""Which values of a sample are measured or copied, by their place, and the functions that do it."""
+"""The values of a sample to measure or copy, by place, and the functions that do it."""
 
 
 class SampleColumns:
-    """Columns of samples, which are added one by one.
+    """Columns of samples that are added one by one.
 
     Args:
         names: names of the fields, without "key".
-        nullable: names of those that may be None.
+        nullable: names of the fields that may be None.
 
     Attributes:
         keys: the key of each sample.
@@ -57,20 +57,21 @@ class SampleColumns:
         else:
             self._values_of = lambda sample: [sample[name] for name in names]
         self._steps: dict[tuple[type, ...], _Steps] = {}  # by the types of a sample's values
-        self._varied: set[int] = set()  # places of columns whose values are not all of one type
+        self._varied: set[int] = set()  # places of columns with values of several types
         self._samples: list[Any] = []
-        self._forms: dict[int, tuple[np.dtype[Any], tuple[int, ...]]] = {}  # of arrays that are held as their bytes
+        self._forms: dict[int, tuple[np.dtype[Any], tuple[int, ...]]] = {}  # of arrays that are held as bytes
         self._num_bytes = 0
 
     def add(self, sample: Mapping[str, Any], row_key: str, key: str) -> bool:
-        """Add a sample; return False where it is left out, to be encoded alone.
+        """Add a sample; return False if it must be encoded alone.
 
-        That is where it is large, holds what cannot be copied, or is not as declared: encoding it tells what is wrong.
+        That is the case if it is large, cannot be copied, or does not fit the schema: encoding it then shows the
+            reason.
 
         Args:
-            sample: what `read` returned.
+            sample: result of `read`.
             row_key: key of the row.
-            key: key of the sample, which has a number where the row gives several.
+            key: key of the sample, which has a number if the row gives several.
         """
         if len(sample) != len(self._names):
             given = sample.get("key")
@@ -86,7 +87,7 @@ class SampleColumns:
                 values = list(values)
                 for place, step in steps:
                     values[place] = step(place, values[place])
-        except (KeyError, RecursionError, _AloneError):  # a list may hold itself
+        except (KeyError, RecursionError, _AloneError):  # a list may contain itself
             return False
         self._samples.append(values)
         self.keys.append(key)
@@ -98,11 +99,11 @@ class SampleColumns:
         return len(self.keys)
 
     def cut(self, count: int) -> None:
-        """Leave out all samples but the first ones."""
+        """Keep only the first samples."""
         del self._samples[count:], self.keys[count:]
 
     def take(self) -> dict[str, Any]:
-        """Return the columns by field, "key" among them, and begin anew: arrays (n, ...), or lists of n values."""
+        """Return and clear the columns by field, including "key": arrays (n, ...), or lists of n values."""
         columns: dict[str, Any] = {"key": self.keys}
         for place, values in enumerate(zip(*self._samples, strict=True)):
             form = self._forms.get(place)
@@ -115,12 +116,12 @@ class SampleColumns:
         return columns
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Remove all samples."""
         self.keys, self._samples, self._forms = [], [], {}
         self._num_bytes, self.is_full = 0, False
 
     def _steps_of(self, types: tuple[type, ...]) -> _Steps:
-        """Return what has to be done with values of these types."""
+        """Return the steps for values of these types."""
         steps: list[tuple[int, Callable[[int, Any], Any]]] = []
         first = next(iter(self._steps), types)
         for place, kind in enumerate(types):
@@ -139,7 +140,7 @@ class SampleColumns:
         return tuple(steps)
 
     def _array(self, place: int, value: np.ndarray) -> Any:
-        """Return an array as bytes as long as all of its column have one form, else a copy."""
+        """Return an array as bytes while all in its column have one form, else a copy."""
         form = self._forms.get(place)
         if form is not None and value.dtype is form[0] and value.shape == form[1]:
             found = value.tobytes()
@@ -153,7 +154,7 @@ class SampleColumns:
         return self._own(value)
 
     def _separate(self, place: int) -> None:
-        """Make arrays of the bytes of a column."""
+        """Convert the bytes in a column to arrays."""
         form = self._forms.pop(place, None)
         if form is not None:
             for sample in self._samples:
@@ -161,14 +162,14 @@ class SampleColumns:
 
     def _measured(self, place: int, value: str | bytes) -> Any:
         del place
-        if len(value) >= _MOST_BYTES:  # below that, blocks of a few are faster: it is not copied in any case
+        if len(value) >= _MOST_BYTES:  # below that, blocks of a few are faster: it is not copied in either case
             raise _AloneError
         self._num_bytes += len(value)
         return value
 
     def _other(self, place: int, value: Any) -> Any:
         del place
-        if hasattr(value, "getbands"):  # what its pixels mean depends on the feature
+        if hasattr(value, "getbands"):  # the meaning of its pixels depends on the feature
             raise _AloneError
         return self._own(as_array(value))
 
@@ -177,10 +178,10 @@ class SampleColumns:
         raise _AloneError
 
     def _own(self, value: Any) -> Any:
-        """Return a value that nobody else can change, and count its bytes.
+        """Return a value that is not shared with other code, and count its bytes.
 
         Raises:
-            _AloneError: it is large, or cannot be copied.
+            _AloneError: the value is large or cannot be copied.
         """
         kind = type(value)
         found = value
@@ -208,9 +209,9 @@ class SampleColumns:
 
 
 def _is_small(array: np.ndarray) -> bool:
-    """Return True if an array can be held as its bytes."""
+    """Return True if an array can be held as bytes."""
     return array.dtype.kind in _NUMBERS and 0 < array.nbytes < _LARGE_BYTES
 
 
 class _AloneError(Exception):
-    """A value whose sample has to be encoded alone."""
+    """The sample of a value must be encoded alone."""

@@ -1,4 +1,4 @@
-"""Input files: digests of what was read, and files that were opened although no row declares them."""
+"""Input files: digests of the content that was read, and files that were opened without being declared."""
 
 from __future__ import annotations
 
@@ -42,31 +42,32 @@ __all__ = [
     "read_inputs",
 ]
 
-# ---------------------------------------------------------------- files that are opened and not declared
+# ---------------------------------------------------------------- undeclared files
 #
-# Files that a worker opens and no row declares: an edit of one goes unnoticed, and the old shards stay.
+# Files that a worker opens but no row declares: edits of these go unnoticed, and the old shards stay.
 #
 #     worker, in its first part: setup_worker, read, augment, transform ── audit events "open" ──> paths
 #                                those near the source and the code that no row declares ──> receipt
-#     run:                       the first receipt that names some ──> one warning
+#     run:                       the first receipt that lists any ──> one warning
 #
-# An audit hook stays for the life of a process, so only workers get one, and it is idle once their first part is done;
-# but for a source behind a URL, of which nobody may read what is not there, in whatever part, or while it is indexed.
-# It sees what Python opens, connects to (SQLite), loads (ctypes) and starts (programs, with the files that they are
-# given), and what C libraries hold open at the end of the part (HDF5), not what these open and close (`cv2.imread`).
+# An audit hook stays for the life of a process, so only workers get one, and it is idle after their first part; except
+# for a source behind a URL, of which missing files must never be read, in any part or during indexing.
+# It sees files that Python opens, connects to (SQLite), loads (ctypes) and starts (programs, with their file
+# arguments), and files that C libraries hold open at the end of the part (HDF5), not those that they open and close
+# (`cv2.imread`).
 
 
 _CODE = (".py", ".pyc", ".pyi", ".pth", ".so", ".pyd", ".dylib", ".dll", ".egg-link")
 _PACKAGES = ("site-packages", "dist-packages", "__pycache__")
 _SYSTEM = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr", "/var/cache", "/var/lib")
 _MOST_PATHS = 10_000
-_WRITES = os.O_WRONLY | os.O_CREAT  # what is opened for both is read as well: np.memmap(path) opens so
+_WRITES = os.O_WRONLY | os.O_CREAT  # files opened for both are read as well, as in np.memmap(path)
 
 
 @final
 @frozen()
 class Neighbourhood:
-    """Where files lie that may decide the content of records.
+    """The places of files that may decide the content of records.
 
     Attributes:
         roots: folders whose files count, with links resolved.
@@ -82,7 +83,7 @@ class Neighbourhood:
 
         Args:
             source: source of the run; anything but a path has no folder.
-            code: functions and instances of classes that the user may have written.
+            code: functions and instances of classes possibly written by the user.
             without: further folders that do not count, such as the output.
         """
         found = [os.fspath(source)] if isinstance(source, (str, os.PathLike)) else []
@@ -90,12 +91,12 @@ class Neighbourhood:
         found.append(os.getcwd())
         installed = {*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, sys.exec_prefix, *_SYSTEM}
         hidden = {os.path.realpath(path) for path in (*installed, *without)}
-        # "/" would hold everything; a folder of installed packages is not the user's.
+        # "/" would include everything; folders of installed packages are not the user's.
         roots = dict.fromkeys(os.path.realpath(path) for path in found if "://" not in path)
         return cls(tuple(root for root in roots if root != os.sep), tuple(sorted(hidden - set(roots))))
 
     def holds(self, path: str, *, is_run: bool = False) -> bool:
-        """Return True if a file counts: below one of the roots, in no hidden folder there; code only if it is run."""
+        """Return True if a file counts: below a root and not in a hidden folder; code only if it is run."""
         root = next((root for root in self.roots if _is_below(path, root)), None)
         is_imported = path.endswith(_CODE) and not is_run
         if root is None or is_imported or any(_is_below(path, other) for other in self.without):
@@ -109,7 +110,7 @@ class OpenedFiles:
     """Records the files that this process opens for reading, between `start` and `stop`.
 
     Args:
-        near: places whose files count.
+        near: the places whose files count.
     """
 
     def __init__(self, near: Neighbourhood) -> None:
@@ -118,8 +119,8 @@ class OpenedFiles:
         self._held: set[str] = set()
 
     def start(self) -> None:
-        """Record the files opened from now on, in place of another object that does so."""
-        global _listener, _is_hooked  # noqa: PLW0603 -- a hook belongs to the process, for good
+        """Record the files opened from now on, instead of any other object that does so."""
+        global _listener, _is_hooked  # noqa: PLW0603 -- a hook belongs to the process, permanently
         if not _is_hooked:
             sys.addaudithook(_hear)
             _is_hooked = True
@@ -134,7 +135,7 @@ class OpenedFiles:
             self._paths |= dict.fromkeys([path for path in _held_open() if path not in self._held], False)
 
     def undeclared(self, declared: Iterable[Iterable[Iterable[str]]]) -> tuple[str, ...]:
-        """Return the files that count, in the order in which they were opened.
+        """Return the undeclared files that count, in the order of opening.
 
         Args:
             declared: paths of declared files and folders, by row and field.
@@ -150,13 +151,13 @@ class OpenedFiles:
 
 @contextlib.contextmanager
 def placeholders_refused(declared: Callable[[], Iterable[Iterable[Iterable[str]]]] = tuple) -> Iterator[None]:
-    """Refuse what the block has made of files of a mirror that nothing has fetched: to root they are open, and zeros.
+    """Refuse results of the block if it opened unfetched files of a mirror: root can read them, as zeros.
 
     Args:
         declared: returns the paths of declared files and folders, by row and field.
 
     Raises:
-        SourceError: names the file, and says how to declare it.
+        SourceError: a file was opened that is not here; says how to declare it.
     """
     mirrors = [folder for folder, files in fetchers().items() if not isinstance(files, UrlFiles)]
     if not mirrors:
@@ -173,12 +174,12 @@ def placeholders_refused(declared: Callable[[], Iterable[Iterable[Iterable[str]]
 
 
 _listener: dict[str, bool] | None = None
-"""The paths that are opened, each with whether it is run as a program, or loaded by ctypes."""
+"""The opened paths, each with a flag for programs that are run and libraries loaded by ctypes."""
 _is_hooked = False
 
 
 def _hear(event: str, args: tuple[Any, ...]) -> None:
-    # Called for every audit event of the process: the first comparison is what each costs once the first part is done.
+    # Called for every audit event of the process: after the first part, each costs only the first comparison.
     if _listener is None or event not in _EVENTS or len(_listener) >= _MOST_PATHS:
         return
     try:
@@ -186,12 +187,12 @@ def _hear(event: str, args: tuple[Any, ...]) -> None:
         for path in paths:
             if isinstance(path, (str, bytes)):
                 _listener.setdefault(os.path.abspath(os.fsdecode(path)), is_run)
-    except Exception:  # noqa: BLE001 -- the working folder is gone, or no call of that kind: it would come out of `open`
+    except Exception:  # noqa: BLE001 -- the working folder is gone, or another kind of call: it would be raised by `open`
         return
 
 
 def _started(command: Any, folder: Any = None) -> Iterator[str]:
-    """Yield the files that a command names, the program itself among them."""
+    """Yield the files in a command, including the program."""
     words = [command] if isinstance(command, (str, bytes)) else command
     for word in (part for each in words for part in os.fsdecode(each).split()):
         path = os.path.join(os.fsdecode(folder or ""), word)
@@ -206,11 +207,11 @@ _EVENTS: dict[str, Callable[..., Iterable[Any]]] = {
     "os.system": _started,
     "subprocess.Popen": lambda program, args, folder, env: _started(args, folder),
 }
-"""Audit events by which files are read, each with the paths in its arguments."""
+"""Audit events that read files, each with the function that finds the paths in its arguments."""
 
 
 def _held_open() -> Iterator[str]:
-    """Yield the files that this process holds open for reading, as far as its system tells."""
+    """Yield the files that this process holds open for reading, as far as the system lists them."""
     with contextlib.suppress(OSError):
         numbers = os.listdir("/proc/self/fd")
         import fcntl
@@ -231,7 +232,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _folder_of_code(one: Any) -> str:
-    """Return the folder of the module that a function, or the class of an instance, was written in."""
+    """Return the folder of the module of a function, or of the class of an instance."""
     name = getattr(one, "__module__", None)
     name = name if isinstance(name, str) else type(one).__module__
     file = getattr(sys.modules.get(name), "__file__", None)
@@ -240,17 +241,17 @@ def _folder_of_code(one: Any) -> str:
     return "" if is_installed or name.partition(".")[0] == "datamat" else folder
 
 
-# ---------------------------------------------------------------- files that are declared
+# ---------------------------------------------------------------- declared files
 #
-# What input files held when they were read: digests of their content, so that times alone decide nothing.
+# Digests of the content of input files when they were read, so that times alone decide nothing.
 #
-#   worker   each file of a part: size and time as they were, and the digest of what was read ──> NNNNN.inputs, receipt
-#   driver   finished part or shard ── its times are those of today ──────────────────────────> its files are the same
-#                                  └── else the digests of today, known or computed, decide ──┘
+#   worker   each file of a part: its size and time, and the digest of what was read ─────────> NNNNN.inputs, receipt
+#   driver   finished part or shard ── its times are the present ones ────────────────────────> its files are the same
+#                                  └── else the present digests, known or computed, decide ───┘
 #
-# Where size and time have not changed, digests come from what earlier runs left: `.datamat/inputs` holds those of the
-# finished dataset, `*.inputs` those of parts and shards. This only saves reading files again. Digests in receipts,
-# shard entries and the manifest decide. Times are kept below `.datamat` only.
+# If size and time have not changed, digests come from earlier runs: `.datamat/inputs` holds those of the finished
+# dataset, `*.inputs` those of parts and shards. This only saves reading files again. Digests in receipts, shard entries
+# and the manifest decide. Times are stored only in `.datamat`.
 
 
 _FILE = "inputs"
@@ -258,17 +259,17 @@ _MOST_REMEMBERED = 10_000
 _BATCH_ROWS = 65_536
 _THREADS = 8
 _UNKNOWN = np.zeros((), "V16")
-_CHANGED = -1  # stamp of a file that was not the same before and after it was read
+_CHANGED = -1  # time stamp of a file that changed while it was read
 
 
 class PartInputs:
-    """The input files of the rows of a part, as a worker reads them.
+    """The input files of the rows of a part, as read by a worker.
 
     Args:
-        store: rows of the run, which hold the paths.
+        store: rows of the run, with the paths.
         positions: row numbers of the rows of the part, in order.
-        remembered: digests of files that this process has read, by path, size and stamp; a file that many rows share
-            is hashed once.
+        remembered: digests of files that this process has read, by path, size and time stamp; a file shared by many
+            rows is hashed once.
     """
 
     def __init__(
@@ -277,7 +278,7 @@ class PartInputs:
         self._largest = store.largest_hashed
         self._known: list[list[tuple[int, int, int, bytes]]] = store.inputs(positions).tolist()
         self._paths = store.input_paths(positions)
-        # Of URLs it is known before they are fetched what counts of them.
+        # For URLs, the state that counts is known before they are fetched.
         self._are_urls = [[is_path_of_url(files) for files in row] for row in self._paths]
         self._found = [
             [one if of_url else (*one[:3], b"") for one, of_url in zip(row, of_urls, strict=True)]
@@ -288,11 +289,11 @@ class PartInputs:
         self.is_as_indexed = True
 
     def settle(self, number: int, notes: Notes) -> bool:
-        """Return True if the files of a row were the same before and after it was read; if not, read it again.
+        """Return True if the files of a row did not change while it was read; otherwise it must be read again.
 
         Args:
             number: position of the row in the part.
-            notes: what `read_file` noted of the files that it read for the row.
+            notes: notes of `read_file` about the files that it read for the row.
         """
         is_settled = True
         for place, paths in enumerate(self._paths[number]):
@@ -338,11 +339,11 @@ class PartInputs:
 
 
 class InputFiles:
-    """What is known of the input files of a plan: decides whether finished work is up to date with them.
+    """The known state of a plan's input files, which decides whether finished work is up to date.
 
     Args:
         store: the rows, in the order of the plan.
-        work: the `.datamat` of the directory.
+        work: the `.datamat` folder of the directory.
 
     Attributes:
         has_files: whether rows have input files at all.
@@ -357,19 +358,19 @@ class InputFiles:
         self._same: dict[tuple[int, int, str, str], bool] = {}
 
     def stand(self, shard: ShardSpec, files: ShardFiles) -> bool:
-        """Return True if a finished shard has the fingerprint of the plan and the same input files."""
+        """Return True if a finished shard has the planned fingerprint and the same input files."""
         if any(info.fingerprint != shard.fingerprint for info in files):
             return False
         return all(self.are_same(shard.start, shard.stop, info.inputs) for info in files)
 
     def are_same(self, start: int, stop: int, content: str, times: str = "") -> bool:
-        """Return True if the files of rows hold what they held when records were made from them.
+        """Return True if the files of rows have the content from which records were made.
 
         Args:
-            start: position of the first row in the order of the plan.
+            start: position of the first row in the plan.
             stop: one past the position of the last row.
-            content: digest of what the files held.
-            times: digest of the rows with sizes and times at that moment; "" where it is unknown.
+            content: digest of the content at that time.
+            times: digest of the rows with sizes and times at that time; "" if unknown.
         """
         if not self.has_files:
             return True
@@ -380,7 +381,7 @@ class InputFiles:
         return self._same[asked]
 
     def records(self, start: int, stop: int) -> np.ndarray:
-        """Return `INPUT` (n, fields): the files of rows as they are now; files with unknown digests are read."""
+        """Return `INPUT` (n, fields): the present files of rows; files with unknown digests are read."""
         if not self._has_recalled and self._store.identity != "content":
             self._recall()
         rows = self._store.order[start:stop]
@@ -392,7 +393,7 @@ class InputFiles:
         return found
 
     def _recall(self) -> None:
-        """Give the files of all rows the digests that earlier runs left, all at once: each shard needs its own."""
+        """Look up the digests of all rows' files from earlier runs, all at once, since each shard needs its own."""
         self._has_recalled = True
         memory = _Memory(self._remembered())
         for start in range(0, len(self._store) if len(memory) else 0, _BATCH_ROWS):
@@ -404,10 +405,10 @@ class InputFiles:
                 self._store.set_digests(rows, found["digest"])
 
     def remember(self, found: Iterable[np.ndarray]) -> None:
-        """Save sizes, times and digests of the input files of a finished dataset, and of no others.
+        """Save sizes, times and digests of the input files of a finished dataset, discarding others.
 
         Args:
-            found: arrays of `INPUT`, of any shape: sizes, times and digests.
+            found: `INPUT` arrays of any shape: sizes, times and digests.
         """
         if self.has_files and self._store.identity != "content":
             inputs = np.concatenate([some.ravel() for some in found])
@@ -425,14 +426,14 @@ class InputFiles:
         self._hashed.clear()
 
     def _write(self, inputs: np.ndarray) -> None:
-        # Through `shards`, which the end of a run removes, along with what a kill leaves there.
+        # Through `shards`, which is removed at the end of a run, with any leftovers of a killed process.
         through = self._work / "shards"
         through.mkdir(exist_ok=True)
         with commit(self._work / _FILE, through=through) as file:
             file.write(inputs.tobytes())
 
     def _hash(self, found: np.ndarray, missing: np.ndarray, rows: np.ndarray) -> None:
-        """Read the files whose digests are missing, each once, and fill in the digests."""
+        """Read each file without a digest once, and fill in the digests."""
         fields = self._store.file_fields
         places = np.argwhere(missing)
         if not len(places):
@@ -454,7 +455,7 @@ class InputFiles:
         with ThreadPoolExecutor(_THREADS) as pool:
             try:
                 digests = dict(zip(first, pool.map(digest, first.values()), strict=True))
-            except BaseException:  # an interrupt, above all: do not wait for what has not begun
+            except BaseException:  # above all an interrupt: do not wait for calls that have not begun
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         for name, (row, place) in zip(named, places.tolist(), strict=True):
@@ -463,7 +464,7 @@ class InputFiles:
             self._hashed.append(found[missing])
 
     def _remembered(self) -> Iterable[np.ndarray]:
-        """Yield the digests that earlier runs left, oldest first."""
+        """Yield the digests of earlier runs, oldest first."""
         for pattern in ("shards/*.inputs", "parts/*/*.inputs"):
             for path in sorted(self._work.glob(pattern)):
                 yield read_inputs(path)
@@ -471,7 +472,7 @@ class InputFiles:
 
 
 class _Memory:
-    """Digests by path, size and stamp."""
+    """Digests by path, size and time stamp."""
 
     def __init__(self, found: Iterable[np.ndarray]) -> None:
         known = np.concatenate([np.zeros(0, INPUT), *found])
@@ -485,7 +486,7 @@ class _Memory:
         return len(self._names)
 
     def digests_of(self, inputs: np.ndarray) -> np.ndarray:
-        """Return V16 (n,): the digests of input files, 0 where none is known; only where any are."""
+        """Return V16 (n,): the digests of input files, 0 if unknown. Requires that any are known."""
         wanted = _names(inputs)
         places = np.maximum(np.searchsorted(self._names, wanted, side="right") - 1, 0)  # the last, which is the newest
         found: np.ndarray = self._digests[places]
@@ -494,7 +495,7 @@ class _Memory:
 
 
 def _names(inputs: np.ndarray) -> np.ndarray:
-    """Return uint64 (n,): hash of path, size and stamp."""
+    """Return uint64 (n,): hash of path, size and time stamp."""
     names: np.ndarray = inputs["path"].copy()
     for what in ("size", "stamp"):
         with np.errstate(over="ignore"):
@@ -503,7 +504,7 @@ def _names(inputs: np.ndarray) -> np.ndarray:
 
 
 def read_inputs(path: pathlib.Path) -> np.ndarray:
-    """Return the `INPUT`s that a file holds; none where there is no such file, or only a torn one."""
+    """Return the `INPUT`s in a file; empty if it is missing or incomplete."""
     with contextlib.suppress(OSError):
         data = path.read_bytes()
         if len(data) % INPUT.itemsize == 0:
@@ -512,20 +513,20 @@ def read_inputs(path: pathlib.Path) -> np.ndarray:
 
 
 def _are_unknown(inputs: np.ndarray) -> np.ndarray:
-    """Return bool of the same shape: whether it is a file of unknown content."""
+    """Return bool of the same shape: whether the content of a file is unknown."""
     unknown: np.ndarray = (inputs["path"] > 0) & (inputs["digest"] == _UNKNOWN)
     return unknown
 
 
 def content_digest(inputs: np.ndarray) -> str:
-    """Return the digest of the content of files, in order; "" if it is unknown for one of them."""
+    """Return the digest of the content of files, in order; "" if that of one is unknown."""
     if _are_unknown(inputs).any():
         return ""
     return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(inputs["digest"]).tobytes())
 
 
 def _now(path: str) -> tuple[int, int, bytes] | None:
-    """Return size and time of a file, and no digest; None for a folder."""
+    """Return the size and time of a file, without a digest; None for a folder."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""What decides the output of a run: the same job and source give the same bytes, whoever runs it."""
+"""The job of a run: the same job and source give the same bytes on any machine."""
 
 from __future__ import annotations
 
@@ -53,26 +53,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "PlannedJob", "checked_version", "resolve_formats"]
 
-# What the manifest has of a shard and of a part, in each format: about 500 and 40 bytes at least.
+# Bytes in the manifest per shard and per part, in each format: at least about 500 and 40.
 _SHARD_BYTES, _PART_BYTES = 500, 40
 
 
 def checked_version(version: str | int | None) -> str | None:
-    """Return the version that a user gives in place of the digests of code, as text; raises `OptionError`."""
+    """Return the user's version, which replaces the digests of code, as text; raise `OptionError`."""
     if version is None or (isinstance(version, (str, int)) and not isinstance(version, bool)):
         return None if version is None else str(version)
     raise OptionError(f"version is {version!r}; want a str or an int, such as '2' or '2024-05-01', or None")
 
 
 def resolve_formats(given: Any, features: Features) -> tuple[ShardFormat, ...]:
-    """Return the formats that a user names, each for records of these features.
+    """Return the formats given by a user, each bound to these features.
 
     Args:
-        given: a name, a `ShardFormat`, or a list or tuple of them; the first is the one that readers take.
-        features: schema of the records, which each format is bound to.
+        given: a name, a `ShardFormat`, or a list or tuple of them; the first is the one for readers.
+        features: schema of the records.
 
     Raises:
-        OptionError: there is none, one is neither a name nor a format, or two would write files of the same names.
+        OptionError: there is none, or one is neither a name nor a format, or two write files with the same names.
         MissingDependencyError: a format needs a package that is not installed.
     """
     listed = list(given) if isinstance(given, (list, tuple)) else [given]
@@ -94,37 +94,36 @@ def resolve_formats(given: Any, features: Features) -> tuple[ShardFormat, ...]:
 
 @frozen(slots=False, eq=False, kw_only=True)
 class Job:
-    """What was asked: the arguments of `Materializer`, checked and resolved.
+    """The arguments of `Materializer`, checked and resolved.
 
-    It travels without sidecars, store and most of `how`, which belong to the process that asked.
+    It travels without sidecars, store and most of `how`, which belong to the caller's process.
 
     Attributes:
-        records: where rows and their records come from: the pipeline of a writer, or a finished dataset that is
-            converted.
-        source: where the raw data is: a path, or what the writer indexes instead.
+        records: record source: the pipeline of a writer, or a finished dataset to convert.
+            source: the raw data: a path, or the object that the writer indexes.
         output: absolute path of the folder of the finished shards.
-        formats: the shard formats; readers take the first.
-        splits: share of each split where the index brings none.
-        groups: field or function of the rows that land in the same split if they agree in it; None if keys draw.
+        formats: the shard formats; the first is the one for readers.
+        splits: share of each split if the index names none.
+        groups: field or function of rows; those of equal value land in the same split. None draws by key.
         shards: layout of samples in files.
-        copies: records per input row of the drawn splits, or by split.
+        copies: records per input row of the transformed splits, or by split.
         seed: base seed; with the sample key it decides every random draw.
-        version: what the user gave in place of the digests of code, or None.
-        sidecars: functions of the user that return files to write beside the shards.
-        how: how it is made, which of it now, and what becomes of what is there.
-        store: where the shards go in the end; `output` is then the scratch folder. None for an output on a disk.
-        remedies: what the caller can write next, for messages.
-        follow_links: whether links that lead out of the source are followed.
-        mirror: what brings files of a source behind a URL; `source` is then the local path that stands for it.
-        urls: what brings the files behind URLs that rows name.
-        row_s: seconds that the first row took, where it was read to see what it holds; how the work is shared out may
-            depend on it, and never what it gives.
-        appends_to: the finished set whose rows are left alone, where new ones are made for it; else None.
-        dispatched: returns the method that travels to workers for the part worker of a run; None for that of the worker
-            itself.
+        version: the user's version, which replaces the digests of code, or None.
+        sidecars: the user's functions that return files to write beside the shards.
+        how: how to run, which shards to make now, and how to treat existing output.
+        store: destination of the shards, with `output` as the scratch folder; None for an output on disk.
+        remedies: suggested calls, for messages.
+        follow_links: whether to follow links that lead out of the source.
+        mirror: fetcher of the files of a source behind a URL, with `source` as its local path.
+        urls: fetcher of the files behind URLs in rows.
+        row_s: seconds that the first row took, if it was read to infer features; it may affect how work is divided, but
+            never the result.
+        appends_to: the finished set to which new rows are appended; else None.
+        dispatched: returns the method that is sent to workers, given the part worker of a run; None for the part
+            worker's own method.
 
     Raises:
-        OptionError: an argument makes no sense.
+        OptionError: an argument is invalid.
     """
 
     records: RecordSource
@@ -161,13 +160,13 @@ class Job:
             raise OptionError(f"seed is {self.seed!r}; want an int, not negative")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave behind what belongs to the process that asked."""
+        """Leave out what belongs to the caller's process."""
         how = RunOptions(workers=self.how.workers, errors=self.how.errors, logger=self.how.logger)
         left = {"sidecars": (), "groups": None, "store": None, "dispatched": None, "appends_to": None}
         return {**self.__dict__, "how": how, **left}
 
     def for_workers(self) -> Job:
-        """Return what workers need; they have the rows, so a table or dataset in memory stays behind."""
+        """Return the job for workers: they have the rows, so a table or dataset in memory is left out."""
         made = copy.copy(self)
         object.__setattr__(made, "dispatched", None)
         if not _is_path(self.source):
@@ -176,12 +175,12 @@ class Job:
 
     @property
     def place(self) -> pathlib.Path | str:
-        """What the user calls the output: its folder, or its URL."""
+        """The output as the user knows it: its folder or URL."""
         return self.output if self.store is None else str(self.store)
 
     @property
     def folder(self) -> Folder:
-        """Where the dataset goes, on a disk or in a store."""
+        """Folder of the dataset, on a disk or in a store."""
         return LocalFolder(self.output) if self.store is None else self.store
 
     @property
@@ -191,25 +190,25 @@ class Job:
 
     @contextlib.contextmanager
     def planned(self) -> Iterator[PlannedJob]:
-        """Yield what a run would do if it began now; its rows exist only within the block.
+        """Yield the plan of a run that would begin now; its rows exist only within the block.
 
         Raises:
             SourceError: the source cannot be indexed.
-            OptionError: options and rows do not fit together.
+            OptionError: the options do not fit the rows.
             FingerprintError: the writer or the transform cannot be fingerprinted.
         """
         with tempfile.TemporaryDirectory(prefix="datamat-") as folder:
             yield self.planned_in(pathlib.Path(folder))
 
     def planned_in(self, folder: pathlib.Path) -> PlannedJob:
-        """Return what a run would do if it began now, with the rows in an empty folder; raises as `planned`."""
+        """Return the plan of a run that would begin now, with the rows in an empty folder; raises like `planned`."""
         store = self.write_rows(folder)
         digests = self.digests()
         write_places(folder, digests.places)
         return PlannedJob(self, store, self.plan(store, digests), digests, InputFiles(store, self.work))
 
     def write_rows(self, folder: pathlib.Path) -> RowStore:
-        """Index the source, check its rows, and write them to a folder; raises `SourceError`."""
+        """Index the source, check its rows, and write them to a folder; raise `SourceError`."""
         if self.mirror is not None:
             self.mirror.renew(self._named_files().values())
         if self.urls is not None:
@@ -240,7 +239,7 @@ class Job:
         return store
 
     def _likely_outputs(self) -> list[str]:
-        """Return absolute paths that files of the output have, where the source is listed."""
+        """Return the absolute paths of output files that a listing of the source may contain."""
         folder = os.path.abspath(self.output)
         if self.store is not None:
             root = "" if self.mirror is None else f"{str(self.mirror.root).rstrip('/')}/"
@@ -252,18 +251,18 @@ class Job:
         return [os.path.join(folder, name) for name in names]
 
     def digests(self) -> JobDigests:
-        """Return the digests of what decides the bytes of shards beside the rows.
+        """Return the digests of everything except rows that decides the bytes of shards.
 
         Raises:
             FingerprintError: writer or transform cannot be fingerprinted.
-            SourceError: one of the writer's `files` is missing, or cannot be read.
+            SourceError: one of the writer's `files` is missing or unreadable.
         """
         found = JobDigests.of(self.records, self.formats, self.seed, self.version, self._files())
         memos = KnownMemos(self.work, found.code).counting(found.given) if found.given else {}
         return dataclasses.replace(found, memos=memos)
 
     def plan(self, store: RowStore, digests: JobDigests) -> Plan:
-        """Return which row goes to which shard; raises `OptionError` where rows and options do not fit together."""
+        """Return the plan; raise `OptionError` if the options do not fit the rows."""
         copies = self.copies_by_split(store)
         pipeline, drawn = self.records.pipeline, self._drawn_splits(store)
         draws = pipeline is not None and not pipeline.augmenter.is_empty
@@ -288,10 +287,10 @@ class Job:
         return dataclasses.replace(plan, left_aside=store.left_aside, groups=store.groups)
 
     def _generations(self) -> Generations | None:
-        """Return what was made when, where rows were appended to the output, and stay in their shards."""
+        """Return the generations of the output, if rows were appended to it and stay in their shards."""
         if self.how.existing == "replace":
             return None
-        with contextlib.suppress(OutputError, CorruptDataError):  # there is none; or whoever repairs it says so
+        with contextlib.suppress(OutputError, CorruptDataError):  # no manifest, or a damaged one
             manifest = Manifest.read(self.output)
             if manifest.generations:
                 return Generations.of(self.output, manifest)
@@ -300,7 +299,7 @@ class Job:
     def manifest(
         self, plan: Plan, digests: JobDigests, finished: Sequence[ShardFiles], index: tuple[IndexInfo, ...]
     ) -> Manifest:
-        """Return the manifest of the files of finished shards and of the index; raises `SourceError`."""
+        """Return the manifest of finished shards and the index; raise `SourceError`."""
         changed = [name for name, digest in self._files().items() if digests.files.get(name) != digest]
         if changed:
             raise SourceError(
@@ -329,8 +328,8 @@ class Job:
         return self.records.describe(manifest)
 
     def neighbourhood(self) -> Neighbourhood:
-        """Return where files lie that `read`, `augment` or the transform may open without a row that declares them."""
-        # Writers of datamat's own know what they open: an import reads its source, whose content counts as a whole.
+        """Return the places of files that `read`, `augment` or the transform may open without declaring them."""
+        # datamat's own writers declare what they open: an import reads its source, whose content counts as a whole.
         writer = self.records.writer
         is_own = type(writer).__module__.startswith("datamat.")
         without = [os.fspath(self.output), *([os.fspath(self.source)] if is_own and _is_path(self.source) else [])]
@@ -349,7 +348,7 @@ class Job:
         return os.path.dirname(source) if os.path.isfile(source) else source
 
     def _named_files(self) -> dict[str, str]:
-        """Return the absolute path of each of the writer's `files`, by its path or name as the writer has it."""
+        """Return the absolute path of each of the writer's `files`, by the writer's path or name."""
         files = self.records.files
         if isinstance(files, (str, os.PathLike)):
             raise OptionError(f"{self.writer_name}.files is {files!r}; want a list of paths")
@@ -359,7 +358,7 @@ class Job:
     def _files(self) -> dict[str, str]:
         """Return the digest of the content of each of the writer's `files`, by its name."""
         files = self._named_files()
-        # Hashing lets go of the interpreter, and a few threads keep a disk busy.
+        # Hashing releases the GIL, and a few threads keep a disk busy.
         with ThreadPoolExecutor(_HASHING_THREADS) as threads:
             digests = threads.map(self._digest_of_file, files, files.values()) if files else ()
             return dict(zip(files, digests, strict=True))
@@ -392,14 +391,14 @@ class Job:
         return None if pipeline is None else pipeline.augmenter.transform
 
     def _drawn_splits(self, store: RowStore) -> Collection[str]:
-        """Return the splits that are drawn: those that `copies` names, or, if it is a number, the one to train on."""
+        """Return the transformed splits: those named in `copies`, or, if it is a number, the training split."""
         if not isinstance(self.copies, int):
             return self.copies
         splits = [split for code, split in enumerate(store.splits) if (store.split_codes == code).any()]
         return [_TRAIN] if _TRAIN in splits else splits
 
     def copies_by_split(self, store: RowStore) -> dict[str, int]:
-        """Return how many records each row of a split gives."""
+        """Return the number of records per row of each split."""
         drawn = self._drawn_splits(store)
         if isinstance(self.copies, int):
             return {split: self.copies if split in drawn else 1 for split in store.splits}
@@ -411,7 +410,7 @@ class Job:
 
 _TRAIN = "train"
 _HASHING_THREADS = 4
-_hashed: dict[str, tuple[FileState, str]] = {}  # by path: a plan and its run hash a file once
+_hashed: dict[str, tuple[FileState, str]] = {}  # by path, so that a plan and its run hash a file once
 
 
 def _is_path(source: Any) -> TypeGuard[str | os.PathLike[str]]:
@@ -454,18 +453,18 @@ def _check_groups(groups: Any, splits: Mapping[str, float] | None) -> None:
         )
 
 
-# ---------------------------------------------------------------- the source and the options as they are now
+# ---------------------------------------------------------------- the planned job
 
 
 @frozen(slots=False, eq=False)
 class PlannedJob:
-    """A job with the rows of its source and its plan, as they are now.
+    """A job with the present rows of its source and its plan.
 
     Attributes:
-        job: the job that was asked for.
+        job: the job.
         store: the rows, in the order of the plan.
         plan: shard and place of each row.
-        digests: what decides the bytes of shards beside their rows.
+        digests: everything except rows that decides the bytes of shards.
         inputs: comparison of the input files with their former state.
     """
 
@@ -482,18 +481,18 @@ class PlannedJob:
 
     @functools.cached_property
     def manifest_digests(self) -> dict[str, str]:
-        """The digests as the manifest has them."""
+        """The digests, as stored in the manifest."""
         return self.digests.to_json()
 
     @functools.cached_property
     def pipeline(self) -> Pipeline:
-        """Makes the records of rows in this process: with a copy of the writer, which `setup_worker` may change."""
+        """Makes the records of rows in this process, with a copy of the writer, which `setup_worker` may change."""
         made = self.job.records.pipeline
         assert made is not None  # a conversion is not replayed
         return Pipeline.of(copy.copy(made.writer), made.augmenter.transform, made.seed, made.augmenter.untouched)
 
     def find(self, row_key: str) -> tuple[IndexRow, ShardSpec]:
-        """Return the row of a key, its paths joined to the source, and the shard that it goes to.
+        """Return the row of a key, with its paths joined to the source, and its shard.
 
         Raises:
             OptionError: the source has no such row.
@@ -507,7 +506,7 @@ class PlannedJob:
 
 
 def _refuse_endless_manifest(plan: Plan, num_formats: int) -> None:
-    """Raise `OptionError` for a plan whose manifest no reader would take: at the end of a run it is too late."""
+    """Raise `OptionError` for a plan whose manifest would be too large for readers, before the work begins."""
     num_parts = sum(len(shard.parts) for shard in plan.shards)
     num_bytes = num_formats * (_SHARD_BYTES * len(plan.shards) + _PART_BYTES * num_parts)
     if num_bytes > MOST_MANIFEST_BYTES:

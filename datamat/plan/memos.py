@@ -1,12 +1,12 @@
-"""What memos hold once the code has filled them: workers tell, and the next run compares.
+"""The contents of memos after the code has filled them: workers report them, and the next run compares.
 
     run      places of memos ────────> .datamat/rows/memos.json ──> worker: first parts, then a digest of each memo
     run      KnownMemos.add <──────── Receipt.memos <─────────────────┘
                └─> .datamat/memos.json ──> KnownMemos.counting, of the next run
 
-A memo that the program has set counts. One that the program left empty does not, nor one that holds what the code fills
-in by itself (a call of the function, or `preview`, did so), nor one that goes on changing while rows are read: workers
-leave different values in it.
+A memo that the program has set counts. A memo does not count if the program left it empty, if it holds what the code
+itself fills in (a call of the function, or `preview`, did so), or if it keeps changing while rows are read, since
+workers leave different values in it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _VARIES = "varies"
 def digests_of_memos(
     places: Iterable[Home], main: Sequence[dict[str, Any]] = ()
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the digests of what memos hold in this process, by name, for those that are filled.
+    """Return the digests of the filled memos in this process, by name.
 
     Args:
-        places: where memos are.
+        places: places of memos.
         main: as for `read_memos`.
 
     Returns:
-        The digests, and the names of memos that hold too many values to be compared, or are caches whose results cannot
-        be told.
+        The digests, and the names of memos with too many values to compare, or of caches whose results are
+        inaccessible.
     """
     memos, untold = read_memos(places, main)
     digests: dict[str, str] = {}
@@ -58,49 +58,49 @@ def digests_of_memos(
 
 
 def write_places(rows_folder: pathlib.Path, places: Iterable[Home]) -> None:
-    """Write where memos are beside the rows of a run, for its workers."""
+    """Write the places of memos beside the rows of a run, for its workers."""
     if places:
         commit_json(rows_folder / _FILE, sorted(places))
 
 
 def read_places(rows_folder: pathlib.Path) -> list[Home]:
-    """Return the places that a run has written there."""
+    """Return the places written by `write_places`."""
     with contextlib.suppress(OSError, ValueError):
         return [(module, path) for module, path in read_json(rows_folder / _FILE)]
     return []
 
 
 class KnownMemos:
-    """What runs on an output have seen in memos.
+    """The contents of memos seen by runs on an output.
 
     Args:
         work: `.datamat` folder of the output.
-        code: digest of all that decides what the code fills in.
+        code: digest of everything that decides how the code fills memos.
     """
 
     def __init__(self, work: pathlib.Path, code: str) -> None:
         self._path, self._code = work / _FILE, code
-        self._filled: dict[str, str] = {}  # by name: a digest, or that it varies
-        self._seen: dict[str, str] = {}  # the same in this run, by the first worker
+        self._filled: dict[str, str] = {}  # by name: a digest, or a mark that it varies
+        self._seen: dict[str, str] = {}  # the same in this run, from the first worker
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
             known = read_json(self._path)
             if known["code"] == code:
                 self._filled = dict(known["filled"])
 
     def counting(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return those of the caller's memos that count, by name.
+        """Return the caller's memos that count, by name.
 
         Args:
-            given: digests of what they hold in the caller.
+            given: digests of the memos in the caller.
         """
         return {name: digest for name, digest in given.items() if self._filled.get(name) not in {digest, _VARIES}}
 
     def add(self, given: Mapping[str, str], seen: Mapping[str, str]) -> None:
-        """Note what a worker found in memos when it had made some parts.
+        """Record the memos of a worker after some parts.
 
         Args:
-            given: what the worker began with: as for `counting`.
-            seen: the same in the worker now.
+            given: the state at the start of the worker, as for `counting`.
+            seen: the present state in the worker.
         """
         found = dict(self._filled)
         for name, digest in seen.items():

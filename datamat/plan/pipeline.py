@@ -1,12 +1,12 @@
-"""From an input row to its encoded records: read, augment, encode. Workers spend their time here.
+"""Process an input row into encoded records: read, augment, encode. Workers spend their time here.
 
     row ── writer.read ──> sample ──┬── as it is ────────────────────────────> encode ──> KEY
                                     └── decode once ── augment, per copy ────> encode ──> KEY#0 KEY#1 ...
 
-Where `read` or a transform gives several samples, each gets a number: KEY#0-0 KEY#0-1 ... One that is left out is a
+If `read` or a transform gives several samples, each gets a number: KEY#0-0 KEY#0-1 ... A sample that is left out is a
 `Skip` in its place, and keeps its number: it never changes the keys of the others.
 
-Nothing here knows files, processes or plans: a row gives the same records wherever it is computed.
+Nothing here depends on files, processes or plans: a row gives the same records wherever it is computed.
 """
 
 from __future__ import annotations
@@ -60,27 +60,27 @@ if TYPE_CHECKING:
     from datamat.writers.base import Sample
 
     _Made: TypeAlias = "MadeColumns | Skip"
-    """The columns of a record, or why it was left out."""
+    """The columns of a record, or the reason why it was left out."""
 
 
 __all__ = ["GatheredRows", "MadeColumns", "Pipeline", "RecordSource", "without_urls"]
 
 OUTPUT_VERSION = 2
-"""Incremented when rows give other records or keys: all shards are then rebuilt."""
+"""Incremented when rows give different records or keys: then all shards are rebuilt."""
 
-_AS_IS = frozenset({np.ndarray, bytes, str, int, float, bool})  # values of these types need no conversion
-_FIRST_SWAPPED = 5  # of the orientations of EXIF that turn rows to columns
-_GATHERED_S = 0.1  # after which rows are encoded: where one draws or a run is to stop, no more is in vain
-_MOST_READS = 3  # before a second read counts as failed: disks and networks fail now and then
-_ROWS_COMPARED = 64  # of a block that is made twice
+_AS_IS = frozenset({np.ndarray, bytes, str, int, float, bool})  # types of values that need no conversion
+_FIRST_SWAPPED = 5  # of the EXIF orientations that swap rows and columns
+_GATHERED_S = 0.1  # after which rows are encoded: if one draws, or the run stops, no more work is lost
+_MOST_READS = 3  # attempts before a second read counts as failed: disks and networks fail occasionally
+_ROWS_COMPARED = 64  # rows of a block that are made twice
 _BLOCK_BYTES, _LEAST_BLOCK_ROWS, _MOST_BLOCK_ROWS = 16 << 20, 64, 1 << 16
-_TYPICAL_SIZE = 256  # of a dimension that varies, and of a text
+_TYPICAL_SIZE = 256  # assumed size of a varying dimension, and of a text
 _NOT_IN_BLOCKS = (
     "they would depend on how rows form blocks; draw in read, where they depend on (seed, key) alone, and "
     "return None from read_block"
 )
-_MOST_HELD_BYTES = 16 << 20  # of a copy of many samples, until it is known to differ from earlier ones
-_MOST_ATTEMPTS = 8  # to draw a copy unlike the earlier ones of its sample; half as many after each that came out equal
+_MOST_HELD_BYTES = 16 << 20  # of a copy with many samples, before it is known to differ from earlier ones
+_MOST_ATTEMPTS = 8  # to draw a copy unlike earlier ones of its sample; halved after each that came out equal
 _GIVES_EQUAL_COPIES = (
     "gives equal copies of some samples, also when they are drawn again; ask for fewer copies, or add a transform that "
     "differs from copy to copy"
@@ -88,13 +88,13 @@ _GIVES_EQUAL_COPIES = (
 
 
 class StageClock:
-    """Adds up what the stages of a part take in this process: two readings of a clock for each sample and stage."""
+    """Adds up the time of a part's stages in this process, with two clock readings per sample and stage."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
 
     def add(self, stage: str, begun: float) -> float:
-        """Add the time since `begun`, by `time.perf_counter`, to a stage; return the time now."""
+        """Add the time since `begun`, by `time.perf_counter`, to a stage; return the present time."""
         now = time.perf_counter()
         self._seconds[stage] = self._seconds.get(stage, 0.0) + now - begun
         return now
@@ -110,10 +110,10 @@ stage_clock = StageClock()
 
 
 class MadeColumns(dict[str, "Column"]):
-    """The columns of a record, or of a block, with what statistics keep of the values that were encoded.
+    """The columns of a record or a block, with the statistics of the encoded values.
 
     Attributes:
-        seen: what `Features.observe_values` returned for them.
+        seen: their result of `Features.observe_values`.
     """
 
     __slots__ = ("seen",)
@@ -122,7 +122,7 @@ class MadeColumns(dict[str, "Column"]):
 
     @classmethod
     def of(cls, columns: Mapping[str, Any], seen: Mapping[str, FieldStatistics]) -> MadeColumns:
-        """Return columns with what was seen of their values."""
+        """Return columns with the statistics of their values."""
         made = cls(columns)
         made.seen = seen
         return made
@@ -132,11 +132,11 @@ class GatheredRows:
     """Rows that were read into `SampleColumns`.
 
     Attributes:
-        num_rows: number of rows, from the first, whose samples the columns hold, or that gave none.
+        num_rows: number of rows, from the first, that gave samples to the columns, or none.
         num_without: number of those that gave none.
-        dropped: why samples were left out, by their keys, by the number of the row.
-        alone: what `read` returned for the row after these, where it does not fit into columns.
-        failure: how the row after these failed.
+        dropped: reasons why samples were left out, by row number and key.
+        alone: result of `read` for the next row, if it does not fit into columns.
+        failure: error of the next row.
     """
 
     __slots__ = ("alone", "dropped", "failure", "num_rows", "num_without")
@@ -148,12 +148,12 @@ class GatheredRows:
         self.failure: SampleError | SystemExit | None = None
 
     def drop(self, key: str, skip: Skip) -> None:
-        """Note that the row gives no sample."""
+        """Record that the row gives no sample."""
         self.dropped[self.num_rows] = {key: skip}
         self.num_without += 1
 
     def add_several(self, row: IndexRow, samples: Sequence[Sample | Skip], into: SampleColumns) -> bool:
-        """Add the samples of a row; return False where one of them has to be encoded alone, and so all of them."""
+        """Add the samples of a row; return False if one of them, and so all of them, must be encoded alone."""
         if all(isinstance(sample, Skip) for sample in samples):
             self.drop(row.key, samples[0])  # type: ignore[arg-type]
             return True
@@ -173,7 +173,7 @@ class GatheredRows:
 
 
 class RecordSource(Protocol):
-    """A source of rows and of their encoded records: what a job writes into shards.
+    """A source of rows and their encoded records, which a job writes into shards.
 
     There are two. `Pipeline` reads, transforms and encodes the samples of a writer; `StoredRecords` (`run/convert.py`)
     copies the records of a finished dataset. A source travels to each worker with its job, and gives the same records
@@ -182,7 +182,7 @@ class RecordSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the dataset; the names of its shards begin with it."""
+        """Name of the dataset, with which the names of its shards begin."""
 
     @property
     def features(self) -> Features:
@@ -202,28 +202,28 @@ class RecordSource(Protocol):
 
     @property
     def writer(self) -> Any:
-        """The object whose code and attributes decide the records: a plug-in, or what stands for copied records."""
+        """The object whose code and attributes decide the records: a writer, or a stand-in for copied records."""
 
     def setup_worker(self) -> None:
         """Prepare a worker process, once, before its first record."""
 
     def index(self, source: Any) -> Iterable[IndexRow] | Iterable[RowBlock]:
-        """Return one row per input sample, always in the same order; all of them in blocks, where they come so."""
+        """Return one row per input sample, always in the same order; or blocks of rows."""
 
     def costs(self, store: RowStore) -> np.ndarray:
-        """Return int64 (num_rows,): the bytes that each row takes to make, by which work is divided."""
+        """Return int64 (num_rows,): the cost of each row in bytes, by which work is divided."""
 
     def arrange(self, plan: Plan, store: RowStore, fingerprint: Mapping[str, str]) -> Plan:
         """Return the plan with the shards that this source wants.
 
         Args:
-            plan: shard of each row by the options of the job.
+            plan: plan by the options of the job.
             store: the rows, in the order of the plan.
-            fingerprint: digest of all but the rows that decides the bytes of a shard, by split.
+            fingerprint: digest of everything except rows that decides the bytes of a shard, by split.
         """
 
     def describe(self, manifest: Manifest) -> Manifest:
-        """Return the manifest of the finished run with what this source knows of its records."""
+        """Return the manifest of the finished run, completed with this source's knowledge of its records."""
 
     def records(
         self,
@@ -235,43 +235,44 @@ class RecordSource(Protocol):
         dropped: MutableMapping[str, Skip] | None = None,
         remarks: MutableSet[str] | None = None,
     ) -> Iterator[tuple[str, dict[str, Column]]]:
-        """Yield (key, columns) of each record of one row; raises `SampleError`. See `Pipeline.records`."""
+        """Yield (key, columns) of each record of one row; raise `SampleError`. See `Pipeline.records`."""
 
     def check_determined(self, row: IndexRow, read: Mapping[str, str], *, augmented: bool) -> None:
-        """Raise `OptionError` if the row would give other records another time. See `Pipeline.check_determined`."""
+        """Raise `OptionError` if the row would give different records next time. See `Pipeline.check_determined`."""
 
     def known_statistics(self, row: IndexRow) -> Statistics | None:
-        """Return what is known of the values of the records of a row that are copied; None if nothing is.
+        """Return the known statistics of a row's copied records; None if there are none.
 
-        Of the rows of a split it adds up to what is known of all of them: a row may stand for others. It is not called
-        where records are looked at.
+        Over the rows of a split they add up to those of the split: a row may stand for others. Not called if records
+            are
+        observed.
         """
 
     @property
     def is_observed(self) -> bool:
-        """Whether the records are looked at for statistics."""
+        """Whether the records are observed for statistics."""
 
     @property
     def rows_at_once(self) -> int:
-        """Number of rows that a worker may wait for together."""
+        """Number of rows that a worker may await together."""
 
     @property
     def pipeline(self) -> Pipeline | None:
-        """The pipeline that reads samples, by which many rows can be made at once; None if records are copied."""
+        """The pipeline that reads samples, many rows at a time if possible; None if records are copied."""
 
 
 @final
 @frozen(slots=False)
 class Pipeline:
-    """Takes a sample from its row to its records: the `RecordSource` of ordinary jobs.
+    """Turns rows into records: the `RecordSource` of ordinary jobs.
 
-    `Pipeline.of` makes the one of a job.
+    Use `Pipeline.of` to make that of a job.
 
     Args:
-        writer: the plug-in that indexes the source and reads samples.
+        writer: the writer, which indexes the source and reads samples.
         augmenter: draws the copies, by the writer's `augment` and the transform.
         seed: base seed; with key and copy it decides every random draw.
-        turned: names of the fields whose pictures EXIF has turned beside others, or beside boxes.
+        turned: names of the fields whose pictures EXIF has rotated beside other pictures or boxes.
     """
 
     writer: DatasetWriter
@@ -285,16 +286,16 @@ class Pipeline:
 
     @classmethod
     def of(cls, writer: DatasetWriter, transform: Any, seed: int, untouched: tuple[str, ...] = ()) -> Pipeline:
-        """Return the pipeline that draws copies by the writer's `augment`, if it has one, and then by the transform.
+        """Return the pipeline that draws copies by the writer's `augment`, if any, and then by the transform.
 
         Args:
-            writer: the plug-in, bound to its source.
+            writer: the writer, bound to its source.
             transform: an albumentations pipeline, a callable of (sample) or (sample, rng), or None.
             seed: base seed; with key and copy it decides every random draw.
-            untouched: names of the fields that an albumentations pipeline leaves alone on purpose.
+            untouched: names of the fields that an albumentations pipeline intentionally leaves alone.
 
         Raises:
-            OptionError: features or transform make no sense, or do not fit together.
+            OptionError: features or transform are invalid, or do not fit together.
         """
         writer.features.check()
         augment = writer.augment if type(writer).augment is not DatasetWriter.augment else None
@@ -307,7 +308,7 @@ class Pipeline:
 
     @property
     def rows_at_once(self) -> int:
-        """Number of rows that a worker may wait for together."""
+        """Number of rows that a worker may await together."""
         return MOST_CONCURRENCY if isinstance(self.writer, AsyncFunctionWriter) else 1
 
     @property
@@ -322,22 +323,22 @@ class Pipeline:
 
     @property
     def features(self) -> Features:
-        """The features that the writer declares."""
+        """The writer's features."""
         return self.writer.features
 
     @property
     def file_fields(self) -> Sequence[str] | None:
-        """The file fields that the writer declares."""
+        """The writer's file fields."""
         return self.writer.file_fields
 
     @property
     def url_fields(self) -> Sequence[str]:
-        """The fields that the writer declares to hold URLs."""
+        """The writer's URL fields."""
         return self.writer.url_fields
 
     @property
     def files(self) -> Sequence[str | os.PathLike[str]] | Mapping[str, str]:
-        """The further input files that the writer declares."""
+        """The writer's further input files."""
         return self.writer.files
 
     @property
@@ -350,7 +351,7 @@ class Pipeline:
         self.writer.setup_worker()
 
     def index(self, source: Any) -> Iterable[IndexRow] | Iterable[RowBlock]:
-        """Return the rows that the writer finds, in blocks where it has them so."""
+        """Return the rows of the writer's index, or blocks of them."""
         return stored_rows(self.writer.index(source))
 
     def costs(self, store: RowStore) -> np.ndarray:
@@ -358,12 +359,12 @@ class Pipeline:
         return store.input_bytes()
 
     def arrange(self, plan: Plan, store: RowStore, fingerprint: Mapping[str, str]) -> Plan:
-        """Return the plan as it is."""
+        """Return the plan unchanged."""
         del store, fingerprint
         return plan
 
     def describe(self, manifest: Manifest) -> Manifest:
-        """Return the manifest as it is."""
+        """Return the manifest unchanged."""
         return manifest
 
     def records(
@@ -376,15 +377,15 @@ class Pipeline:
         dropped: MutableMapping[str, Skip] | None = None,
         remarks: MutableSet[str] | None = None,
     ) -> Iterator[tuple[str, dict[str, Column]]]:
-        """Yield (key, columns) of each record of one row: none where `read` leaves it out.
+        """Yield (key, columns) of each record of one row; none if `read` leaves it out.
 
         Args:
             row: the input row, with paths that can be opened.
             copies: number of records to draw.
             augmented: whether the writer's `augment` and the transform apply.
             read: receives the digest of each field that was read, for `check_determined`.
-            dropped: receives why a record was left out, by its key.
-            remarks: receives what the user should know of the transform, in sentences that are the same for many rows.
+            dropped: receives the reasons why records were left out, by key.
+            remarks: receives remarks for the user on the transform, worded alike for all rows.
 
         Raises:
             SampleError: any error, with the key of the row and the first of its files.
@@ -404,12 +405,12 @@ class Pipeline:
     def records_of(
         self, row: IndexRow, found: Sequence[Sample | Skip], dropped: MutableMapping[str, Skip]
     ) -> Iterator[tuple[str, dict[str, Column]]]:
-        """Do what `records` does for one copy, untransformed, of what `read` has returned for a row.
+        """Do what `records` does, for one untransformed copy of samples that `read` has returned.
 
         Args:
             row: the input row.
-            found: the samples that it gave, or a `Skip` in the place of one.
-            dropped: receives why a record was left out, by its key.
+            found: the row's samples, or a `Skip` in place of one.
+            dropped: receives the reasons why records were left out, by key.
 
         Raises:
             SampleError: any error, as for `records`.
@@ -423,12 +424,12 @@ class Pipeline:
 
     @property
     def gathers_samples(self) -> bool:
-        """Whether all features encode many values faster than one by one."""
+        """Whether all features encode many values together faster than one by one."""
         features = self.writer.features
         return len(features) > 1 and all(feature.encodes_many() for feature in features.values())
 
     def sample_columns(self) -> SampleColumns:
-        """Return what `gather` reads into."""
+        """Return empty columns for `gather`."""
         names = [name for name in self.writer.features.as_declared if name != "key"]
         return SampleColumns(names, {*filter(self._takes_none, names)})
 
@@ -437,18 +438,19 @@ class Pipeline:
     ) -> GatheredRows:
         """Read rows without input files until their samples, untransformed, fill a block.
 
-        No sample is changed by what is read later. Global generators are not seeded for each row as long as no row
-        draws from them: where one did, all are read again.
+        Reading a row never changes earlier samples. Global generators are not seeded for each row as long as no row
+        draws
+        from them: if one did, all rows are read again.
 
         Args:
             rows: rows, in order.
-            first: number of the first that is read.
-            position: position of that row in the order of the plan.
-            begin: called with the position of each row that is about to be read.
-            into: takes the samples.
+            first: number of the first row to read.
+            position: position of that row in the plan.
+            begin: called with the position of each row before it is read.
+            into: receives the samples.
 
         Raises:
-            OutputError: there is no room on a disk, or no descriptor.
+            OutputError: a disk is full, or there are no more descriptors.
         """
         if not (self.draws_in_read or global_draws.are_expected or loaded_libraries()):
             mark = global_draws.rest(self.seed)
@@ -487,7 +489,7 @@ class Pipeline:
             except (SampleError, SystemExit) as error:
                 found.failure = error
                 break
-            except Exception as error:  # noqa: BLE001 -- given the key of its row
+            except Exception as error:  # noqa: BLE001 -- the key of its row is added
                 found.failure = self._failure(row, error)
                 found.failure.__cause__ = error
                 break
@@ -501,9 +503,9 @@ class Pipeline:
         return found
 
     def encode_columns(self, columns: SampleColumns) -> dict[str, Any] | None:
-        """Return gathered samples as a block, or None if one does not match its declaration."""
+        """Return gathered samples as a block, or None if one does not fit the schema."""
         begun = time.perf_counter()
-        with contextlib.suppress(Exception):  # encoded alone, each shows whether it is to blame
+        with contextlib.suppress(Exception):  # encoding each sample alone shows which one is to blame
             block = self._encoded_block(columns.take())
             stage_clock.add("encode", begun)
             return block
@@ -511,12 +513,12 @@ class Pipeline:
 
     @property
     def makes_blocks(self) -> bool:
-        """Whether the writer has a `read_block` of its own, and no files to fetch that only `read` gets."""
+        """Whether the writer overrides `read_block`, and needs no fetched files, which only `read` gets."""
         return type(self.writer).read_block is not DatasetWriter.read_block and not self.writer.url_fields
 
     @property
     def rows_per_block(self) -> int:
-        """Number of rows that take about 16 MB by their declaration."""
+        """Number of rows that take about 16 MB according to the schema."""
         row_bytes = sum(_expected_bytes(*feature.value_type()) for feature in self.writer.features.values())
         return min(max(_BLOCK_BYTES // row_bytes, _LEAST_BLOCK_ROWS), _MOST_BLOCK_ROWS)
 
@@ -524,8 +526,8 @@ class Pipeline:
         """Return the columns of many untransformed rows at once, or None if the writer reads row by row.
 
         Raises:
-            SampleError: the block is not as declared; the key is that of its first row.
-            OptionError: random numbers were drawn, which would depend on how rows form blocks.
+            SampleError: the block does not fit the schema; the key is that of its first row.
+            OptionError: random numbers were drawn; they would depend on how rows form blocks.
         """
         before = GlobalState.take()
         try:
@@ -549,7 +551,7 @@ class Pipeline:
         return MadeColumns.of(features.encode_block(values), features.observe_value_block(values))
 
     def check_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> None:
-        """Raise `OptionError` if the same rows give two results.
+        """Raise `OptionError` if the same rows give different results.
 
         Args:
             keys: keys of the rows of a block.
@@ -569,9 +571,9 @@ class Pipeline:
         """Raise `OptionError` if random draws depend on anything but seed, key and copy.
 
         Args:
-            row: a row whose records were made.
-            read: digests that `records` noted for it.
-            augmented: whether the transform applies, and is checked, too.
+            row: a row whose records have been made.
+            read: its digests from `records`.
+            augmented: whether the transform applies and is also checked.
         """
         samples = self._read_again(row)
         differing = _differing(read, _digests_of_all(samples))
@@ -604,7 +606,7 @@ class Pipeline:
         return f"{type(self.writer).__qualname__}.{method}" if fn is None else getattr(fn, "__qualname__", repr(fn))
 
     def samples(self, row: IndexRow) -> list[Sample | Skip]:
-        """Return what `read` gives for a row: one sample or several, each with its key, or why it is left out.
+        """Return the samples of `read` for a row: one or several, each with its key, or the reason why it is left out.
 
         Raises:
             SampleError: any error, as for `records`.
@@ -618,10 +620,10 @@ class Pipeline:
         return found
 
     def _called(self, row: IndexRow) -> Any:
-        """Return what `read` returns, with all generators seeded for this row; a list of what it yields, or raises."""
+        """Return the result of `read`, a list if it yields, with all generators seeded for the row; or its error."""
         fill(self._files_of(row))
-        # Seeding takes as long as all else that a small row costs, and few plug-ins draw. So the generators rest until
-        # a row has drawn: that row is read again, and from then on they are seeded for each.
+        # Seeding takes as long as everything else for a small row, and few writers draw. So the generators are not
+        # seeded until a row has drawn: that row is read again, and from then on they are seeded for each.
         is_seeded = global_draws.are_expected
         seeded = seed_row(self.seed, row.key, uses_globals=is_seeded)
         mark = global_draws.mark() if is_seeded else global_draws.rest(self.seed)
@@ -643,11 +645,11 @@ class Pipeline:
         if not is_seeded and global_draws.mark() != mark:
             global_draws.are_expected = True
             return self._called(row)
-        # A library that `read` itself imported was not seeded when `read` drew from it.
+        # A library imported by `read` itself was not seeded when `read` drew from it.
         return sample if loaded_libraries() == seeded else self._called(row)
 
     def _files_of(self, row: IndexRow) -> Iterator[str]:
-        """Yield the paths, among other texts, that a row declares."""
+        """Yield the declared paths of a row, among other texts."""
         names = self.writer.file_fields
         declared = row.fields if names is None else {*names, *self.writer.url_fields} & row.fields.keys()
         return nested_paths([*(row.fields[name] for name in declared), *row.files])
@@ -664,7 +666,7 @@ class Pipeline:
         for name, value in sample.items():
             if type(value) not in _AS_IS:
                 found[name] = as_array(value, are_ids=hasattr(value, "getbands") and self._holds_ids(name), name=name)
-                # None is what cv2.imread and cv2.imdecode return for a file that they cannot decode.
+                # cv2.imread and cv2.imdecode return None for a file that they cannot decode.
                 if found[name] is None and not self._takes_none(name):
                     raise SchemaError(
                         f"read returned None for the field {name!r}; want a value: did its file not decode? A field "
@@ -685,10 +687,10 @@ class Pipeline:
         return found
 
     def _check_turned(self, sample: Sample) -> None:
-        """Note which pictures EXIF turns beside others, or beside boxes.
+        """Record pictures that EXIF rotates beside other pictures or boxes.
 
         Raises:
-            SchemaError: two pictures had one size, are turned to two, and their features do not declare these.
+            SchemaError: rotation gives two pictures of one size different sizes, which their features do not declare.
         """
         places = _places_of(self.writer.features)
         if len(places) < 2:
@@ -739,12 +741,12 @@ class Pipeline:
                 yield key, made if isinstance(made, Skip) else MadeColumns.of(made, made.seen)
 
     def expect(self, rows: Sequence[IndexRow]) -> None:
-        """Have an async function begin with rows that are read next, in this order."""
+        """Let an async function begin with the rows to read next, in this order."""
         if isinstance(self.writer, AsyncFunctionWriter):
             self.writer.expect(rows, self.seed)
 
     def known_statistics(self, row: IndexRow) -> Statistics | None:
-        """Return None: records are looked at as they are made."""
+        """Return None: records are observed as they are made."""
         del row
         return None
 
@@ -762,7 +764,7 @@ class Pipeline:
             return
         numbers: Counter[int] = Counter()
         for place, sample in enumerate(samples):
-            # Each sample draws from streams of its own. No row has such a key: rows' keys hold no "#".
+            # Each sample draws from its own streams. No row has such a key: row keys contain no "#".
             for copy, found in self._copies(sample, f"{row.key}#{place}", copies, remarks):
                 for made in found:
                     yield RecordKey.format(row.key, copy, numbers[copy]), made
@@ -771,13 +773,13 @@ class Pipeline:
     def _copies(
         self, sample: Sample | Skip, name: str, copies: int, remarks: MutableSet[str]
     ) -> Iterator[tuple[int, Iterable[_Made]]]:
-        """Yield each copy of a sample, with its number; one must be used up before the next is drawn.
+        """Yield each copy of a sample, with its number; each must be consumed before the next is drawn.
 
         Args:
-            sample: as it was read.
+            sample: the sample as read.
             name: name of its random streams.
             copies: number of copies.
-            remarks: receives a sentence where copies are equal.
+            remarks: receives a sentence if copies are equal.
         """
         if isinstance(sample, Skip):
             yield from ((copy, [sample]) for copy in range(copies))
@@ -788,24 +790,24 @@ class Pipeline:
         earlier: set[tuple[object, ...]] = set()
         attempts = _MOST_ATTEMPTS
         for copy in range(copies):
-            if not copy:  # nothing to compare it with: its records leave as they are made
+            if not copy:  # nothing to compare it with: its records are passed on as they are made
                 digests: list[object] = []
                 yield copy, self._encoded(decoded, name, copy, digests=digests if copies > 1 else None)
             else:
                 digests, found = self._unlike(earlier, decoded, name, copy, attempts)
                 yield copy, found
                 if tuple(digests) in earlier:
-                    attempts = max(attempts // 2, 1)  # what it can do is used up, or so rare that tries are too dear
+                    attempts = max(attempts // 2, 1)  # no variation is left, or too rare a one
                     remarks.add(f"{self.augmenter.name} {_GIVES_EQUAL_COPIES}")
-            if digests:  # else there is nothing that another copy could repeat
+            if digests:  # otherwise no copy can be repeated
                 earlier.add(tuple(digests))
 
     def _unlike(
         self, earlier: Collection[tuple[object, ...]], decoded: Sample, key: str, copy: int, attempts: int
     ) -> tuple[list[object], Iterable[_Made]]:
-        """Return a copy that differs from earlier ones, if there is one, as digests and columns of its records.
+        """Return a copy that differs from earlier ones, if possible, as digests and columns of its records.
 
-        Transforms with probabilities leave some copies unchanged: two of those would be the same record twice.
+        Transforms with probabilities leave some copies unchanged: two of those would be identical records.
         """
         for attempt in range(attempts):
             streams = self.augmenter.seeded_streams(key, copy, self.seed, attempt)
@@ -815,7 +817,7 @@ class Pipeline:
             for columns in self._encoded(decoded, key, copy, streams, digests=digests):
                 num_bytes += 0 if isinstance(columns, Skip) else sum(map(num_bytes_of, columns.values()))
                 if num_bytes > _MOST_HELD_BYTES:
-                    held = None  # they will be made again, with the same result
+                    held = None  # they will be rebuilt, with the same result
                 if held is not None:
                     held.append(columns)
             if tuple(digests) not in earlier or self.augmenter.ignores_chance(streams, len(digests)):
@@ -836,11 +838,11 @@ class Pipeline:
 
         Args:
             decoded: the sample, with decoded images.
-            key: key of the row that the copy is of.
+            key: key of the row.
             copy: number of the copy, from 0.
-            streams: its generators, seeded just now; None makes them.
-            attempt: above 0 to draw the copy again, where `streams` is None.
-            digests: receives the digest of each.
+            streams: its freshly seeded generators; None makes them.
+            attempt: above 0 to draw the copy again, if `streams` is None.
+            digests: receives the digest of each sample.
         """
         if streams is None:
             streams = self.augmenter.seeded_streams(key, copy, self.seed, attempt)
@@ -855,16 +857,16 @@ class Pipeline:
             if digests is not None:
                 digests.append(_digest_of(columns))
             stage_clock.add("encode", begun)
-            # The next sample may use the same arrays.
+            # The next sample may reuse the arrays.
             own = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in columns.items()}
             yield MadeColumns.of(own, columns.seen)
             begun = time.perf_counter()
 
 
 class _Naming:
-    """Gives errors of the block the key of a row, and the first of its files."""
+    """Adds the key of a row, and its first file, to errors of the block."""
 
-    # No generator of `contextlib`, whose frames would stand above the user's in a traceback.
+    # Not a `contextlib` generator, whose frames would precede the user's in a traceback.
     def __init__(self, pipeline: Pipeline, row: IndexRow) -> None:
         self._pipeline = pipeline
         self._row = row
@@ -875,13 +877,13 @@ class _Naming:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, (SampleError, OutputError)):
             raise self._pipeline._failure(self._row, error) from error
-        # Else there is no room on a disk, or no descriptor, which is the fault of no row.
+        # Otherwise a disk is full, or there are no descriptors, for which no row is to blame.
 
 
 def _stored(
     records: Iterable[tuple[str, _Made]], dropped: MutableMapping[str, Skip] | None
 ) -> Iterator[tuple[str, dict[str, Column]]]:
-    """Yield the records with their keys in them, and note those that are left out."""
+    """Yield the records with their keys added, and record those that are left out."""
     for key, columns in records:
         if not isinstance(columns, Skip):
             columns["key"] = key.encode()
@@ -891,7 +893,7 @@ def _stored(
 
 
 def _numbered(records: Iterable[_Made], key: str, copy: int) -> Iterator[tuple[str, _Made]]:
-    """Yield each record of a copy under its key, which has a number where there are several."""
+    """Yield each record of a copy with its key, which has a number if there are several."""
     iterator = iter(records)
     first, second = next(iterator), next(iterator, None)
     if second is None:
@@ -902,14 +904,14 @@ def _numbered(records: Iterable[_Made], key: str, copy: int) -> Iterator[tuple[s
 
 
 def _own(sample: Sample | Skip) -> Sample | Skip:
-    """Return the sample with arrays of its own: a generator may fill the same one for the next sample."""
+    """Return the sample with copied arrays: a generator may refill one for the next sample."""
     if isinstance(sample, Skip):
         return sample
     return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in sample.items()}
 
 
 def _digest_of(columns: Mapping[str, Column]) -> object:
-    """Return a digest that equal records share; a record with NaN, which equals nothing, has one of its own."""
+    """Return a digest that equal records share; a record with NaN, which equals nothing, has a unique one."""
     digest = xxhash.xxh3_128()
     for name in sorted(columns):
         value = columns[name]
@@ -924,14 +926,14 @@ def _digest_of(columns: Mapping[str, Column]) -> object:
 
 
 def _expected_bytes(dtype: str, shape: Shape) -> int:
-    """Return the bytes that a value may take; an open size is taken for a typical one."""
+    """Return the approximate bytes of a value, assuming a typical size for open dimensions."""
     if not holds_numbers(dtype):
         return _TYPICAL_SIZE
     return dtype_of(dtype).itemsize * math.prod(_TYPICAL_SIZE if size is None else size for size in shape)
 
 
 def _digests_of_all(samples: Sequence[Sample | Skip]) -> dict[str, str]:
-    """Return the digests of all samples of a row, as `_digests` does for one."""
+    """Return the digests of all samples of a row; see `_digests`."""
     if len(samples) == 1:
         return {} if isinstance(samples[0], Skip) else _digests(samples[0])
     return {
@@ -943,7 +945,7 @@ def _digests_of_all(samples: Sequence[Sample | Skip]) -> dict[str, str]:
 
 
 def _digests(sample: Mapping[str, Any]) -> dict[str, str]:
-    """Return digests of those values of a sample or block that consist of arrays, numbers, text and bytes."""
+    """Return digests of the values of a sample or block that consist of arrays, numbers, text and bytes."""
     plain = {name: _plain(value) for name, value in sample.items()}
     return {name: fingerprint(value, where=name) for name, value in plain.items() if value is not _OPAQUE}
 
@@ -953,9 +955,9 @@ _PLAIN = (np.ndarray, np.generic, str, bytes, bytearray, int, float, complex, ty
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as arrays, numbers, text and bytes, in lists and dicts; else `_OPAQUE`.
+    """Return a value as arrays, numbers, text and bytes, in lists and dicts; otherwise `_OPAQUE`.
 
-    Whether two objects of another type mean the same is unknown.
+    Objects of other types cannot be compared by content.
     """
     if isinstance(value, _PLAIN):
         return value
@@ -977,13 +979,13 @@ def _differing(some: Mapping[str, str], others: Mapping[str, str]) -> str:
 
 
 def _let_go(error: BaseException) -> None:
-    """Free what the frames of a `MemoryError` hold: reporting it takes memory, and so do later rows."""
+    """Release the frames of a `MemoryError`: reporting it takes memory, and so do later rows."""
     if isinstance(error, MemoryError):
         traceback.clear_frames(error.__traceback__)
 
 
 def _name_of_read(writer: DatasetWriter) -> str:
-    """Return what the user calls the function that makes samples."""
+    """Return the user's name for the function that makes samples."""
     if not isinstance(writer, FunctionWriter):
         return "read"
     name = getattr(writer.fn, "__name__", "<")
@@ -1005,7 +1007,7 @@ def _reason(row: IndexRow, error: BaseException, writer: DatasetWriter) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _places_of(features: Features) -> Mapping[str, bool | None]:
-    """Return the fields of pictures, and whether they declare height and width; None for boxes and points."""
+    """Return the picture fields, and whether they declare height and width; None for boxes and points."""
     found = {name: getattr(feature, "feature", feature) for name, feature in features.items()}
     return {
         name: None not in one.shape[:2] if isinstance(one, PictureFile) else None
@@ -1015,13 +1017,13 @@ def _places_of(features: Features) -> Mapping[str, bool | None]:
 
 
 def without_urls(text: str, paths: Iterable[str]) -> str:
-    """Return a message or traceback with URLs in place of local copies, and without the secrets of any.
+    """Return a message or traceback with URLs instead of paths of local copies, and without secrets.
 
     Args:
-        text: what may quote paths and URLs.
-        paths: paths and URLs of the row that it is about.
+        text: text that may quote paths and URLs.
+        paths: paths and URLs of its row.
     """
     text = with_urls(text)
-    for url in filter(is_url, paths):  # which `read` opens by itself: libraries quote them
+    for url in filter(is_url, paths):  # opened by `read` itself: libraries quote them
         text = redacted(text.replace(url, without_secrets(url)), url, {})
     return text

@@ -1,10 +1,10 @@
-"""Which row goes into which shard, and how the work is cut: a pure function of the rows and the options.
+"""The plan: which row goes into which shard, and how the work is divided; a pure function of rows and options.
 
     rows ── split ── order drawn from (seed, key) ── shards (files) ── parts (runs of rows: the unit of work)
 
-Where a sample lies depends on its own key: the split by the hash of the key, the shard by another. So samples that are
-added never move old ones between splits, nor between shards as long as their number stays. Nothing here knows how
-many workers there are.
+The place of a sample depends on its own key: the split on one hash of the key, the shard on another. So adding samples
+never moves old ones between splits, nor between shards if their number stays the same. Nothing here depends on the
+number of workers.
 """
 
 from __future__ import annotations
@@ -35,38 +35,38 @@ if TYPE_CHECKING:
 __all__ = ["PartSpec", "Plan", "ShardSpec", "SplitTerms", "make_plan"]
 
 OUTPUT_VERSION = 1
-"""Raised when the same rows are put in another order, or cut into other parts: all shards are then made again."""
+"""Incremented when the order of rows or the division into parts changes: then all shards are rebuilt."""
 
 
-# Work is cut by estimated cost, in bytes of input: large parts for little overhead (about a millisecond each), and
+# Work is divided by estimated cost, in bytes of input: large parts for little overhead (about a millisecond each), and
 # small ones at the end of each shard, run last, so that workers finish together. There are enough parts to keep many
-# cores busy even where rows name no files and what they cost cannot be seen. Only the plan decides: never the number
-# of workers.
+# cores busy even if rows name no files, so that their cost is unknown. This depends only on the plan, never on the
+# number of workers.
 _PARTS_PER_PLAN = 40
 _LARGEST_PART = 32 << 20
 _TAIL_SHARE, _TAIL_DIVISOR = 0.2, 4
-_ROW_COST = 256  # bytes of input that one row costs at least: a tiny row takes as long as this much of an image
+_ROW_COST = 256  # minimum cost of a row, in bytes of input: a tiny row takes as long as this much of an image
 _MOST_PART_ROWS = 65_536
-_COLUMNS_PER_ROW = 32  # each part costs a fraction of a millisecond per column: parts of wide tables have more rows
-# Readers read records that are stored together as one piece, so parts end where groups do. Parts of less than this
-# share of a group stay as they are: few rows that take long should keep many cores busy, and little is read twice.
+_COLUMNS_PER_ROW = 32  # each part takes a fraction of a millisecond per column: parts of wide tables have more rows
+# Readers read groups of records as one piece, so parts end where groups do. Parts of less than this share of a group
+# are not aligned: a few slow rows should keep many cores busy, and little is read twice.
 _GROUP_SHARE = 4
 
 _WILDCARD = re.compile(r"[*?[]")
 
 _EVEN_BELOW = 4
-"""Rows per shard under which shards are cut evenly: hashing would leave some empty. At r rows on average, one of n
-shards is empty with a probability under n * exp(-r), and then, too, they are cut evenly."""
+"""Rows per shard below which rows are divided evenly: hashing would leave some shards empty. At r rows on average, one
+of n shards is empty with a probability below n * exp(-r); then they are also divided evenly."""
 
 
 @frozen()
 class PartSpec:
-    """A run of consecutive rows of a shard: what a call of `PartWorker.write_parts` does, or one of several things.
+    """Consecutive rows of a shard: a unit of work of `PartWorker.write_parts`.
 
     Attributes:
         shard: name of the shard.
-        number: position among the parts of the shard, of which there are `num_parts`.
-        start: first row, as a position in the order of the plan; `stop` is one past the last.
+        number: position among the `num_parts` parts of the shard.
+        start: position of the first row in the plan; `stop` is one past the last.
         cost: estimated cost, in bytes of input.
         copies: records per row.
         augmented: whether the transform applies, and keys end in `#COPY`.
@@ -92,8 +92,8 @@ class ShardSpec:
         name: file name without extension: NAME-SPLIT-XXXXX-of-YYYYY.
         split: the split that it belongs to.
         number: position among the shards of the split.
-        fingerprint: digest of all that decides its bytes.
-        parts: the work, in the order of the records.
+        fingerprint: digest of everything that decides its bytes.
+        parts: the units of work, in the order of the records.
     """
 
     name: str
@@ -103,13 +103,13 @@ class ShardSpec:
     parts: tuple[PartSpec, ...]
 
     def __post_init__(self) -> None:
-        # Workers complete a shard once they see as many parts as `num_parts` says.
+        # Workers complete a shard once they see `num_parts` parts.
         if any(part.num_parts != len(self.parts) for part in self.parts):
             raise ValueError(f"{self.name} has {count_of(len(self.parts), 'part')}; they say {self.parts[0].num_parts}")
 
     @property
     def start(self) -> int:
-        """First row, as a position in the order of the plan."""
+        """Position of the first row in the plan."""
         return self.parts[0].start
 
     @property
@@ -138,22 +138,22 @@ class ShardSpec:
         return sum(part.cost for part in self.parts)
 
     def matches(self, pattern: str) -> bool:
-        """Tell whether a shell pattern means this shard: `train-0000?`, `test-*`, or its whole name."""
+        """Return True if a shell pattern matches this shard: `train-0000?`, `test-*`, or its whole name."""
         short = ShardName.parse(self.name).short
         return any(fnmatch.fnmatchcase(name, pattern) for name in (short, self.name))
 
 
 @frozen(slots=False)
 class Plan:
-    """Which rows go to which shard. Prints as a table, also in a notebook.
+    """The plan of a run: which rows go to which shard. It prints as a table, also in a notebook.
 
     Attributes:
         name: name of the dataset.
         shards: every output file, sorted by split and number.
         ranks: number of training processes that will share the shards; None if not given.
-        left_aside: number, suffixes and first names of the files that the index has not taken; "" if it took all.
-        groups: how many groups drew the splits, and which; "" if keys did, or the index named them.
-        generations: of a set to which rows were appended, the number of shards, by split, of each generation.
+        left_aside: number, suffixes and first names of files that the index does not use; "" if it uses all.
+        groups: number and kind of the groups that drew the splits; "" if keys did or the index named them.
+        generations: for a set with appended rows, the number of shards, by split, of each generation.
     """
 
     name: str
@@ -170,7 +170,7 @@ class Plan:
 
     @property
     def num_records(self) -> int:
-        """Number of records, where every draw of the transform gives one sample."""
+        """Number of records, if every draw of the transform gives one sample."""
         return sum(shard.num_rows * shard.copies for shard in self.shards)
 
     @functools.cached_property
@@ -182,14 +182,14 @@ class Plan:
         return {split: tuple(shards) for split, shards in found.items()}
 
     def rank_records(self, split: str, num_records: Mapping[str, int] | None = None) -> list[int]:
-        """Return how many records each rank has of a split: rank r takes the shards r, r + ranks, r + 2 ranks, ...
+        """Return the number of records of a split for each rank: rank r takes the shards r, r + ranks, r + 2 ranks, ...
 
-        That is how `webdataset.split_by_node`, `tf.data.Dataset.shard` and Hugging Face's `split_dataset_by_node` share
-        shards out.
+        `webdataset.split_by_node`, `tf.data.Dataset.shard` and Hugging Face's `split_dataset_by_node` distribute shards
+        in this way.
 
         Args:
             split: name of the split.
-            num_records: of each shard by name, where they are known; None takes those of the plan.
+            num_records: number of records by shard name, if known; None takes those of the plan.
 
         Example:
             >>> plan.rank_records("train")   # doctest: +SKIP
@@ -201,7 +201,7 @@ class Plan:
         return [sum(found[rank::ranks]) for rank in range(ranks)]
 
     def uneven(self, num_records: Mapping[str, int] | None = None) -> dict[str, str]:
-        """Return the splits whose records the ranks do not share evenly, with the consequences; see `rank_records`."""
+        """Return the splits whose records ranks share unevenly, with the consequences; see `rank_records`."""
         messages = {}
         for split, shards in self.splits.items():
             found = self.rank_records(split, num_records)
@@ -220,18 +220,18 @@ class Plan:
         return messages
 
     def shard_at(self, place: int) -> ShardSpec:
-        """Return the shard that holds the row at a position in the order of the plan."""
+        """Return the shard that holds the row at a position in the plan."""
         return self.shards[bisect.bisect_right(self.shards, place, key=lambda shard: shard.start) - 1]
 
     def select(self, include: str | Sequence[str] | None, exclude: str | Sequence[str] | None) -> tuple[ShardSpec, ...]:
-        """Return the shards that wildcard patterns name.
+        """Return the shards that match wildcard patterns.
 
         Args:
             include: shell patterns such as `train-0000?` or `test-*`; None takes all.
             exclude: shell patterns of shards to leave out.
 
         Raises:
-            OptionError: a pattern names no shard.
+            OptionError: a pattern matches no shard.
         """
         chosen = self._named(include, "include") if include is not None else {shard.name for shard in self.shards}
         if exclude is not None:
@@ -243,7 +243,7 @@ class Plan:
     def _named(self, patterns: str | Sequence[str], name: str) -> set[str]:
         found: set[str] = set()
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            # Without wildcards it means one shard, whose place is known: a job array names thousands of them so.
+            # Without wildcards it names one shard, which is looked up: a job array names thousands of them.
             exact = None if _WILDCARD.search(pattern) else self._by_name.get(pattern)
             shards = self.shards if exact is None else (exact,)
             names = {shard.name for shard in shards if shard.matches(pattern)}
@@ -255,7 +255,7 @@ class Plan:
 
     @functools.cached_property
     def _by_name(self) -> dict[str, ShardSpec]:
-        """Each shard by its name, and by its name within the dataset."""
+        """Each shard by its full name and by its name within the dataset."""
         short = {ShardName.parse(shard.name).short: shard for shard in self.shards}
         return {**short, **{shard.name: shard for shard in self.shards}}
 
@@ -276,7 +276,7 @@ class Plan:
 
     @property
     def _remarks(self) -> list[str]:
-        """What the table does not say: which splits are drawn, and what is not in the plan."""
+        """Remarks below the table: which splits are transformed, and what is not in the plan."""
         drawn = [split for split, shards in self.splits.items() if shards[0].augmented]
         others = [split for split in self.splits if split not in drawn]
         draws = f"drawn: {', '.join(drawn)}" + (f"; as they are: {', '.join(others)}" if others else "")
@@ -300,12 +300,12 @@ class Plan:
 
 
 class SplitTerms(NamedTuple):
-    """What holds for all rows of a split.
+    """The terms for all rows of a split.
 
     Attributes:
         copies: records per row.
         augmented: whether the transform applies.
-        fingerprint: digest of all but the rows that decides the bytes of a shard.
+        fingerprint: digest of everything except rows that decides the bytes of a shard.
     """
 
     copies: int
@@ -313,7 +313,7 @@ class SplitTerms(NamedTuple):
     fingerprint: str
 
 
-def make_plan(  # noqa: PLR0913 -- what decides a plan, by name
+def make_plan(  # noqa: PLR0913 -- everything that decides a plan, by name
     store: RowStore,
     *,
     name: str,
@@ -326,20 +326,20 @@ def make_plan(  # noqa: PLR0913 -- what decides a plan, by name
     rows_at_once: int = 1,
     generations: Generations | None = None,
 ) -> Plan:
-    """Order the rows, cut them into shards and parts, and write the order to the store.
+    """Order the rows, divide them into shards and parts, and write the order to the store.
 
     Args:
-        store: rows of the index, as they were written; receives their order.
-        name: name of the dataset; the names of the shards begin with it.
+        store: rows of the index, as written; receives their order.
+        name: name of the dataset, with which the names of the shards begin.
         options: number or size of the shards, and whether rows are shuffled.
         splits: terms for the rows of each split.
         seed: base seed; with the key it decides the place of each row.
-        costs: int64 (num_rows,), the bytes that each row takes to make.
+        costs: int64 (num_rows,), the cost of each row in bytes.
         group_records: number of records that a format stores together: parts end where such a group does, unless they
             are much smaller.
         num_columns: number of columns of a record.
-        rows_at_once: number of rows that are waited for together, and so must be in one part.
-        generations: what was made when, in a set to which rows were appended: each generation has shards of its own.
+        rows_at_once: number of rows that are awaited together, and so must be in one part.
+        generations: the generations of a set with appended rows, each of which has its own shards.
 
     Raises:
         OptionError: the name cannot be part of a file name, or there are fewer rows than shards.
@@ -349,7 +349,7 @@ def make_plan(  # noqa: PLR0913 -- what decides a plan, by name
     codes = store.split_codes
     turns = None if generations is None else generations.turns(store)
     if turns is not None:
-        codes = np.where(turns < 0, len(store.splits), codes)  # which is no split
+        codes = np.where(turns < 0, len(store.splits), codes)  # not the code of a split
     totals = _totals(costs, codes, len(store.splits))
     total = sum(cost * splits[split].copies for cost, split in zip(totals, store.splits, strict=True))
     target = min(max(total // _PARTS_PER_PLAN, 1), _LARGEST_PART)
@@ -371,7 +371,7 @@ def make_plan(  # noqa: PLR0913 -- what decides a plan, by name
         for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
             shard_name = str(ShardName(name, split, number, len(bounds) - 1))
             here = rows[start:stop]
-            shard_fingerprint = _fingerprint(fingerprint, store.identities[here])  # one text, which all parts share
+            shard_fingerprint = _fingerprint(fingerprint, store.identities[here])  # one text shared by all parts
             work = np.cumsum((costs[here] + _ROW_COST) * copies)
             least = max(rows_at_once, num_columns // _COLUMNS_PER_ROW)
             cuts = _cut(work, target, group_records // math.gcd(group_records, copies), least)
@@ -411,7 +411,7 @@ def _bounds_by_turn(
     options: ShardOptions,
     split: str,
 ) -> tuple[list[int], dict[int, int]]:
-    """Return the bounds of shards as `_bounds` does, given rows by their generations, and how many each has."""
+    """Return the bounds of shards, as `_bounds` does, for rows by generation, and the number of shards of each."""
     bounds, counts = [0], {}
     for turn, count in zip(*np.unique(turns[rows], return_counts=True), strict=True):
         here = rows[bounds[-1] : bounds[-1] + count]
@@ -429,12 +429,12 @@ def _by_generation(made: Mapping[str, Mapping[int, int]]) -> tuple[dict[str, int
     return tuple({split: counts[turn] for split, counts in made.items() if turn in counts} for turn in range(last + 1))
 
 
-# What follows goes through the rows by pieces. A hundred million of them then need a few bytes each: their numbers, in
-# the order of the plan. All else is mapped from the files of the store.
+# The following functions process rows in pieces. A hundred million rows then need only a few bytes each: their numbers,
+# in the order of the plan. Everything else is mapped from the files of the store.
 
 
 def _totals(costs: np.ndarray, codes: np.ndarray, num_splits: int) -> list[int]:
-    """Return what the rows of each split cost together, one record of each; 0 where there are none."""
+    """Return the total cost of the rows of each split, one record each; 0 for empty splits."""
     totals = [0] * num_splits
     for piece in pieces(len(codes)):
         here = codes[piece]
@@ -453,7 +453,7 @@ def _rows_of(codes: np.ndarray, code: int) -> np.ndarray:
 
 
 class _Places:
-    """The place of each row in the order of its split: uint64, uniform, and drawn from (seed, key).
+    """The place of each row in the order of its split: uint64, uniform, drawn from (seed, key).
 
     Args:
         hashes: uint64 (n,), hash of the key of each row.
@@ -473,7 +473,7 @@ class _Places:
         return ordered_by(self.of, rows)
 
     def before(self, rows: np.ndarray, limits: np.ndarray) -> list[int]:
-        """Return how many of ordered rows lie before each of some places."""
+        """Return the number of ordered rows before each of some places."""
         low, high = np.zeros(len(limits), np.int64), np.full(len(limits), len(rows), np.int64)
         while (is_open := low < high).any():
             middle = (low + high) // 2
@@ -493,7 +493,7 @@ def _bounds(
     options: ShardOptions,
     split: str,
 ) -> list[int]:
-    """Return where the shards of a split begin, and its end: increasing positions among its rows."""
+    """Return the starts of the shards of a split, and its end: increasing positions among its rows."""
     count = len(rows)
     if options.records_per_shard is not None:
         step = max(options.records_per_shard // copies, 1)
@@ -505,23 +505,22 @@ def _bounds(
     even = [count * shard // number for shard in range(number + 1)]
     if places is None or count < _EVEN_BELOW * number:
         return even
-    # By equal shares of the range of the hash: a shard's rows depend on no other row.
+    # By equal shares of the hash range: the shard of a row does not depend on other rows.
     limits = np.array([(shard << 64) // number for shard in range(1, number)], np.uint64)
     bounds = [0, *places.before(rows, limits), count]
     return bounds if len(set(bounds)) == len(bounds) else even
 
 
 def _rank_bounds(count: int, wanted: int, ranks: int, split: str) -> list[int]:
-    """Return bounds of shards that each rank has as many of, and as many rows, or one more where they do not divide.
+    """Return bounds that give each rank the same number of shards, and of rows, except for a remainder of one.
 
-    Every `ranks` shards in a row are a layer, of which each rank takes one; all shards of a layer are of one size.
-    What does not divide goes to the first shards of the first layer, which no layer is smaller than.
+    Each `ranks` consecutive shards form a layer, of which each rank takes one; all shards of a layer have the same
+    size. The remainder goes to the first shards of the first layer, which is the smallest.
     """
     if count < ranks:
         raise OptionError(
-            f"split {split!r} has {count_of(count, 'row')}, too few for one in each of {ranks} shards, one for each "
-            "rank; lower "
-            "ranks, or leave the split out of the source and write it to an output of its own"
+            f"split {split!r} has {count_of(count, 'row')}, too few for {ranks} shards, one for each rank; lower "
+            "ranks, or leave the split out of the source and write it to its own output"
         )
     each, left = divmod(count, ranks)
     layers = min(-(-wanted // ranks), each)
@@ -531,13 +530,13 @@ def _rank_bounds(count: int, wanted: int, ranks: int, split: str) -> list[int]:
 
 
 def _cut(work: np.ndarray, target: int, step: int, least: int = 1) -> list[tuple[int, int]]:
-    """Cut the rows of a shard into parts of about `target` cost, smaller ones at the end.
+    """Divide the rows of a shard into parts of about `target` cost, with smaller ones at the end.
 
     Args:
-        work: cumulated cost of the rows.
-        target: wanted cost of a part.
-        step: rows that fill groups of records: parts that come near it have a multiple of it.
-        least: rows that a part has at least, but the last.
+        work: cumulative cost of the rows.
+        target: desired cost of a part.
+        step: number of rows that fill groups of records: large enough parts have a multiple of it.
+        least: minimum number of rows of a part, except the last.
     """
     tail_from = int(work[-1]) * (1 - _TAIL_SHARE)
     cuts, here = [], 0

@@ -1,4 +1,4 @@
-"""Batches in a fixed order: which records they hold, how they are made, and where a loader resumes."""
+"""Makes batches in a fixed order: decides which records they hold, and where a loader resumes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ __all__ = [
 
 # ---------------------------------------------------------------- order
 #
-# Which record stands at which place of an epoch: a pure function of place, seed and epoch, so nothing is stored.
+# Which record stands at which place of an epoch is a pure function of place, seed and epoch, so nothing is stored.
 #
 #     whole      any record may stand anywhere; its place is computed, not looked up. Reads jump around the files.
 #     window     blocks of neighbouring records in random order, the records of a few blocks at a time mixed. Reads stay
@@ -78,19 +78,19 @@ __all__ = [
 
 _ROUNDS = 64
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_BLOCK_RECORDS = 64  # where the format has no groups: 13 MB of contiguous images of 200 KB
+_BLOCK_RECORDS = 64  # for formats without groups: 13 MB of contiguous images of 200 KB
 
 
 def permuted(places: NDArray[np.int64], size: int, *seeds: int) -> NDArray[np.int64]:
-    """Return where a pseudo-random permutation of `size` things sends some places, without building a table.
+    """Return where a pseudo-random permutation of `size` items sends some places, without building a table.
 
     The swap-or-not shuffle (Hoang, Morris, Rogaway: An Enciphering Scheme Based on a Card Shuffle, CRYPTO 2012): in
     each round every place has a partner, and one bit, hashed from the pair, decides whether the two swap.
 
     Args:
         places: int64 (n,), places before the permutation, each from 0 to size - 1.
-        size: number of things permuted, at least 1.
-        seeds: numbers that, with size, select the permutation; not negative.
+        size: number of items permuted, at least 1.
+        seeds: non-negative numbers that select the permutation, together with `size`.
 
     Returns:
         int64 (n,), places after the permutation, different for different places.
@@ -103,17 +103,17 @@ def permuted(places: NDArray[np.int64], size: int, *seeds: int) -> NDArray[np.in
     counter = np.arange(1, 2 * _ROUNDS + 1, dtype=np.uint64) * _GOLDEN
     words = mix64(np.uint64(xxhash.xxh3_64_intdigest(name.encode())) ^ mix64(counter))
     found = places.astype(np.int64)
-    # In memory that is used again in each round: a third of the time of an expression for each of these lines.
+    # Reusing memory in each round takes a third of the time of an expression for each of these lines.
     partner, swaps = np.empty_like(found), np.empty(len(found), np.bool_)
     bits, shifted = np.empty((2, len(found)), np.uint64)
     signed = bits.view(np.int64)
     for key, salt in zip((words[:_ROUNDS] % np.uint64(size)).astype(np.int64), words[_ROUNDS:], strict=True):
         np.subtract(key, found, out=partner)
-        np.right_shift(partner, 63, out=signed)  # all ones where it is negative
+        np.right_shift(partner, 63, out=signed)  # all ones if it is negative
         np.bitwise_and(signed, size, out=signed)
         np.add(partner, signed, out=partner)
         np.maximum(found, partner, out=signed)
-        # `mix64` without its last line, which leaves the highest bit as it is: that bit decides.
+        # `mix64` without its last line, which would not change the highest bit: that bit decides.
         np.bitwise_xor(bits, salt, out=bits)
         for shift, factor in MIX64_STEPS:
             np.right_shift(bits, shift, out=shifted)
@@ -142,11 +142,11 @@ class Order:
     """The order of an epoch. An immutable value: thread-safe, picklable.
 
     Args:
-        sizes: number of records in each shard; of a selection, in each run of neighbours.
-        seed: base seed; with the number of the epoch it decides the order.
+        sizes: number of records in each shard or, for a selection, in each run of neighbours.
+        seed: base seed, which decides the order together with the number of the epoch.
         window: number of records that are mixed at a time; None mixes all, 0 keeps the order of the shards.
         block: number of neighbouring records that stay in one window.
-        has_runs: whether `sizes` are those of runs, which may be far smaller than a block: a window then ends where it
+        has_runs: whether `sizes` are those of runs, which may be far smaller than a block: a window then ends when it
             has its records, not after as many blocks as would hold them if all were full.
     """
 
@@ -165,7 +165,7 @@ class Order:
             shuffle: False for the order of the shards, True to mix all records, or the size of the window.
             seed: base seed of the shuffling, 0 or more.
             groups: number of neighbouring records that the format reads to get at one, and the most such groups to mix;
-                None where it reads records one by one.
+                None if it reads records one by one.
 
         Raises:
             OptionError: an argument is invalid.
@@ -185,7 +185,7 @@ class Order:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the order beside the records themselves, as JSON values."""
+        """What decides the order apart from the records themselves, as JSON values."""
         return {"seed": self.seed, "window": self.window, "block": self.block}
 
     def positions(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -211,7 +211,7 @@ class Order:
 
 @functools.lru_cache(maxsize=4)
 def _windows(order: Order, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the blocks of an epoch in their order, 24 bytes for each.
+    """Return the blocks of an epoch in order, with 24 bytes for each.
 
     Returns:
         the position at which each block starts, the place after its last record, and the places at which windows begin,
@@ -228,7 +228,7 @@ def _windows(order: Order, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.in
 
 
 def _bounds_of_windows(ends: NDArray[np.int64], window: int) -> NDArray[np.int64]:
-    """Return the places at which windows of at least so many records begin and end, given those where blocks end."""
+    """Return the places at which windows of at least so many records begin and end, given where blocks end."""
     bounds, last = [0], int(ends[-1])
     while bounds[-1] < last:
         block = int(np.searchsorted(ends, bounds[-1] + window))
@@ -249,14 +249,14 @@ def _blocks(shards: Sequence[int], block: int) -> tuple[NDArray[np.int64], NDArr
 
 # ---------------------------------------------------------------- orders of views
 #
-# What `select`, `filter`, `take`, `shard` and `concat` make of an order, and `mix` of several: which record stands at a
-# place is computed here, too, so a place remains all that a state needs.
+# What `select`, `filter`, `take`, `shard` and `concat` make of an order, and `mix` of several. Which record stands at a
+# place is computed here as well, so that a place is still all that a state needs.
 #
-#     Selected   an order over the places of a selection, then the records that are selected
+#     Selected   an order over the places of a selection, mapped to the selected records
 #     Mixed      at each place the next record of one of several orders, in proportion to their weights
 #
 #     weights .7 and .3    a pattern of 7 and 3 places, shuffled in each block of 10:   a a b a a a b a b a | b a a ...
-#     epochs               each member walks through its own: where one epoch of the mix ends, the next one continues
+#     epochs               each member goes through its own: where one epoch of the mix ends, the next one continues
 
 
 class EpochOrder(Protocol):
@@ -268,12 +268,12 @@ class EpochOrder(Protocol):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the order beside the records themselves, as JSON values."""
+        """What decides the order apart from the records themselves, as JSON values."""
 
     def positions(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions of the records at some places of an epoch, int64 (n,).
 
-        A thousand places take hardly longer than one: either costs 64 rounds of array operations.
+        A thousand places take hardly longer than one: both cost 64 rounds of array operations.
 
         Args:
             epoch: number of the epoch, from 0.
@@ -301,7 +301,7 @@ class Selected:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the order beside the records themselves, as JSON values."""
+        """What decides the order apart from the records themselves, as JSON values."""
         return self.order.identity
 
     def positions(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -332,9 +332,9 @@ class Mixture:
     Args:
         sizes: number of records of each member, at least 1.
         quotas: number of places of each member in a block.
-        seed: seed of the pattern; with the number of a block it decides the order within that.
-        repeats: whether shorter members come again until the longest one is through; otherwise an epoch ends before the
-            first of them would.
+        seed: seed of the pattern, which decides the order in a block together with the number of the block.
+        repeats: whether shorter members repeat until the longest is finished; otherwise an epoch ends before the first
+            repetition.
     """
 
     sizes: tuple[int, ...]
@@ -375,7 +375,7 @@ class Mixture:
         return min(self._place_of(member, size) for member, size in enumerate(self.sizes))
 
     def members(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the member at each place, and how often it came at the places before.
+        """Return the member at each place, and how often it came at earlier places.
 
         Args:
             places: int64 (n,), places in the epoch.
@@ -384,7 +384,7 @@ class Mixture:
             two int64 (n,).
         """
         blocks, within = np.divmod(places, sum(self.quotas))
-        if len(places) and (np.diff(places) == 1).all():  # without sorting them
+        if len(places) and (np.diff(places) == 1).all():  # which need no sorting
             found, which = np.arange(blocks[0], blocks[-1] + 1), blocks - blocks[0]
         else:
             found, which = np.unique(blocks, return_inverse=True)
@@ -396,13 +396,13 @@ class Mixture:
         return members, blocks * np.array(self.quotas)[members] + before[which, within]
 
     def count(self, member: int, places: int) -> int:
-        """Return how often a member comes at so many first places of an epoch."""
+        """Return how often a member comes at the first places of an epoch."""
         block, rest = divmod(places, sum(self.quotas))
         pattern = self._patterns(np.array([block]))[0, :rest]
         return block * self.quotas[member] + int((pattern == member).sum())
 
     def _place_of(self, member: int, number: int) -> int:
-        """Return the place at which a member comes for the time of this number, from 0."""
+        """Return the place at which a member comes for the n-th time, from 0."""
         block, rest = divmod(number, self.quotas[member])
         within = np.flatnonzero(self._patterns(np.array([block]))[0] == member)[rest]
         return block * sum(self.quotas) + int(within)
@@ -423,7 +423,7 @@ class Mixed:
 
     Args:
         mixture: which member stands at each place.
-        orders: order of each member, in which it walks through its own epochs.
+        orders: order of each member, in which it goes through its own epochs.
     """
 
     mixture: Mixture
@@ -432,7 +432,7 @@ class Mixed:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the order beside the records themselves, as JSON values."""
+        """What decides the order apart from the records themselves, as JSON values."""
         found = [order.identity for order in self.orders]
         return {name: [one[name] for one in found] for name in found[0]}
 
@@ -452,7 +452,7 @@ class Mixed:
 
 @final
 class _KnownOrder:
-    """An order that remembers the places around those that were asked for last. Thread-safe; copies start empty.
+    """An order that remembers the places around the last ones asked for. Thread-safe; copies start empty.
 
     For readers that ask for few neighbouring places at each call, which costs as much as a thousand places.
     """
@@ -490,10 +490,10 @@ _BLOCKS_KNOWN = 4
 
 # ---------------------------------------------------------------- schedule
 #
-# Which places of an epoch make up each batch of each rank: the same number of batches for all, each place once.
+# Which places of an epoch make up each batch of each rank: all ranks get the same number of batches, each place once.
 #
-# A *step* is one batch on every rank. Steps run through the places of the epoch in order, so all that lies before a
-# step was delivered: that one number says where to resume, whatever the number of ranks by then.
+# A *step* is one batch on every rank. Steps go through the places of the epoch in order, so that everything before a
+# step was delivered: that single number says where to resume, with any number of ranks.
 #
 #     places   0 ............ start                                                        num_places
 #     steps                     | rank 0 | rank 1 | rank 0 | rank 1 | ... | rank 0 | rank 1 |
@@ -504,10 +504,10 @@ _BLOCKS_KNOWN = 4
 class Schedule:
     """The batches from `start` to the end of an epoch.
 
-    Records that do not fill the last step are divided evenly: ranks then differ by at most one record. Where fewer
-    records than ranks are left, the last two steps share theirs. So every record comes exactly once, with one
-    exception: where batches hold single records, or there are fewer records than ranks, a rank without a record repeats
-    another rank's.
+    Records that do not fill the last step are divided evenly: ranks then differ by at most one record. If fewer
+    records than ranks are left, the last two steps share their records. So every record comes exactly once, with one
+    exception: if batches hold single records, or there are fewer records than ranks, a rank without a record repeats
+    that of another rank.
 
     Args:
         num_places: number of places in the epoch.
@@ -530,7 +530,7 @@ class Schedule:
         return full + (rest > 0 and not self.drop_last)
 
     def place(self, step: int) -> int:
-        """Return the first place of a step; for the step after the last one, the end of the epoch."""
+        """Return the first place of a step; the end of the epoch for the step after the last."""
         last = self.num_steps
         if step >= last:
             return self.start + last * self._step if self.drop_last else max(self.start, self.num_places)
@@ -541,7 +541,7 @@ class Schedule:
         return self.start + step * self._step
 
     def bounds(self, step: int, rank: int) -> tuple[int, int]:
-        """Return the first place of one rank's batch, and the place after its last one."""
+        """Return the first place of one rank's batch, and the place after its last."""
         start, stop = self.place(step), self.place(step + 1)
         size = stop - start
         first, behind = (start + size * number // self.world_size for number in (rank, rank + 1))
@@ -572,8 +572,8 @@ class Position:
         epoch: number of the epoch, from 0.
         schedule: steps of the epoch, or of the rest of it.
         step: next step to deliver.
-        num_workers: number of copies of the loader, one in each worker of a torch `DataLoader`, that take the steps in
-            turn; with several, `step` is the next one of a single worker.
+        num_workers: number of copies of the loader that take the steps in turn, one in each worker of a torch
+            `DataLoader`; with several, `step` is the next one of a single worker.
     """
 
     epoch: int
@@ -583,17 +583,17 @@ class Position:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether all batches were delivered: those of one worker if there are several."""
+        """Whether all batches were delivered, or all those of one worker if there are several."""
         return self.step >= self.schedule.num_steps > 0
 
     def for_worker(self, worker_id: int, num_workers: int) -> Position:
-        """Return the position for one of several workers that share the steps; itself if it is a worker's already."""
+        """Return the position for one of several workers that share the steps; a worker's position is unchanged."""
         if self.num_workers == num_workers:
             return self
         return Position(self.epoch, self.schedule, self.step + worker_id, num_workers)
 
     def jobs(self, order: EpochOrder, units: Units | None, rank: int, steps: range) -> Iterator[BatchJob]:
-        """Yield the job of a rank for each step, given the order in which an epoch takes records, or their units."""
+        """Yield the job of a rank for each step, given the order in which an epoch takes records or their units."""
         if units is not None:
             for step in steps:
                 yield self._job_of_units(units, rank, step)
@@ -610,7 +610,7 @@ class Position:
         first, behind = self.schedule.bounds(step, rank)
         size = self.schedule.place(step + 1) - self.schedule.place(step)
         found = [units.unit(self.epoch, number) for number in range(first, behind)]
-        if size < self.schedule.world_size:  # ranks that have the same unit share its records
+        if size < self.schedule.world_size:  # ranks with the same unit share its records
             ranks = range(self.schedule.world_size)
             sharing = [one for one in ranks if self.schedule.bounds(step, one)[0] == first]
             mine = np.array_split(found[0], len(sharing), axis=1)[sharing.index(rank)]
@@ -627,7 +627,7 @@ class Position:
             "version": _VERSION,
             "epoch": self.epoch,
             "step": self.step,
-            "num_lanes": self.num_workers,  # the name that states have had since version 1
+            "num_lanes": self.num_workers,  # the name in states since version 1
             "schedule": dataclasses.asdict(self.schedule),
         }
 
@@ -637,10 +637,10 @@ def read_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Positio
 
     Args:
         state: what `Batches.state_dict`, or a `StatefulDataLoader` around it, returned.
-        identity: identity of the dataset and its order, by name, which the state must share.
+        identity: identity of the dataset and its order, by name, which must match the state's.
 
     Raises:
-        OptionError: the state belongs to another dataset or order, or is no state of a loader.
+        OptionError: the state belongs to another dataset or order, or is not the state of a loader.
     """
     try:
         states = _states_of_workers(state)
@@ -652,13 +652,13 @@ def read_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Positio
             raise TypeError(f"{len(found)} states of {count_of(first.num_workers, 'worker')}")
     except (KeyError, TypeError, AttributeError) as error:
         raise OptionError(
-            f"this is not a state that state_dict of datamat's loader returned ({error!r}); load one of those"
+            f"this is not a state that state_dict of datamat's loader returned ({error!r}); load such a state"
         ) from error
     return first if len(found) == 1 else dataclasses.replace(first, num_workers=1)
 
 
 def _states_of_workers(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return datamat's states inside a state: in that of a `StatefulDataLoader`, one for each of its workers."""
+    """Return datamat's states inside a state; a state of a `StatefulDataLoader` has one for each worker."""
     if "schedule" in state:
         return [state]
     if "_snapshot" in state:
@@ -682,18 +682,18 @@ def _check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> No
 
 # ---------------------------------------------------------------- batches
 #
-# `Batches`: what `to_numpy` and `to_torch` return. Each iteration is an epoch of batches; there is no last epoch.
+# `Batches` is what `to_numpy` and `to_torch` return. Each iteration is an epoch of batches; there is no last epoch.
 #
 #     Order       which record stands at which place of the epoch       (seed, epoch)
 #     Schedule    which places are the batch of this rank at this step  (batch_size, world_size, start)
 #     loader      reads, decodes, transforms and collates those records, ahead of their use
-#     Client      numpy or torch: what the arrays become
+#     Client      what the arrays become: those of numpy, or tensors of torch
 #
-# The position in an epoch is a step of a schedule; all places before it were delivered. So a state is a few numbers,
-# the same on all ranks, and describes the rest of the epoch for any number of ranks, workers or records in a batch.
+# The position in an epoch is a step of a schedule; all places before it were delivered. A state is thus a few numbers,
+# equal on all ranks, which describe the rest of the epoch for any number of ranks, workers or records in a batch.
 
 
-_SAMPLES_PER_THREAD = 4  # in progress or ready, times `prefetch`, where samples are not batched
+_SAMPLES_PER_THREAD = 4  # in progress or ready, times `prefetch`, if samples are not batched
 
 
 @final
@@ -730,7 +730,7 @@ class Cut:
 
 
 def check_rank(rank: Any, world: Any, name: str) -> None:
-    """Raise `OptionError` unless `rank` is one of `world` ranks, where the latter is the argument of this name."""
+    """Raise `OptionError` unless `rank` is one of `world` ranks; `name` is the argument that gave `world`."""
     if isinstance(world, bool) or not isinstance(world, Integral) or int(world) < 1:
         raise OptionError(f"{name} is {world!r}; want an int, 1 or more")
     if isinstance(rank, bool) or not isinstance(rank, Integral) or not 0 <= int(rank) < int(world):
@@ -738,7 +738,7 @@ def check_rank(rank: Any, world: Any, name: str) -> None:
 
 
 class Units(Protocol):
-    """What takes the place of records in a schedule: batches of a bucket, or packed rows. Picklable."""
+    """Takes the place of records in a schedule: batches of a bucket, or packed rows. Picklable."""
 
     @property
     def packs(self) -> bool:
@@ -746,33 +746,33 @@ class Units(Protocol):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the units beside the order, as JSON values."""
+        """What decides the units apart from the order, as JSON values."""
 
     def num_units(self, epoch: int) -> int:
         """Return the number of units of an epoch."""
 
     def unit(self, epoch: int, number: int) -> NDArray[np.int64]:
-        """Return the pieces of a unit, int64 (3, n): position of the record, first token, place behind the last."""
+        """Return the pieces of a unit, int64 (3, n): position of the record, first token, place after the last."""
 
 
 @final
 @frozen()
 class Client:
-    """The library that batches are for, and whether it gets them as tuples.
+    """The library that batches are for, and the fields of its tuples.
 
     Attributes:
         library: "numpy" or "torch".
-        names: fields of the tuple, in its order; None for dicts of all fields.
+        names: fields of the tuple, in order; None for dicts of all fields.
     """
 
     library: Literal["numpy", "torch"]
     names: tuple[str, ...] | None = None
 
     def convert(self, batch: dict[str, Any]) -> Any:
-        """Return a batch of arrays in the library's own types.
+        """Return a batch of arrays in the types of the library.
 
-        Tensors have the memory of the arrays, unless torch cannot use it: read-only, in reverse order, or of foreign
-        byte order. Times are int64 of microseconds; text and objects stay.
+        Tensors share the memory of the arrays, unless torch cannot use it, because it is read-only, reversed, or in a
+        foreign byte order. Times become int64 microseconds; text and objects stay.
 
         Args:
             batch: arrays and lists by feature name.
@@ -800,7 +800,7 @@ _SEEN_AS = {
     "datetime64[us]": ("int64", None),
     "timedelta64[us]": ("int64", None),
 }
-"""Dtypes of arrays that torch does not take: numpy's dtype of the same bits, and torch's own, if it has one."""
+"""Dtypes of arrays that torch does not take, each with numpy's dtype of the same bits, and torch's own, if any."""
 
 
 def _tensor(value: Any) -> Any:
@@ -827,7 +827,7 @@ def supervised_fields(given: Any, features: Collection[str] | None) -> tuple[str
 
     Args:
         given: argument of the user.
-        features: names of the fields that samples have; None where a function decides them.
+        features: names of the fields that samples have; None if a function decides them.
 
     Raises:
         OptionError: it does not name two or three fields.
@@ -848,7 +848,7 @@ def supervised_fields(given: Any, features: Collection[str] | None) -> tuple[str
 
 
 def chosen_fields(sample: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return some fields of a sample or batch, in the order of `names`; raises `OptionError` where it lacks one."""
+    """Return some fields of a sample or batch, in the order of `names`; raise `OptionError` if one is missing."""
     for name in names:
         if name not in sample:
             raise OptionError(f"as_supervised names {name!r}; batches have the fields {', '.join(sorted(sample))}")
@@ -856,7 +856,7 @@ def chosen_fields(sample: Mapping[str, Any], names: Sequence[str]) -> dict[str, 
 
 
 def default_rank() -> tuple[int, int]:
-    """Return rank and world size of the process group; (0, 1) where there is none."""
+    """Return rank and world size of the process group; (0, 1) if there is none."""
     import torch
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -883,17 +883,17 @@ def register_iterable(kind: type) -> None:
 
 
 def _reads_in_one_go(window: Any) -> bool:
-    """Return whether an order reads each shard in one go, given its window; that of a mix is a list."""
+    """Return True if an order reads each shard in one go, given its window (a list for a mix)."""
     return all(map(_reads_in_one_go, window)) if isinstance(window, list) else window is not None
 
 
 @final
 class Batches:
-    """An iterable of batches, each a dict by feature name; each `iter` runs through the next epoch.
+    """An iterable of batches, each a dict by feature name; each `iter` goes through the next epoch.
 
     `ShardedDataset.to_numpy` and `to_torch` return it. `state_dict` and `load_state_dict` follow the protocol of
     torchdata's `StatefulDataLoader`: take the state after a batch, and another loader resumes with the next record,
-    even with a different number of ranks, workers or records per batch. A loader is for one thread; it is picklable if
+    even with a different number of ranks, workers or records per batch. A loader is not thread-safe; it is picklable if
     its transform is.
 
     Args:
@@ -901,15 +901,15 @@ class Batches:
         maker: reads, decodes and transforms the records of a batch.
         options: how records are cut into batches, and by how many threads or processes they are made.
         client: library that the batches are for.
-        skipped: records that were skipped because they are damaged.
-        identity: what identifies the dataset and its order, by name; a state with another identity is refused.
-        look_ahead: returns what fetches the shards of an epoch before they are needed, or None if they are all local;
-            its argument says whether the epoch reads each shard in one go.
+        skipped: counts damaged records that were skipped.
+        identity: identity of the dataset and its order, by name; a state with another identity is refused.
+        look_ahead: returns an object that fetches the shards of an epoch before they are needed, or None if all are
+            local; its argument says whether the epoch reads each shard in one go.
         units: batches or packed rows that replace records, or None.
-        collate_fn: function that makes a batch of a list of samples, or None.
+        collate_fn: function that makes a batch from a list of samples, or None.
     """
 
-    def __init__(  # noqa: PLR0913 -- all but the first by name
+    def __init__(  # noqa: PLR0913 -- all but the first are passed by name
         self,
         order: EpochOrder,
         maker: BatchMaker,
@@ -932,10 +932,10 @@ class Batches:
         self._client = client
         self._skipped = skipped
         self._identity = {**identity, **({} if units is None else units.identity)}
-        self._memory = MemoryPool()  # outlives an epoch: taking 80 MB from the system again takes 30 ms
+        self._memory = MemoryPool()  # outlives an epoch: getting 80 MB from the system again takes 30 ms
         self._epoch = 0  # of the next `iter`
-        self._resumed: Position | None = None  # where it begins, if not at the start
-        self._now: Position | None = None  # where the most recently advanced one stands
+        self._resumed: Position | None = None  # where it begins, unless at the start
+        self._now: Position | None = None  # position of the most recently advanced iteration
 
     def __repr__(self) -> str:
         cut, num_records = self._options, count_of(self._order.num_records, "record")
@@ -965,20 +965,21 @@ class Batches:
                     self._check_skipped(step)
 
     def num_steps(self, epoch: int, start: int = 0) -> int:
-        """Return the number of batches in an epoch, of which the first begins at place `start` on all ranks."""
+        """Return the number of batches in an epoch that begins at place `start` on all ranks."""
         return self._schedule(epoch, start).num_steps
 
     def place_after(self, epoch: int, start: int) -> int:
-        """Return the place at which all ranks are after the step that begins at `start`, the end if none does.
+        """Return the place that all ranks reach after the step that begins at `start`; the end if there is none.
 
-        Steps that begin one where the other ends are those of the whole epoch: any place of a step tells the rest.
+        Steps that each begin where the last one ends are those of the whole epoch: the place of any step tells the
+            rest.
         """
         return self._schedule(epoch, start).place(1)
 
     def at(self, epoch: int, step: int, start: int = 0) -> dict[str, Any]:
-        """Return one batch, made in this thread with the help of others; empty where all of its records were skipped.
+        """Return one batch, made in this thread with the help of others; empty if all of its records were skipped.
 
-        What is iterated over is the same, and not affected. Thread-safe.
+        Iteration gives the same batch, and is not affected. Thread-safe.
 
         Args:
             epoch: number of the epoch, from 0.
@@ -999,16 +1000,15 @@ class Batches:
         return batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next `iter` run through this epoch, from its start; an epoch that is being resumed continues.
+        """Make the next `iter` go through this epoch from its start; an epoch that is being resumed continues.
 
-        Needed only where copies of this object do the reading, as in a torch `DataLoader` with workers: they cannot
-        count the epochs.
+        Needed only if copies of this object read, as in a torch `DataLoader` with workers: they cannot count epochs.
 
         Args:
             epoch: number of the epoch, from 0.
 
         Raises:
-            OptionError: the epoch is no such number; 1.0 would have another order than 1.
+            OptionError: the epoch is not such a number; 1.0 would have another order than 1.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, Integral) or epoch < 0:
             raise OptionError(f"set_epoch({epoch!r}); want the number of an epoch, 0 or more")
@@ -1024,11 +1024,11 @@ class Batches:
         """Make the next `iter` resume after the last batch that was delivered when `state` was taken.
 
         Args:
-            state: state of a loader over the same directory in the same order. The state of a torchdata
-                `StatefulDataLoader` that wraps such a loader will do, too, so its number of workers may change.
+            state: state of a loader over the same directory in the same order, or of a torchdata `StatefulDataLoader`
+                that wraps such a loader, so that its number of workers may change.
 
         Raises:
-            OptionError: the state belongs to another dataset or order, or is no state of a loader.
+            OptionError: the state belongs to another dataset or order, or is not the state of a loader.
         """
         found = read_state(state, self._identity)
         if not found.is_at_end and self._schedule(found.epoch, found.schedule.start) != found.schedule:
@@ -1037,10 +1037,10 @@ class Batches:
         self._epoch = found.epoch
 
     def _begin(self) -> Position:
-        """Return where this `iter` begins, and make the next one begin with the next epoch."""
+        """Return where this `iter` begins, and let the next one begin with the next epoch."""
         worker_id, num_workers = self._client.worker()
         here = self._resumed or self._start(self._epoch)
-        if here.is_at_end and 1 in {num_workers, here.num_workers}:  # of several workers, others may not be done
+        if here.is_at_end and 1 in {num_workers, here.num_workers}:  # other workers may not have finished
             here = self._start(here.epoch + 1)
         self._epoch, self._resumed = here.epoch + 1, None
         self._now = here.for_worker(worker_id, num_workers)
@@ -1080,7 +1080,7 @@ class Batches:
         return closed_at_exit(in_threads(self._fetched(jobs, depth), maker, depth, self._memory))
 
     def _fetched(self, jobs: Iterator[BatchJob], depth: int) -> Iterator[BatchJob]:
-        """Return the jobs, of which so many are in progress; the shards of those to come are fetched if need be."""
+        """Return the jobs, `depth` of which are in progress; fetch shards for later jobs where necessary."""
         look = self._look_ahead(self._units is None and _reads_in_one_go(self._order.identity["window"]))
         return jobs if look is None else ahead(jobs, look, depth)
 

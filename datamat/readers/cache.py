@@ -1,9 +1,9 @@
-"""Two bounded caches below the readers: encoded records in memory, and whole shards on a local disk.
+"""Provides two bounded caches below the readers: encoded records in memory, and whole shards on a local disk.
 
 Neither evicts entries to make room for more of the same dataset. Training reads every record once per epoch, so the
-least recently used one is needed next: a cache that evicted it would lose each entry just before its use. The one
-exception are shards behind a URL that an epoch reads one after another: those that it is done with make room for those
-that come next, as a larger disk is not to be had.
+least recently used record is needed next: a cache that evicted it would lose each entry just before its use. The only
+exception are shards behind a URL that an epoch reads one after another: shards that it has finished make room for the
+next ones, as the disk cannot grow.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 __all__ = ["RecordCache", "ShardStore", "Watch", "byte_limit", "default_cache"]
 
 Watch: TypeAlias = "Callable[[pathlib.Path, int], None]"
-"""Is told the path of an unfinished copy, and how many of its first bytes are there."""
+"""Called with the path of an unfinished copy, and the number of its first bytes that are there."""
 
 
-_MOST_BYTES = 10 << 30  # of copies, where the user names no folder for them
+_MOST_BYTES = 10 << 30  # of copies, if the user names no folder for them
 _RECORD_OVERHEAD = 400  # bytes of the dict, its entry and the objects in it, measured for three columns
 _LOCK = ".lock"
 _PART = ".part"
@@ -63,18 +63,18 @@ def byte_limit(value: Any, where: str) -> int:
     return value
 
 
-_MOST_SHARE = 10  # of the free space: the rest is the user's
+_MOST_SHARE = 10  # of the free space: the rest is left to the user
 
 
 def default_cache() -> tuple[pathlib.Path, int]:
-    """Make the folder for copies of shards in this user's cache folder; return its path, and how many bytes to keep.
+    """Make the folder for copies of shards in this user's cache folder; return its path and the most bytes to keep.
 
-    That is `datamat` in `XDG_CACHE_HOME` or `~/.cache`, for nobody else to read, and 10 GB, or a tenth of the space
-    that is free there, if that is less.
+    The folder is `datamat` in `XDG_CACHE_HOME` or `~/.cache`, which no other user can read. The limit is 10 GB or a
+    tenth of the free space, whichever is less.
 
     Raises:
         OptionError: it cannot be made.
-        OutputError: its name is taken by something that another user could change.
+        OutputError: something that another user could change has its name.
     """
     above = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     remedy = "name another folder with cache_dir="
@@ -85,13 +85,13 @@ def default_cache() -> tuple[pathlib.Path, int]:
     except OSError as error:
         if isinstance(error, DatamatError):
             raise
-        reason = f"copies of shards have no place: {above / 'datamat'}: {error.strerror}"
+        reason = f"no folder for copies of shards: {above / 'datamat'}: {error.strerror}"
         raise OptionError(f"{reason}; {remedy}") from error
 
 
 @final
 class RecordCache:
-    """Keeps the encoded records that come first, until they fill the limit. Thread-safe; each process has its own.
+    """Keeps the first encoded records until they reach the limit. Thread-safe; each process has its own.
 
     Args:
         max_bytes: most bytes of memory; 0 keeps nothing.
@@ -109,7 +109,7 @@ class RecordCache:
 
     def keep(self, position: int, record: Mapping[str, Column]) -> None:
         """Cache the record at a position if there is room for it."""
-        # Without waiting: a process forked while a thread held the lock would wait forever.
+        # Do not wait: a process forked while a thread held the lock would wait forever.
         if self.num_bytes >= self.max_bytes or not self._lock.acquire(blocking=False):
             return
         try:
@@ -126,13 +126,14 @@ class RecordCache:
 
 @final
 class ShardStore:
-    """Copies of files of directories on a local disk, for those that are slow to read.
+    """Copies files of slow directories to a local disk.
 
     Safe with any number of processes. The name of a copy is the checksum of its content, which is checked while
-    copying, so a copy never stands for a file that was rewritten since. It appears under its name once it is complete.
-    One process copies a file while the others wait. Copies of other datasets are removed when room is needed, least
-    recently used first; copies of this one stay, unless an epoch says which it still needs (`need`). What a reader has
-    open (`in_use`) stays in any case. Other files, such as offsets, are only kept beside all files of this dataset.
+    copying, so that a copy never stands for a file rewritten since. It appears under its name when it is complete. One
+    process copies a file while the others wait. When room is needed, copies of other datasets are removed, least
+    recently used first; copies of this dataset stay, unless an epoch says which ones it still needs (`need`). Copies
+    that a reader has open (`in_use`) always stay. Other files, such as offsets, are kept only if all files of this
+    dataset fit.
 
     Args:
         folder: folder of the copies; created if missing.
@@ -158,14 +159,14 @@ class ShardStore:
 
     @property
     def is_too_small(self) -> bool:
-        """Whether not all files of this dataset fit at once."""
+        """Whether the files of this dataset do not all fit at once."""
         return sum(self._own.values()) > self._max_bytes
 
     def fetch(self, info: ListedFile, folder: Folder) -> pathlib.Path:
         """Return the path of a copy of a file of a directory, made now if it is missing.
 
         Raises:
-            CorruptDataError: the file differs from what the manifest says, also when it is fetched again.
+            CorruptDataError: the file differs from what the manifest says, even when it is fetched again.
             OutputError: the file cannot be read, or does not fit here.
         """
         copy = self.fetch_if_it_fits(info, folder)
@@ -188,7 +189,7 @@ class ShardStore:
             BlockingIOError: another process fetches it, and `wait` is False.
         """
         with self._translate_disk_errors(but=BlockingIOError):
-            for is_last in (False, True):  # a bad cable or proxy, and what was replaced meanwhile, deserve another look
+            for is_last in (False, True):  # twice, for bad cables and proxies, and for files just replaced
                 try:
                     return self._copy(info, folder, wait=wait, watch=watch)
                 except CorruptDataError:
@@ -202,7 +203,7 @@ class ShardStore:
         return copy if _used_now(copy, info.num_bytes) else None
 
     def is_being_made(self, info: ListedFile) -> bool:
-        """Tell whether a thread or process makes the copy of a file at this moment."""
+        """Return True if a thread or process is making the copy of a file right now."""
         if not (self._folder / f".{info.checksum}{_LOCK}").exists():
             return False
         try:
@@ -222,7 +223,7 @@ class ShardStore:
 
     @contextlib.contextmanager
     def scratch(self, num_bytes: int) -> Iterator[BinaryIO]:
-        """Open a file of a size that takes no room yet, and has its name only inside of the block."""
+        """Open a file of a given size that takes no room yet, and has its name only within the block."""
         with (
             self._translate_disk_errors(),
             tempfile.NamedTemporaryFile(dir=self._folder, suffix=_SCRATCH) as file,
@@ -231,19 +232,19 @@ class ShardStore:
             yield file  # type: ignore[misc]  # a wrapper around one
 
     def in_use(self, copy: pathlib.Path) -> Callable[[], None]:
-        """Keep a copy until the function that this returns is called: no process removes it to make room.
+        """Keep a copy until the returned function is called: no process removes it to make room.
 
         Raises:
             FileNotFoundError: there is no such copy.
         """
         import fcntl
 
-        file = open(copy, "rb")  # noqa: SIM115 -- open as long as it is in use
+        file = open(copy, "rb")  # noqa: SIM115 -- stays open while it is in use
         fcntl.flock(file, fcntl.LOCK_SH)
         owner = os.getpid()
 
         def release() -> None:
-            # Explicitly, as a forked child may have the file open; by such a child it is only closed.
+            # Unlock explicitly, as a forked child may have the file open; the child only closes it.
             with contextlib.suppress(ValueError):
                 if os.getpid() == owner:
                     fcntl.flock(file, fcntl.LOCK_UN)
@@ -255,7 +256,7 @@ class ShardStore:
         """Say which shards an epoch still needs, so that the others may make room; None when it ends.
 
         Args:
-            reader: number of the epoch's reader, to tell those that read at the same time apart.
+            reader: number of the epoch's reader, to tell simultaneous readers apart.
             infos: the shards that it needs next.
         """
         own = os.getpid(), reader
@@ -274,7 +275,7 @@ class ShardStore:
         return copy
 
     def _make(self, path: pathlib.Path, info: ListedFile, folder: Folder, watch: Watch) -> bool:
-        """Copy a file if it fits; it counts with its full size while it is written."""
+        """Copy a file if it fits; it counts at its full size while it is written."""
         part = path.with_name(path.name + _PART)
         is_own = path.name in self._own
         free = 0 if is_own else sum(size for name, size in self._own.items() if not (self._folder / name).exists())
@@ -303,7 +304,7 @@ class ShardStore:
         return True
 
     def _make_room(self, num_bytes: int, *, but: str) -> bool:
-        """Remove files until `num_bytes` fit below the limit, those of other datasets first; return whether they do."""
+        """Remove files, of other datasets first, until `num_bytes` fit below the limit; return True if they do."""
         found = [(status, path) for status, path in self._held() if path.name != but]
         used = sum(status.st_size for status, _ in found)
         for _, _, status, path in sorted(
@@ -316,15 +317,15 @@ class ShardStore:
         return used + num_bytes <= self._max_bytes
 
     def _may_go(self, name: str) -> bool:
-        """Tell whether a file may make room: of other datasets, or of this one where an epoch is done with it."""
+        """Return True if a file may be removed: of another dataset, or one that an epoch of this one has finished."""
         if name not in self._own:
             return True
-        # What the parent of a forked process needed then says nothing of what it needs now.
+        # What the parent of a forked process needed then says nothing about what it needs now.
         needed = [names for (pid, _), names in [*self._needed.items()] if pid == os.getpid()]
         return bool(needed) and not any(name in one for one in needed)
 
     def _remove(self, path: pathlib.Path) -> bool:
-        """Remove a copy, or a part that a killed process left; return whether it is gone. Open readers keep working."""
+        """Remove a copy, or a part left by a killed process; return True if it is gone. Open readers keep working."""
         import fcntl
 
         checksum, _, rest = path.name.partition(".")
@@ -339,7 +340,7 @@ class ShardStore:
             with contextlib.suppress(FileNotFoundError), _open_to_lock(path) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while a reader has it open
                 path.unlink(missing_ok=True)
-        except OSError:  # or where it is another user's
+        except OSError:  # or if it belongs to another user
             return False
         return True
 
@@ -347,7 +348,7 @@ class ShardStore:
         """Return status and path of all files in the folder, finished and unfinished."""
         while True:
             paths = [path for path in self._folder.iterdir() if not path.name.endswith((_LOCK, _SCRATCH))]
-            # A file that another process has just renamed exists under its new name: list again, and count it.
+            # A file that another process has just renamed exists under its new name: list again to count it.
             with contextlib.suppress(FileNotFoundError):
                 return [(path.lstat(), path) for path in paths]
 
@@ -364,11 +365,11 @@ class ShardStore:
 
     @contextlib.contextmanager
     def _lock(self, what: str, *, wait: bool = True) -> Iterator[None]:
-        """Hold a named lock among all threads and processes; it is released when its holder dies."""
+        """Hold a named lock, which excludes all threads and processes, and is released when its holder dies."""
         require_posix("cache_dir=")
         import fcntl
 
-        # flock(2) belongs to the open file and not to the process, so that threads exclude each other, too. It is
+        # flock(2) belongs to the open file and not to the process, so that threads exclude each other as well. It is
         # released explicitly: a forked child may have the file open.
         path = self._folder / f".{what}{_LOCK}"
         file = _locked(path, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -381,12 +382,12 @@ class ShardStore:
 
 
 def _locked(path: pathlib.Path, how: int) -> BinaryIO:
-    """Open a lock file, and lock it; one that its last holder has removed meanwhile excludes nobody, so try again."""
+    """Open and lock a lock file; a file that its last holder has removed meanwhile excludes no one, so try again."""
     import fcntl
 
     while True:
         _clear(path)
-        file = open(path, "ab")  # noqa: SIM115 -- open as long as it is locked
+        file = open(path, "ab")  # noqa: SIM115 -- stays open while it is locked
         try:
             fcntl.flock(file, how)
             if _is_at(file, path):
@@ -398,7 +399,7 @@ def _locked(path: pathlib.Path, how: int) -> BinaryIO:
 
 
 def _open_to_lock(path: pathlib.Path) -> BinaryIO:
-    """Open a file that is to be locked against all others: NFS refuses that to whoever may not write."""
+    """Open a file for an exclusive lock, which NFS refuses without write permission."""
     try:
         return open(path, "r+b")
     except PermissionError:
@@ -413,10 +414,10 @@ def _is_at(file: BinaryIO, path: pathlib.Path) -> bool:
 
 
 def _reserve(file: BinaryIO, num_bytes: int) -> None:
-    """Give a file its size, and the space for it on the disk.
+    """Give a file its size, and reserve the space for it on the disk.
 
     Raises:
-        OSError: the disk has less.
+        OSError: the disk has less space.
     """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, max(num_bytes, 1))
@@ -431,7 +432,7 @@ def _name_of(info: ListedFile) -> str:
 
 
 def _clear(path: pathlib.Path) -> None:
-    """Remove what has the name of a file of the cache and is none: a FIFO would be waited for for ever."""
+    """Remove anything that has the name of a cache file but is not a file: opening a FIFO would wait forever."""
     with contextlib.suppress(FileNotFoundError):
         mode = path.lstat().st_mode
         if stat.S_ISDIR(mode):
@@ -441,7 +442,7 @@ def _clear(path: pathlib.Path) -> None:
 
 
 def _used_now(copy: pathlib.Path, num_bytes: int) -> bool:
-    """Return whether a copy exists and has its size, and mark it as used now."""
+    """Return True if a copy exists with its full size, and mark it as used now."""
     try:
         found = copy.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_size != num_bytes:
@@ -453,7 +454,7 @@ def _used_now(copy: pathlib.Path, num_bytes: int) -> bool:
 
 
 def _write(blocks: Iterable[bytes], file: BinaryIO, info: ListedFile, place: str, watch: Watch) -> None:
-    """Write the content of a file of the directory, and check it."""
+    """Write the content of a file of the directory and check it."""
     digest, size = info.hasher(), 0
     part = pathlib.Path(file.name)
     watch(part, 0)

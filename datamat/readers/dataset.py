@@ -1,4 +1,4 @@
-"""`load` and what it returns: records by position, by key and in order; views of them, `concat` and `mix`."""
+"""Provides `load` and what it returns: records by position, by key and in order; views of them, `concat` and `mix`."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ __all__ = ["ShardedDataset", "concat", "load", "mix"]
 #
 # Random access to the records of a finished directory, and the ways to read all of them.
 #
-# The offsets beside a shard, which are memory-mapped, lead to a record; it is read, checked against its checksums and
-# decoded. Memory holds half a byte per record, and no shard is scanned.
+# Memory-mapped offsets next to a shard locate a record, which is read, checked against its checksums and decoded. No
+# shard is scanned, and memory holds half a byte per record.
 
 
 _SAID_ELSEWHERE = {
@@ -110,10 +110,10 @@ _AT_ONCE = 64  # records of an iteration whose shards are asked for together
 
 
 class ShardedDataset(Sequence[dict[str, Any]]):
-    """All or some of the records of finished directories; each is a dict by feature name, always with `key`.
+    """All or some of the records of finished directories. Each is a dict by feature name, and always has `key`.
 
-    `load` returns it; `select`, `take`, `shard`, `filter`, `drop`, `map`, `columns` and `join` return another one, of
-    the same shards. So do `concat` and `mix` of several.
+    `load` returns a dataset; `select`, `take`, `shard`, `filter`, `drop`, `map`, `columns` and `join` return another
+    view of the same shards, and so do `concat` and `mix` of several datasets.
 
     Thread-safe and picklable: a copy in another process opens its own files. It works as a random-access data source
     for torch, grain and any code that needs `len` and items.
@@ -121,7 +121,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
     Args:
         records: the records of one or more directories.
         selection: which of them, in this order; None for all.
-        mix: members of a mix, each a selection of the records, and how they take turns; None if this is not a mix.
+        mix: members of a mix, each a selection of the records, and how they take turns; None if it is not a mix.
     """
 
     def __init__(self, records: Records, selection: Selection | None = None, mix: _Mix | None = None) -> None:
@@ -133,7 +133,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
     @property
     def path(self) -> pathlib.Path | str:
-        """The directory; if it is behind a URL, that, without secrets.
+        """The directory, or its URL without secrets.
 
         Raises:
             OptionError: the records come from several directories.
@@ -143,22 +143,22 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
     @property
     def manifest(self) -> Manifest:
-        """Manifest of the directory, as it was when this was loaded; raises as `path` does."""
+        """Manifest of the directory when it was loaded; raises as `path` does."""
         return self._only_part.manifest
 
     @property
     def split(self) -> str | None:
-        """The split that was loaded, None for all of them; raises as `path` does."""
+        """The split that was loaded, or None for all; raises as `path` does."""
         return self._only_part.split
 
     @property
     def features(self) -> Features:
-        """Schema of the stored samples, with `key`: those that functions of `map` get."""
+        """Schema of the stored samples, including `key`: the samples that functions of `map` get."""
         return self._records.features
 
     @property
     def files(self) -> list[str]:
-        """Paths of the shards that the records come from, in order; URLs where a directory was loaded from one."""
+        """Paths of the shards that the records come from, in order; URLs if a directory was loaded from one."""
         return [part.folder.place(info.file) for part in self._records.parts for info in part.shards]
 
     def __len__(self) -> int:
@@ -171,10 +171,10 @@ class ShardedDataset(Sequence[dict[str, Any]]):
     def __getitem__(self, item: slice) -> ShardedDataset: ...
 
     def __getitem__(self, item: int | str | slice) -> dict[str, Any] | ShardedDataset:
-        """Return one sample, by position (negative ones count from the end) or by key; of a slice, the dataset.
+        """Return one sample by position (negative positions count from the end) or by key, or a dataset for a slice.
 
         Args:
-            item: position of the sample, or its key; or a slice of positions, as for `select`.
+            item: position or key of the sample, or a slice of positions, as for `select`.
 
         Raises:
             IndexError: the position is out of range.
@@ -190,19 +190,19 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return Sample(self._records.sample(self._position(item)))
 
     def __getitems__(self, items: Sequence[int]) -> list[dict[str, Any]]:
-        """Return several samples: what the data loaders of torch and Hugging Face ask a map-style dataset for.
+        """Return several samples, as the data loaders of torch and Hugging Face ask of a map-style dataset.
 
         Damaged records are skipped if the dataset was loaded with `errors="skip"`; otherwise they raise, as in
         `__getitem__`.
 
         Args:
-            items: positions of the samples, in any order; negative ones count from the end.
+            items: positions of the samples, in any order; negative positions count from the end.
         """
         found = [self._records.sample_or_skip(self._position(item)) for item in items]
         return [sample for sample in found if sample is not None]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the samples shard by shard, reading each file from front to back."""
+        """Yield the samples shard by shard, and read each file from front to back."""
         start, self._next_place = self._next_place, 0
         with contextlib.closing(self._positions_from(start)) as positions:
             for place, position in enumerate(positions, start):
@@ -221,7 +221,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         A state from the end of an iteration starts again at the first sample.
 
         Args:
-            state: what `state_dict` returned, of a dataset with the same records.
+            state: what `state_dict` of a dataset with the same records returned.
 
         Raises:
             OptionError: the state belongs to other records.
@@ -244,25 +244,25 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return len(self._records.positions)
 
     def __contains__(self, key: object) -> bool:
-        """Return whether a record has this key."""
+        """Return True if a record has this key."""
         return isinstance(key, str) and self._selection.place_of(self._records.positions_of(key)) is not None
 
     def keys(self) -> list[str]:
-        """Return the keys of all records, in order; they come from the index files, so no shard is read."""
+        """Return the keys of all records, in order, from the index files; no shard is read."""
         keys = self._records.keys()
         return keys if self._is_whole else [keys[position] for position in self._selection.positions]
 
     def select(self, items: Iterable[int | str] | slice) -> ShardedDataset:
-        """Return the dataset of some records, in the order in which they are named; none is read.
+        """Return a dataset of some records, in the order in which they are named; none is read.
 
         Args:
-            items: positions (negative ones count from the end), keys, or a mixture of both; or a slice of positions. A
-                record may be named more than once.
+            items: positions (negative positions count from the end), keys, or a mixture of both, or a slice of
+                positions. A record may be named more than once.
 
         Raises:
             IndexError: a position is out of range.
             KeyError: no record has this key.
-            TypeError: an item is neither a position nor a key, such as a value of a mask; or the items are a set, which
+            TypeError: an item is neither a position nor a key, such as a value of a mask, or the items are a set, which
                 has no order.
 
         Example:
@@ -271,9 +271,9 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         if isinstance(items, slice):
             return self._chosen(lambda selection: range(len(selection))[items])
         if isinstance(items, (str, bytes, int, np.integer)):
-            raise TypeError(f"select wants several positions or keys, and {items!r} is one; write select([{items!r}])")
+            raise TypeError(f"select wants several positions or keys, but {items!r} is one; write select([{items!r}])")
         if not isinstance(items, Iterable):
-            raise TypeError(f"select wants positions, keys or a slice, and this is a {type(items).__name__}")
+            raise TypeError(f"select wants positions, keys or a slice, not a {type(items).__name__}")
         if isinstance(items, (set, frozenset)):
             raise TypeError(
                 "select wants positions or keys in an order, and a set has none that lasts; write select(sorted(items))"
@@ -290,10 +290,10 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return self._chosen(lambda _: places)
 
     def take(self, count: int) -> ShardedDataset:
-        """Return the dataset of the first records.
+        """Return a dataset of the first records.
 
         Args:
-            count: number of records, 0 or more; all, if there are fewer.
+            count: number of records, 0 or more; all records if there are fewer.
 
         Raises:
             OptionError: the number is negative.
@@ -303,9 +303,9 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return self._chosen(lambda selection: range(min(int(count), len(selection))))
 
     def shard(self, rank: int, world: int) -> ShardedDataset:
-        """Return the dataset of one of several equal parts: neighbouring records, whose numbers differ by at most one.
+        """Return one of several parts of neighbouring records, whose sizes differ by at most one.
 
-        The part has the same records in every epoch, and a state belongs to the part. For training with several ranks,
+        A part has the same records in every epoch, and a state belongs to the part. For training with several ranks,
         `rank` and `world_size` of the readers divide each epoch instead: shuffling then mixes all records, all ranks
         get the same number of batches, and a state fits any number of ranks.
 
@@ -325,19 +325,19 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return self._chosen(part)
 
     def filter(self, condition: Any, *, on: str = "samples") -> ShardedDataset:
-        """Return the dataset of the records for which a condition is true.
+        """Return a dataset of the records for which a condition is true.
 
-        The condition is evaluated when a result of it is first needed: once for each record, in threads.
+        The condition is evaluated when its result is first needed, once for each record, in threads.
 
         Args:
             condition: a function that gets a sample (as it is in the first epoch) and returns a truth value; or a
                 `pyarrow.compute.Expression`, such as `pc.field("label") == 3`. An expression reads only the fields that
-                it names. `key`, and fields that samples do not have, come from the index: then no shard is read.
-            on: "samples", or "index": names then stand for the fields of the rows in the index, and a function gets
-                a dict of these, with the `key` of the record. No shard is read.
+                it names. `key`, and fields that samples do not have, come from the index, for which no shard is read.
+            on: "samples", or "index": names then stand for the fields of the rows in the index, and a function gets a
+                dict of them with the `key` of the record. No shard is read.
 
         Raises:
-            OptionError: the condition is neither, or an expression does not fit the fields.
+            OptionError: the condition is neither of these, or an expression does not fit the fields.
 
         Example:
             >>> large = train.filter(lambda sample: sample["boxes"].shape[0] > 3)   # doctest: +SKIP
@@ -359,9 +359,9 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         )
 
     def map(self, function: Any, *, seed: int = 0, untouched: Collection[str] = ()) -> ShardedDataset:
-        """Return the dataset whose samples go through a function as they are read.
+        """Return a dataset whose samples go through a function as they are read.
 
-        `transform=` of the readers follows. Batches collate what the function returns; `key` stays.
+        A `transform=` of the readers comes afterwards. Batches collate what the function returns; `key` stays.
 
         Args:
             function: transform of single samples, as for `Materializer`: an albumentations pipeline, or a callable
@@ -371,7 +371,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             untouched: fields that geometric transforms leave alone on purpose, as for `Materializer`.
 
         Raises:
-            OptionError: the function is of another kind.
+            OptionError: the function has another form.
         """
         names = field_names(untouched)
 
@@ -382,45 +382,45 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return self._with_records(self._records.changed(changed))
 
     def columns(self, *names: str) -> ShardedDataset:
-        """Return the dataset with some of the fields of each record; no others are decoded.
+        """Return a dataset with some of the fields of each record; no others are decoded.
 
         Args:
             names: names of the fields; `key` stays in any case.
 
         Raises:
-            OptionError: the records have no such field, or `map` comes before.
+            OptionError: the records have no such field, or `map` comes earlier.
         """
         wrong = [name for name in names if not isinstance(name, str)]
         if wrong:
             raise OptionError(
-                f"columns: {wrong[0]!r} is no name; write each on its own, as in columns('image', 'label')"
+                f"columns: {wrong[0]!r} is not a name; give each name by itself, as in columns('image', 'label')"
             )
         if self._records.is_mapped:
             raise OptionError("columns after map: the function of map gets the stored fields; call columns first")
         return self._with_records(self._records.changed(lambda part: part.with_fields(names)))
 
     def join(self, other: Any, on: str = "key", how: How = "exact", prefix: str = "") -> ShardedDataset:
-        """Return the dataset whose records also have the fields of a partner, which another dataset or a table holds.
+        """Return a dataset whose records also have the fields of a partner in another dataset or a table.
 
-        Partners are found now, by the keys of the indexes; their fields are read with the records. Where records come
-        in an order in which their partners do not lie, formats that keep many records together (Parquet, gzip) are slow
-        to read: write such a dataset in another format or order.
+        Partners are found now, by the keys of the indexes; their fields are read with the records. If the partners do
+        not lie in the order of the records, formats that keep many records together (Parquet, gzip) are slow to read:
+        write such a dataset in another format or order.
 
         Args:
-            other: a dataset, or a table of pyarrow, pandas, polars or whatever gives Arrow; or the path of one in
-                Parquet, CSV, TSV or JSON Lines. Memory holds all of a table. An empty cell is None, except in text of
-                CSV, and its column `Nullable`.
-            on: "key", where the key of a row is that of all its copies, and a table has the column "key". Or a field of
-                text or integers, which is matched with the field of that name in the other; of a dataset without such a
-                field, with its keys.
-            how: what becomes of records without partner: "exact" refuses them, "inner" leaves them out, "left" gives
-                them None in the new fields, which are then `Nullable`.
-            prefix: what goes before the name of each joined field.
+            other: a dataset; a table of pyarrow, pandas, polars or anything else that exports Arrow; or the path of a
+                Parquet, CSV, TSV or JSON Lines file. A table is held in memory as a whole. An empty cell, except for
+                text in CSV, becomes None, and its column `Nullable`.
+            on: "key": the key of a row stands for all its copies, and a table has a column "key". Or a field of text
+                or integers, which is matched with the field of that name in `other`, or with the keys of a dataset
+                that has no such field.
+            how: what happens to records without a partner: "exact" refuses them, "inner" leaves them out, "left" gives
+                them None in the new fields, which become `Nullable`.
+            prefix: put in front of the name of each joined field.
 
         Raises:
-            OptionError: a record has no partner, or two have its key; both have a field of one name; `map` comes
-                before, or an argument is invalid.
-            SourceError: the table cannot be read, or no feature stores a column.
+            OptionError: a record has no partner, or two partners have its key; both sides have a field of the same
+                name; `map` comes earlier; or an argument is invalid.
+            SourceError: the table cannot be read, or no feature can store a column.
 
         Example:
             >>> captioned = train.join(load("out/captions"), how="inner", prefix="blip_")   # doctest: +SKIP
@@ -497,7 +497,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return datamat.convert(self, output, **options)
 
     def stored_part(self) -> Part:
-        """Return the directory that the records come from; raises `OptionError` where there are several."""
+        """Return the directory that the records come from; raises `OptionError` if there are several."""
         return self._only_part
 
     def stored_positions(self) -> range | np.ndarray:
@@ -508,23 +508,23 @@ class ShardedDataset(Sequence[dict[str, Any]]):
     def to_tf(
         self, batch_size: int | None = None, *, tf: TfOptions | None = None, **options: Unpack[BatchKeywords]
     ) -> Any:
-        """Return a `tf.data.Dataset` of dicts by feature name: decoded, batched and prefetched.
+        """Return a `tf.data.Dataset` of dicts by feature name, decoded, batched and prefetched.
 
-        TensorFlow reads TFRecord itself, plain or gzip, and interleaves the shards; datamat's decoders decode images
-        many at a time, in threads of TensorFlow and of this process. Python reads other formats, directories behind a
-        URL, views, batches of sequences and those of several ranks, batch by batch. Iterators are saved and restored by
-        `tf.train.Checkpoint`.
+        TensorFlow itself reads TFRecord, plain or gzip, and interleaves the shards; datamat's decoders decode many
+        images at a time, in threads of TensorFlow and of this process. Python reads other formats, directories behind a
+        URL, views, batches of sequences and batches for several ranks, batch by batch. Iterators are saved and restored
+        by `tf.train.Checkpoint`.
 
         Args:
             batch_size: records per batch; None yields single samples.
-            tf: cache, snapshot, service and more that only TensorFlow has; see `TfOptions`.
-            options: how records become batches; `BatchOptions` describes each. With ranks and with any of `pad`,
+            tf: cache, snapshot, service and other options of TensorFlow alone; see `TfOptions`.
+            options: how records become batches; `BatchOptions` describes each. With ranks, or with any of `pad`,
                 `bucket`, `pack` and `collate_fn`, batches are those of `to_numpy` with the same arguments and seed:
                 Python reads them, and calls any `transform` with arrays. Otherwise a `transform` that is a callable
-                `(sample) -> sample` is traced by TensorFlow and gets tensors: after `tf.random.set_seed`,
-                `tf.random.uniform` and its kin draw the same numbers in every epoch; a `tf.random.Generator` created
-                outside the function continues its sequence. The checkpoint of any rank resumes all, also if there are
-                more or fewer by then: one that goes on alone has rank=0 and world_size=1.
+                `(sample) -> sample` is traced by TensorFlow and gets tensors: after `tf.random.set_seed`, functions
+                such as `tf.random.uniform` draw the same numbers in every epoch; a `tf.random.Generator` created
+                outside the function continues its sequence. The checkpoint of any rank resumes all ranks, even if
+                their number has changed; to continue with a single one, set rank=0 and world_size=1.
 
         Returns:
             images uint8 (height, width, channels), masks uint8 (height, width), labels int64, boxes float32 (n, 4),
@@ -534,25 +534,25 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         Raises:
             MissingDependencyError: TensorFlow is not installed.
             OptionError: an argument is invalid, or contradicts another; the service does not answer, cannot read the
-                format, or cannot run the transform; or a function returns what has
+                format, or cannot run the transform; or a function returns something that has
                 no tensor.
-            SampleError: samples differ in their fields, dtypes or dimensions. Where that comes out while reading, it
-                is a `tf.errors.OpError` that names key and field.
-            CorruptDataError: a shard's size differs from its size in the manifest. A damaged record that is met while
-                reading raises `tf.errors.InvalidArgumentError`, which names file, record and key.
-            FingerprintError: with `snapshot`, something that `static_transform` holds cannot be compared between
+            SampleError: samples differ in their fields, dtypes or dimensions. If that shows only while reading, the
+                error is a `tf.errors.OpError` that names key and field.
+            CorruptDataError: a shard's size differs from its size in the manifest. A damaged record found while reading
+                raises `tf.errors.InvalidArgumentError`, which names file, record and key.
+            FingerprintError: with `snapshot`, `static_transform` holds something that cannot be compared between
                 programs, such as a function traced by `tf.function`.
         """
         given, of_tf = BatchOptions.of("to_tf", batch_size, options), TfOptions() if tf is None else tf
         if not isinstance(of_tf, TfOptions):
             raise OptionError(f"tf is {tf!r}; want something like TfOptions(cache=True)")
-        given.cut(0, 1)  # raises where a number is out of range
+        given.cut(0, 1)  # raises if a number is out of range
         is_planned = given.makes_batches or given.world_size is not None
         transform = given.transform
         if transform is not None and (tf_source.wants_arrays(transform) or is_planned):
             transform = self._sample_transform(transform, given.seed, given.untouched)
         elif transform is not None:
-            FunctionStage(transform)  # raises where it cannot be called
+            FunctionStage(transform)  # raises if it cannot be called
         is_changed = self._records.is_mapped or transform is not None or of_tf.static_transform is not None
         has_others = is_changed or given.makes_batches
         read = tf_source.ReadOptions(
@@ -621,10 +621,10 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
     @takes(*BATCH_PARAMETERS)
     def to_numpy(self, batch_size: int | None = None, **options: Unpack[BatchKeywords]) -> Batches:
-        """Return an iterable of batches of numpy arrays, decoded by threads straight into the memory of the batch.
+        """Return an iterable of batches of numpy arrays, which threads decode straight into the memory of the batch.
 
-        Each `iter` runs through the next epoch, in a new order if shuffled. `state_dict` and `load_state_dict` resume
-        in the middle of one, with any number of workers and ranks.
+        Each `iter` goes through the next epoch, in a new order if shuffled. `state_dict` and `load_state_dict` resume
+        in the middle of an epoch, with any number of workers and ranks.
 
         Args:
             batch_size: maximum number of records in a batch; None yields single samples.
@@ -632,11 +632,11 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
         Returns:
             Batches by feature name: images uint8 (n, height, width, channels) and masks uint8 (n, height, width), or
-            lists of arrays where sizes differ; numbers (n,); tensors of one shape (n, ...). Boxes, and lists and
+            lists of arrays if sizes differ; numbers (n,); tensors of one shape (n, ...). Boxes, and lists and
             tensors whose sizes differ between records, are lists of n arrays; text and keys are lists of n str.
 
         Raises:
-            OptionError: an argument is invalid, or a record alone has more tokens than `bucket` or `pack` allows.
+            OptionError: an argument is invalid, or a single record has more tokens than `bucket` or `pack` allows.
 
         Example:
             >>> for batch in train.to_numpy(32, shuffle=True, seed=1):   # doctest: +SKIP
@@ -647,10 +647,10 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
     @takes(*BATCH_PARAMETERS)
     def to_torch(self, batch_size: int | None = None, **options: Unpack[BatchKeywords]) -> Batches:
-        """Return an iterable of batches of tensors: `to_numpy` for PyTorch, on the same memory.
+        """Return an iterable of batches of tensors: `to_numpy` for PyTorch, with the same memory.
 
-        The result is a complete loader: it needs no `DataLoader`. It is also an `IterableDataset` for one, with
-        `batch_size=None`, whose workers then share the batches. The `ShardedDataset` itself is a map-style dataset.
+        The result is a complete loader that needs no `DataLoader`. It is also an `IterableDataset` for a `DataLoader`
+        with `batch_size=None`, whose workers then share the batches. `ShardedDataset` itself is a map-style dataset.
 
         Args:
             batch_size: maximum number of records in a batch; None yields single samples.
@@ -673,23 +673,24 @@ class ShardedDataset(Sequence[dict[str, Any]]):
     def to_megatron(
         self, prefix: str | os.PathLike[str], *, num_workers: int | None = None
     ) -> tuple[pathlib.Path, pathlib.Path]:
-        """Write the tokens of all records for Megatron-LM and its kin: `PREFIX.bin` and `PREFIX.idx`.
+        """Write the tokens of all records for Megatron-LM and its derivatives, as `PREFIX.bin` and `PREFIX.idx`.
 
-        Each record becomes a document, in order, with the tokens that its one field of integers (n,) holds; other
-        fields are left out. Tokens that separate documents are yours to write, as `preprocess_data.py` does with
-        `--append-eod`. The bytes do not depend on the number of workers. Both files appear when they are complete;
-        after a kill, the call starts anew. `Materializer("megatron", prefix, output)` reads them.
+        Each record becomes a document, in order, with the tokens that its only field of integers (n,) holds; other
+        fields are left out. No tokens are added between documents: store them, as `preprocess_data.py` does with
+        `--append-eod`. The bytes do not depend on the number of workers. Both files appear when they are complete; if
+        the call is killed, it starts again from the beginning. `Materializer("megatron", prefix, output)` reads them.
 
         Args:
-            prefix: what the paths of the two files share. Its folder is made where it is missing.
-            num_workers: processes that read, and call the functions of `map`; None takes one per physical core.
+            prefix: common beginning of the paths of both files. A missing folder is made.
+            num_workers: processes that read and call the functions of `map`; None starts one per physical core.
 
         Returns:
             The paths of both files.
 
         Raises:
-            OptionError: there are no records, no field or several of integers (n,), or their dtype is uint32 or uint64.
-            OutputError: one of the files is there already.
+            OptionError: there are no records, there is not exactly one field of integers (n,), or its dtype is uint32
+                or uint64.
+            OutputError: one of the files already exists.
             SampleError: a function of `map` returns another dtype or shape than for the first record.
 
         Example:
@@ -698,15 +699,15 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return write_megatron(self, prefix, num_workers)
 
     def preview(self, count: int = 8, *, columns: int = 4, opacity: float = 0.5) -> Picture:
-        """Return a picture of samples: images with their masks drawn over them, keys, labels, texts, and the classes.
+        """Return a picture of samples: images with their masks drawn over them, keys, labels, texts and classes.
 
         Args:
             count: number of samples, at least 1, spread evenly over the dataset.
-            columns: number of samples in a row, at least 1.
+            columns: number of samples per row, at least 1.
             opacity: opacity of the masks, from 0 (invisible) to 1 (the image is hidden).
 
         Returns:
-            A picture that a notebook displays; `.save(path)` writes a PNG, `.array` is uint8 (height, width, 3).
+            A picture that notebooks display; `.save(path)` writes a PNG, `.array` is uint8 (height, width, 3).
 
         Raises:
             OptionError: an argument is out of range.
@@ -719,10 +720,10 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
     @property
     def statistics(self) -> dict[str, dict[str, Any]]:
-        """Statistics of each field, as the manifest has them for whole splits: no record is read.
+        """Statistics of each field, which the manifest has for whole splits; no record is read.
 
-        For a selection of records they describe all records of its splits; {} if any of them is unknown.
-        See `Manifest.statistics` for what there is of each type of feature.
+        For a selection of records, they describe all records of its splits; {} if any of these are unknown.
+        `Manifest.statistics` describes them for each type of feature.
 
         Example:
             >>> train.statistics["label"]["classes"]   # doctest: +SKIP
@@ -743,11 +744,11 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         tables = [feature_table(self.features), Table(["field", "statistics"], rows)]
         return render_html(f"ShardedDataset: {count_of(len(self), 'record')}", facts, tables)
 
-    if not TYPE_CHECKING:  # where a misspelt name is to be an error
+    if not TYPE_CHECKING:  # where a misspelt name should be an error
 
         def __getattr__(self, name: str) -> Any:
             if name not in _SAID_ELSEWHERE:
-                return object.__getattribute__(self, name)  # raises what it raised: the error may be of a property
+                return object.__getattribute__(self, name)  # raises the original error, which may come from a property
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}; {_SAID_ELSEWHERE[name]}",
                 name=name,
@@ -756,7 +757,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
     @property
     def _title(self) -> str:
-        """The directories, for messages."""
+        """Names of the directories, for messages."""
         return " + ".join(f"{str(part.folder)!r}, split={part.split!r}" for part in self._records.parts)
 
     @property
@@ -771,11 +772,11 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
     @property
     def _is_whole(self) -> bool:
-        """Whether these are all records of the directories, in their order."""
+        """Whether it has all records of the directories, in their order."""
         return self._mix is None and self._selection.is_all(len(self._records))
 
     def _positions_from(self, start: int) -> Generator[int]:
-        """Yield the positions of the records from a place on; the shards of those to come are fetched if need be."""
+        """Yield the positions of the records from a place on; fetch shards ahead where necessary."""
         look = self._records.look_ahead(isinstance(self._selection.positions, range))
         if look is None:
             yield from map(self._selection.at, range(start, len(self)))
@@ -793,14 +794,14 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return ShardedDataset(records, self._selection, self._mix)
 
     def _position(self, item: int | str) -> int:
-        """Return the position of a record that is read next."""
+        """Return the position of the record that is read next."""
         return self._selection.at(self._place_of(item, is_read=True))
 
     def _unknown_key(self, key: str) -> KeyError:
-        """Return the error of a key that no record has; who came with a split or a field is told what to do."""
+        """Return the error for an unknown key; for a split or a field, it says what to do."""
         error = KeyError(key)
         if key in self.features:
-            error.add_note(f"{key!r} is a field, not a key: each sample has it, and columns({key!r}) reads no other")
+            error.add_note(f"{key!r} is a field, not a key: each sample has it, and columns({key!r}) reads no others")
         for part in self._records.parts:
             if part.split is None and key in part.manifest.splits:
                 error.add_note(f"{key!r} is a split, not a key: load({str(part.folder)!r}, {key!r}) reads it")
@@ -815,14 +816,14 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         is_number = isinstance(item, (int, np.integer)) and not isinstance(item, bool)
         if not is_number and (isinstance(item, bool) or "bool" in str(getattr(item, "dtype", ""))):
             raise TypeError(
-                f"a sample has a position and a key, and {item!r} is neither; for a mask: "
+                f"a sample has a position and a key, but {item!r} is neither; for a mask: "
                 "select(np.flatnonzero(mask)), where the mask has as many values as the dataset has records"
             )
         try:
             position = operator.index(item)
         except TypeError as error:
             raise TypeError(
-                f"a sample has a position and a key, and {reprlib.repr(item)} is neither; for several samples: "
+                f"a sample has a position and a key, but {reprlib.repr(item)} is neither; for several samples: "
                 "select([2, 5]) or [2:5]"
             ) from error
         if not -len(self) <= position < len(self):
@@ -883,14 +884,14 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         )
 
     def _features_of_batches(self, *, is_changed: bool) -> Features:
-        """Return the schema with the sizes that all records share, by which batches are stacked.
+        """Return the schema with the sizes that all records share, which decide how batches are stacked.
 
         Args:
             is_changed: whether functions change the samples.
         """
         features = self.features
         if is_changed and any(isinstance(one, Geometry) and one.may_lose_rows() for one in features.values()):
-            return features  # with boxes go their labels
+            return features  # boxes bring their labels
         parts = self._records.parts
         features = features.as_found(info.statistics for part in parts for info in part.shards)
         for partners in zip(*(part.partners for part in parts), strict=False):
@@ -899,7 +900,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return features
 
     def _lengths(self, field: str) -> np.ndarray:
-        """Return the length of a field in each record that is read, int64 (records,), at its position: one pass."""
+        """Return int64 (records,): the length of a field in each record that is read, by position, in one pass."""
         if field not in self._known_lengths:
             records = self._records
             if not records.is_mapped:
@@ -916,7 +917,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
     @functools.cached_property
     def _identity(self) -> dict[str, Any]:
-        """The records that a state must belong to, as the checksums of their shards and what was selected."""
+        """The records that a state belongs to, as the checksums of their shards and what was selected."""
         made_of = [self._records.digest]
         if self._mix is not None:
             made_of.append(self._mix.digest)
@@ -932,13 +933,13 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 @final
 @frozen(slots=False, eq=False)
 class _Mix:
-    """What `mix` mixes.
+    """The members of a mix, and how they take turns.
 
     Attributes:
-        members: selection of each member among the records of all.
-        quotas: number of places of each member in a block.
+        members: selection of each member among all records.
+        quotas: number of places that each member has in a block.
         seed: seed of the pattern.
-        repeats: whether shorter members come again until the longest one is through.
+        repeats: whether shorter members repeat until the longest is finished.
     """
 
     members: tuple[Selection, ...]
@@ -962,25 +963,25 @@ class _Mix:
         return f"{self.quotas}{self.seed}{self.repeats}{[member.digest for member in self.members]}"
 
     def order(self, records: Records, shuffle: bool | int, seed: int) -> EpochOrder:
-        """Return the order of an epoch: that of each member has a seed of its own."""
+        """Return the order of an epoch; the order of each member has a seed of its own."""
         count = len(self.members)
         orders = [order_of(records, member, shuffle, seed * count + k) for k, member in enumerate(self.members)]
         return Mixed(self.mixture, tuple(orders), self.num_records)
 
     def first_epoch(self, records: Records) -> np.ndarray:
-        """Return the positions of the records of the first epoch where nothing is shuffled."""
+        """Return the positions of the records of the first epoch without shuffling."""
         return self.order(records, False, 0).positions(0, np.arange(self.num_records))
 
 
 def concat(datasets: Sequence[ShardedDataset]) -> ShardedDataset:
-    """Return the records of several datasets as one, one dataset after the other; none is read.
+    """Return the records of several datasets as one dataset, one after another; none is read.
 
     Args:
-        datasets: datasets with the same features, at least one, or selections of them. If several have a record with
-            the same key, the key leads to the first.
+        datasets: at least one dataset or selection, all with the same features. If several have a record with the same
+            key, the key finds the first.
 
     Raises:
-        OptionError: there is none, or they differ in their features.
+        OptionError: there are none, or they differ in their features.
 
     Example:
         >>> both = concat([load("out/day", "train"), load("out/night", "train")])   # doctest: +SKIP
@@ -1010,10 +1011,10 @@ def mix(
     the records of its first epoch, unshuffled.
 
     Args:
-        weights: weight of each dataset, a positive number; all have the same features.
+        weights: weight of each dataset, a positive number; all datasets have the same features.
         seed: seed of the order in which the datasets take turns.
-        stop: where an epoch ends: "first_exhausted" before the first dataset would repeat a record, "all_exhausted"
-            once each dataset has come as often as it has records; shorter ones repeat.
+        stop: when an epoch ends: "first_exhausted" before any dataset would repeat a record, "all_exhausted" once each
+            dataset has given as many records as it has; shorter datasets repeat.
 
     Raises:
         OptionError: there is no dataset, a weight is not positive, or the datasets differ in their features.
@@ -1041,18 +1042,18 @@ def mix(
 
 def _members(name: str, datasets: Sequence[ShardedDataset]) -> list[ShardedDataset]:
     if isinstance(datasets, ShardedDataset):
-        raise OptionError(f"{name}: this is one dataset; want a list of several")
+        raise OptionError(f"{name}: this is a single dataset; want a list of datasets")
     members = list(datasets)
     wrong = next((member for member in members if not isinstance(member, ShardedDataset)), None)
     if wrong is not None:
-        raise OptionError(f"{name}: {wrong!r} is no dataset; want what load returned, or what was selected from it")
+        raise OptionError(f"{name}: {wrong!r} is not a dataset; want what load returned, or a selection from it")
     if not members:
         raise OptionError(f"{name}: no datasets; want at least one")
     return members
 
 
 def _together(members: Sequence[ShardedDataset]) -> tuple[Records, list[Selection]]:
-    """Return the records of all datasets, end to end, and the selection of each among them."""
+    """Return the records of all datasets, end to end, and the selection of each dataset among them."""
     parts = [part for member in members for part in member._records.parts]
     selections, start = [], 0
     for member in members:
@@ -1084,27 +1085,28 @@ def load(
     """Open a finished directory.
 
     Args:
-        path: the directory that a run wrote, or its URL, of any kind that fsspec supports: `s3://BUCKET/PATH`,
-            `https://...`.
-        split: split to read, or None for all, one after the other.
-        format: which of the formats that the run wrote to read; None takes the first that the run named.
-        errors: what to do about damaged records when many are read: "raise", or "skip", which skips them, logs each and
-            counts them in `num_skipped`; `ErrorPolicy("skip", max_errors=...)` sets a limit. Asking for a single
-            damaged record always raises.
-        cache: bytes of memory in each process for encoded records; the records read first fill it.
+        path: the directory that a run wrote, or its URL, of any kind that fsspec supports, such as `s3://BUCKET/PATH`
+            or `https://...`.
+        split: split to read, or None for all splits, one after another.
+        format: format to read, if the run wrote several; None takes the first one that the run named.
+        errors: what to do about damaged records when many are read: "raise", or "skip", which skips and logs them, and
+            counts them in `num_skipped`; `ErrorPolicy("skip", max_errors=...)` sets a limit. Reading a single damaged
+            record always raises.
+        cache: bytes of memory per process for encoded records; the records read first fill it.
         cache_dir: folder on a fast local disk to which shards are copied on first use, for directories on a slow file
-            system. Any number of processes may share it. Of a URL, an epoch fetches its shards ahead: there, None takes
-            `datamat` in your cache folder (`XDG_CACHE_HOME` or `~/.cache`), which nobody else may read.
-        cache_bytes: maximum size of the copies in `cache_dir`; None means 100 GB, or, in your cache folder, 10 GB or a
-            tenth of the space that is free there, if that is less. A shard that no longer fits is read in place; behind
-            a URL, shards that an epoch is done with make room, and otherwise records are read by ranges.
-        storage_options: options for the URL, as fsspec has them: `{"key": ..., "secret": ...}`, or `{"anon": True}`.
+            system. Any number of processes may share it. Epochs of a directory behind a URL fetch their shards ahead;
+            for these, None takes `datamat` in your cache folder (`XDG_CACHE_HOME` or `~/.cache`), which only you can
+            read.
+        cache_bytes: maximum size of the copies in `cache_dir`; None means 100 GB or, in your cache folder, 10 GB or a
+            tenth of the free space, whichever is less. A shard that does not fit is read in place; behind a URL, shards
+            that an epoch has finished make room, and otherwise records are read by ranges.
+        storage_options: options of fsspec for the URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
 
     Returns:
         The records: by position, by key, or in order.
 
     Raises:
-        OutputError: the directory has no manifest, because the run is not finished; or the URL cannot be read.
+        OutputError: the directory has no manifest because its run is not finished, or the URL cannot be read.
         OptionError: the directory has no such split or format, or an option is invalid.
         CorruptDataError: the manifest is damaged.
         MissingDependencyError: the package that reads such URLs is not installed.

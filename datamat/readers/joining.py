@@ -1,10 +1,10 @@
-"""What `ShardedDataset.join` does: finds the partner of each record, in another dataset or a table, by key.
+"""Implements `ShardedDataset.join`: finds the partner of each record, in another dataset or a table, by key.
 
     keys of the records ────┐
                             ├──> rows: the position of the partner of each ──> `Partner` of the records of each part
     keys of the `Other` ────┘
 
-Nothing but keys is read here, or, with `on=`, one field; of a table everything, which memory then holds.
+Only keys are read here or, with `on=`, one field; a table is read as a whole, and held in memory.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 __all__ = ["How", "Other", "joined", "others_of_table"]
 
 How = Literal["exact", "inner", "left"]
-"""What becomes of records without partner: they are refused, left out, or their new fields are None."""
+"""What happens to records without a partner: they are refused or left out, or their new fields are None."""
 
 
 @final
 @frozen(eq=False)
 class Other:
-    """What is joined.
+    """The other side of a join.
 
     Attributes:
-        features: schema of its records; `key` and the field that records are matched by are not joined.
-        keys: what each record is matched by; None for one that matches nothing.
+        features: schema of its records; `key` and the field used for matching are not joined.
+        keys: the value that each record is matched by; None for a record that matches nothing.
         places: int64 (n,), the position of each among `records`.
         records: its encoded records.
-        digest: digest of these: it changes when any record does.
-        statistics: what is known of all its records; None where nothing is.
-        may_lack: whether records without partner are expected, whatever is asked for the others.
+        digest: digest of the records, which changes when any record does.
+        statistics: statistics of all its records; None if unknown.
+        may_lack: whether records without a partner are expected, whatever `how` says.
     """
 
     features: Features
@@ -66,14 +66,14 @@ class Other:
 
     @classmethod
     def of_dataset(cls, records: Records, positions: NDArray[np.int64], on: str) -> Other:
-        """Return some records of a dataset, matched by a field if they have it, else by their keys."""
+        """Return some records of a dataset, matched by a field if they have it, otherwise by their keys."""
         keys, places = _keys_of(records, positions, on if on in records.features else "key")
         stored = [part.reader.records for part in records.parts]
         one = stored[0] if len(stored) == 1 else ChainedRecords(stored)
         return cls(records.features, keys, places, one, records.digest, records.statistics())
 
     def places_by_key(self) -> dict[str, int]:
-        """Return the position of each record; raise `OptionError` where two have the same key."""
+        """Return the position of each record; raise `OptionError` if two have the same key."""
         found = {key: place for key, place in zip(self.keys, self.places.tolist(), strict=True) if key is not None}
         if len(found) < sum(key is not None for key in self.keys):
             seen: dict[str, int] = {}
@@ -91,20 +91,20 @@ class Other:
 
 _TEXT = re.compile(r"\.(csv|tsv|jsonl)(\.\w+)?\Z", re.IGNORECASE)
 _AS_COLUMN = {"split": " split"}
-_INDEX_LEVEL = re.compile(r"__index_level_\d+__\Z")  # of pandas: an index without a name
+_INDEX_LEVEL = re.compile(r"__index_level_\d+__\Z")  # an unnamed index of pandas
 
 
 def others_of_table(source: Any, on: str) -> list[Other]:
-    """Return the rows of a table, encoded as a run would; of each column that has empty cells, its own rows apart.
+    """Return the rows of a table, encoded as in a run; columns with empty cells are separate, with rows of their own.
 
     Args:
-        source: a table of pyarrow, pandas or polars, or anything else that gives Arrow; or the path of a file of
-            Parquet (also of a folder of them), CSV, TSV or JSON Lines.
+        source: a table of pyarrow, pandas or polars, or anything else that exports Arrow; or the path of a Parquet file
+            or folder, or of a CSV, TSV or JSON Lines file.
         on: name of the column of the keys.
 
     Raises:
-        OptionError: this is no table, or has no such column, or one of its cells is empty.
-        SourceError: the table cannot be read, or no feature stores a column.
+        OptionError: it is not a table, it has no such column, or one of the column's cells is empty.
+        SourceError: the table cannot be read, or no feature can store a column.
     """
     import datamat  # its writers read tables: their room is above this one, and is reached as users do
 
@@ -115,12 +115,12 @@ def others_of_table(source: Any, on: str) -> list[Other]:
     table = _arrow_of(source, is_path=is_path)
     if on not in table.column_names:
         raise OptionError(
-            f"join: the table has no column {on!r}, by which records are matched; it has "
+            f"join: the table has no column {on!r} to match records by; it has "
             f"{join_problems(table.column_names)}: rename one, or name another field that both have in on="
         )
     if count := table[on].null_count:
         raise OptionError(f"join: {count_of(count, 'cell')} of the column {on!r} {'is' if count == 1 else 'are'} empty")
-    # To writers, the columns `key` and `split` say something of the row, and are no fields.
+    # For writers, the columns `key` and `split` describe the row, and are not fields.
     table = table.drop_columns([name for name in table.column_names if name == "key" != on])
     table = table.rename_columns([_AS_COLUMN.get(name, "key" if name == on else name) for name in table.column_names])
     rename = {new: name for name, new in _AS_COLUMN.items() if new in table.column_names}
@@ -138,7 +138,7 @@ def others_of_table(source: Any, on: str) -> list[Other]:
 
 
 def _arrow_of(source: Any, *, is_path: bool) -> Any:
-    """Return a table as one of pyarrow."""
+    """Return a table as a pyarrow table."""
     import pyarrow as pa
 
     if is_path:
@@ -156,23 +156,23 @@ def _arrow_of(source: Any, *, is_path: bool) -> Any:
     try:
         table = pa.table(source)
     except pa.ArrowInvalid as error:
-        raise OptionError(f"join: the other is a {type(source).__qualname__}, which is no table: {error}") from error
+        raise OptionError(f"join: the other is a {type(source).__qualname__}, which is not a table: {error}") from error
     if len({*table.column_names}) < len(table.column_names):
         raise OptionError(f"join: two columns of the table have one name ({', '.join(table.column_names)}); rename one")
     table = table.drop_columns([name for name in table.column_names if _INDEX_LEVEL.match(name)])
-    views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}  # of which Arrow takes no rows
+    views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}  # no rows can be taken of these
     return table.cast(pa.schema([field.with_type(views.get(field.type, field.type)) for field in table.schema]))
 
 
 def _keys_alone(table: Any) -> Other:
-    """Return rows of which all columns have empty cells."""
+    """Return rows without any columns other than their keys."""
     keys = [*map(str, table["key"].to_pylist())]
     stored = TableRecords({"key": [key.encode() for key in keys]})
     return Other(Features({}), keys, np.arange(len(keys)), stored, fingerprint(keys, where="the table"), Statistics())
 
 
 def _encoded(writer: Any, source: Any, *, has_split: bool = False) -> Other:
-    """Return what a writer reads of a source, where `has_split` with the splits that it names, as a field."""
+    """Return what a writer reads from a source; with `has_split`, including the splits that it names, as a field."""
     try:
         writer.bind(source)
     except SourceError as error:
@@ -204,14 +204,14 @@ def joined(
 
     Args:
         records: the records.
-        positions: int64 (n,): those that need a partner.
+        positions: int64 (n,): those of the records that need a partner.
         other: what is joined.
         on: "key", or the field that records are matched by.
-        how: what becomes of records without partner; "inner" leaves that to the caller.
-        prefix: what the names of joined fields begin with.
+        how: what to do about records without a partner; "inner" leaves that to the caller.
+        prefix: beginning of the names of joined fields.
 
     Raises:
-        OptionError: a record lacks a partner, a key is there twice, or both have a field of one name.
+        OptionError: a record has no partner, a key occurs twice, or both sides have a field of the same name.
     """
     keys, places = _keys_of(records, positions, on)
     by_key = other.places_by_key()
@@ -251,7 +251,7 @@ def joined(
 
 
 def _keys_of(records: Records, positions: NDArray[np.int64], on: str) -> tuple[Sequence[str | None], NDArray[np.int64]]:
-    """Return what records are matched by, and the position of each; damaged ones that are skipped have none."""
+    """Return the values that records are matched by, and their positions; skipped damaged records have none."""
     if on == "key":
         keys = records.keys()
         return [keys[position] for position in positions.tolist()], positions
@@ -268,9 +268,9 @@ def _keys_of(records: Records, positions: NDArray[np.int64], on: str) -> tuple[S
 
 
 def _place_of(places: Mapping[str, int], key: str) -> int:
-    """Return the position of the record with a key; of that of its row, where a copy of it has none; -1 for none.
+    """Return the position of the record with a key, otherwise of the record with the key of its row; -1 for none.
 
-    Keys of tables are as they were in the source, those of datasets as they are stored.
+    Keys of tables are as in the source, those of datasets as they are stored.
     """
     if key in places:
         return places[key]

@@ -1,4 +1,4 @@
-"""Makes batches ahead of their use: collated into reusable memory, by threads or worker processes."""
+"""Makes batches ahead of their use, collated into reusable memory by threads or worker processes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ __all__ = [
 
 # ---------------------------------------------------------------- threads
 #
-# Threads that decode, and that other threads may use until the program has ended.
+# Decoding threads that other threads can use until the program has ended.
 
 
 _P = ParamSpec("_P")
@@ -66,14 +66,14 @@ _T = TypeVar("_T")
 _Job = TypeVar("_Job")
 _Made = TypeVar("_Made")
 
-_TOO_LATE = "cannot schedule new futures"  # after shutdown, of the executor or of the interpreter
+_TOO_LATE = "cannot schedule new futures"  # after the executor or the interpreter has shut down
 
 
 class DecodingThreads(concurrent.futures.ThreadPoolExecutor):
-    """A thread pool that other threads can still use when the main thread has ended.
+    """A thread pool that other threads can still use after the main thread has ended.
 
-    Python waits for those threads, but its executors refuse their calls by then: here, the thread that submits such a
-    call runs it itself.
+    Python waits for those threads, but its executors refuse their calls by then: here, the thread that submits a call
+    runs it itself.
     """
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> concurrent.futures.Future[_T]:
@@ -92,13 +92,13 @@ class DecodingThreads(concurrent.futures.ThreadPoolExecutor):
 
 # ---------------------------------------------------------------- memory
 #
-# Memory that is reused: fresh pages cost a tenth of the time of decoding into them.
+# Reusable memory: fresh pages cost a tenth of the time that it takes to decode into them.
 
 
-_LEAST_BYTES = 1 << 20  # the allocator keeps the pages of smaller arrays on its own
+_LEAST_BYTES = 1 << 20  # the allocator itself keeps the pages of smaller arrays
 _KEPT_BYTES = 8 << 20  # several times what decoding a megapixel needs; larger batches get huge pages
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3), in glibc's malloc.h
-_ALIGNMENT = 64  # bytes; TensorFlow copies what is aligned worse (EIGEN_MAX_ALIGN_BYTES)
+_ALIGNMENT = 64  # bytes; TensorFlow copies arrays with a smaller alignment (EIGEN_MAX_ALIGN_BYTES)
 _REFERENCES_OF_FREE = 2  # the pool's list, and the argument of getrefcount
 
 
@@ -115,7 +115,7 @@ def keep_freed_pages() -> None:
 
 
 def keep_freed_pages_again() -> None:
-    """Make the C library keep freed pages although TensorFlow has told it not to.
+    """Make the C library keep freed pages even though TensorFlow has told it not to.
 
     Each generator of `tf.data`, such as one of the user's, sets the limit to 128 KiB (generator_dataset_op.cc: "Memory
     patch applied"), and from then on glibc no longer raises it. Decoding images in one took 1.6 times as long.
@@ -128,7 +128,7 @@ def keep_freed_pages_again() -> None:
 
 @functools.cache
 def _mallopt() -> Any:
-    """Return `mallopt` of the C library, or None where it has none."""
+    """Return `mallopt` of the C library, or None if it has none."""
     try:
         return ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
@@ -137,7 +137,7 @@ def _mallopt() -> Any:
 
 @final
 class MemoryPool:
-    """Allocates arrays in the memory of earlier ones that are gone. Thread-safe; copies start empty.
+    """Allocates arrays in the memory of earlier arrays that are gone. Thread-safe; copies start empty.
 
     Every view, tensor or buffer on an array holds a reference to the memory below it. Once the pool's own reference is
     the last one, the memory can be reused unnoticed.
@@ -172,7 +172,7 @@ class MemoryPool:
         for number in free:
             if blocks[number].nbytes == num_bytes + _ALIGNMENT:
                 return blocks[number]
-        # Free blocks of other sizes go, so that memory does not grow with the variety of sizes.
+        # Free blocks of other sizes are released, so that memory does not grow with the variety of sizes.
         self._blocks = [block for number, block in enumerate(blocks) if number not in free]
         self._blocks.append(np.empty(num_bytes + _ALIGNMENT, np.uint8))
         return self._blocks[-1]
@@ -180,20 +180,20 @@ class MemoryPool:
 
 # ---------------------------------------------------------------- collate
 #
-# The memory of one batch: several threads put samples into it at once, each into its row.
+# The memory of a batch: several threads put samples into it at once, each into its own row.
 #
-# The type of a column never depends on the batch. Boxes, and arrays of open shape that differ in size anywhere in what
-# is read, are a list of arrays; text is a list of str. Everything else is one array, unless images differ in size.
+# The type of a column never depends on the batch. Boxes, and arrays of open shape that differ in size anywhere in the
+# dataset, are a list of arrays; text is a list of str. Everything else is one array, unless images differ in size.
 
 
 Allocate: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], np.ndarray]
-"""Returns an array of that shape and dtype, with arbitrary content."""
+"""Returns an array of the given shape and dtype, with arbitrary content."""
 
 _NOTHING: Mapping[str, Any] = {}
 
 
 def ragged_names(features: Features) -> frozenset[str]:
-    """Return the fields whose values vary in length; in a batch they are lists."""
+    """Return the fields whose values vary in length, and which are lists in a batch."""
     return frozenset(name for name, feature in features.items() if feature.is_ragged())
 
 
@@ -205,7 +205,7 @@ class BatchBuffer:
         num_rows: number of rows in the batch.
         ragged: names of the columns that are lists.
         allocate: allocates the arrays of the other columns.
-        nesting: the dicts in samples; a batch holds a dict of columns for each.
+        nesting: the nested dicts of samples; a batch holds a dict of columns for each.
     """
 
     def __init__(self, num_rows: int, ragged: frozenset[str], allocate: Allocate, nesting: Nesting) -> None:
@@ -214,12 +214,12 @@ class BatchBuffer:
         self._allocate = allocate
         self._nesting = nesting
         self._columns: dict[str, _BatchColumn] = {}
-        self._names: frozenset[str] | None = None  # the fields of the sample that came first
+        self._names: frozenset[str] | None = None  # the fields of the first sample
         self._lock = threading.Lock()
         self._rows = [False] * num_rows
 
     def memory(self, row: int) -> dict[str, np.ndarray]:
-        """Return the memory for the values of a row, by name, as far as its columns exist already."""
+        """Return the memory for the values of a row, by name, for the columns that already exist."""
         return {
             name: array for name, column in list(self._columns.items()) if (array := column.memory(row)) is not None
         }
@@ -230,10 +230,10 @@ class BatchBuffer:
         Args:
             row: number of the row in the batch, from 0.
             sample: decoded values by feature name, `key` among them.
-            lent: what `memory` returned for this row.
+            lent: what `memory` has returned for this row.
 
         Raises:
-            SchemaError: the sample has other fields than another one of the batch.
+            SchemaError: the sample has other fields than an earlier sample of the batch.
         """
         values = self._nesting.split(sample)
         names = self._names
@@ -263,7 +263,7 @@ class BatchBuffer:
 
     @property
     def found(self) -> list[int]:
-        """Numbers of the rows that got a sample."""
+        """Numbers of the rows that have a sample."""
         return [row for row, is_there in enumerate(self._rows) if is_there]
 
     def finish(self) -> dict[str, Any]:
@@ -276,7 +276,7 @@ class BatchBuffer:
 
 @final
 class SampleList:
-    """Gathers the samples of one job as they are: for a function that collates them, or the only one of no batch.
+    """Gathers the samples of a job unchanged, for a function that collates them, or as the only sample without a batch.
 
     Args:
         num_rows: number of rows of the job.
@@ -288,22 +288,22 @@ class SampleList:
         self._samples: list[dict[str, Any] | None] = [None] * num_rows
 
     def memory(self, row: int) -> dict[str, np.ndarray]:
-        """Return nothing: each sample brings its own memory."""
+        """Return no memory: each sample brings its own."""
         del row
         return {}
 
     def put(self, row: int, sample: Mapping[str, Any], lent: Mapping[str, np.ndarray] = _NOTHING) -> None:
-        """Take a sample as it is."""
+        """Store a sample unchanged."""
         del lent
         self._samples[row] = dict(sample)
 
     @property
     def found(self) -> list[int]:
-        """Numbers of the rows that got a sample."""
+        """Numbers of the rows that have a sample."""
         return [row for row, sample in enumerate(self._samples) if sample is not None]
 
     def finish(self) -> dict[str, Any]:
-        """Return the samples as a list under "", or the only one itself; nothing if there are none."""
+        """Return the samples as a list under "", or the only sample itself; nothing if there are none."""
         samples = [sample for sample in self._samples if sample is not None]
         return {"": samples} if samples and self.is_batch else samples[0] if samples else {}
 
@@ -348,7 +348,7 @@ class _BatchColumn:
 
 
 def _is_array(value: Any) -> bool:
-    """Return whether a value is a number, or an array or tensor of numbers."""
+    """Return True if a value is a number, or an array or tensor of numbers."""
     if isinstance(value, (bool, int, float, complex, np.number, np.bool_)):
         return True
     if isinstance(value, np.ndarray):
@@ -358,7 +358,7 @@ def _is_array(value: Any) -> bool:
 
 # ---------------------------------------------------------------- batches
 #
-# Batches made ahead of their use: in threads of the reading process, or in worker processes.
+# Batches made ahead of their use, in threads of the reading process or in worker processes.
 #
 # jobs ── at most `depth` in progress or ready ── batches, in the order of the jobs
 #
@@ -369,16 +369,16 @@ def _is_array(value: Any) -> bool:
 #             For transforms that hold the GIL.
 
 
-_LEAST_BLOCK_ROWS = 16  # fewer are read sooner one by one
+_LEAST_BLOCK_ROWS = 16  # fewer are faster one by one
 
 Buffer: TypeAlias = "BatchBuffer | SampleList"
-"""What gathers the samples of a job."""
+"""Gathers the samples of a job."""
 
 _unfinished: weakref.WeakSet[Generator[dict[str, Any]]] = weakref.WeakSet()
 
 
 class Skipped(Protocol):
-    """The damaged records that were skipped. Picklable."""
+    """Counts the damaged records that were skipped. Picklable."""
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -400,8 +400,8 @@ class BatchJob:
     Attributes:
         epoch: number of the epoch, from which the transform's random numbers derive.
         positions: int64 (n,), positions of the records.
-        rows: int64 (n, 3), number of the packed row of each record, and the first token of its piece there and the one
-            behind the last; None where records are rows.
+        rows: int64 (n, 3), for each record, the number of its packed row, the first token of its piece there, and the
+            token after the last; None if records are rows.
     """
 
     epoch: int
@@ -415,9 +415,9 @@ class BatchMaker:
     """Makes batches of records. Thread-safe, and picklable if the transform is.
 
     Attributes:
-        read_sample: returns a sample by its position, None where the record is damaged and skipped. It receives arrays
+        read_sample: returns a sample by its position, or None if the record is damaged and skipped. It receives arrays
             by field that it may decode into.
-        transform: transforms of each sample, called with its position, or None.
+        transform: transforms each sample, called with its position, or None.
         ragged: names of the columns that are lists.
         nesting: the dicts in samples.
         is_batched: whether samples are collated; otherwise each job is a single sample.
@@ -425,10 +425,10 @@ class BatchMaker:
             same time, or None where they must be read one by one; None for records that are never read in blocks.
         block_records: number of records that `read_block` reads at once.
         num_threads: number of threads that make batches at the same time.
-        shapes: what each finished batch goes through, called with the rows of its records: padding and packing.
-        keeps_samples: whether a batch is a list of samples, under "", for a function of the user to collate.
-        reading: returns what is to be called in place of `read_sample` for some positions, where that is faster, which
-            are read next; None where it is not.
+        shapes: functions for each finished batch (padding and packing), called with the rows of its records.
+        keeps_samples: whether a batch is a list of samples, under "", for a user's function to collate.
+        reading: returns a function that replaces `read_sample` for some positions, which are read next, if it is
+            faster; None otherwise.
     """
 
     read_sample: Callable[[int, Mapping[str, np.ndarray]], dict[str, Any] | None]
@@ -445,11 +445,11 @@ class BatchMaker:
 
     @property
     def is_plain(self) -> bool:
-        """Whether batches are what was read: nothing works on samples, or on finished batches."""
+        """Whether batches hold what was read, because nothing changes samples or finished batches."""
         return self.transform is None and not self.shapes and not self.keeps_samples
 
     def finish(self, buffer: Buffer, job: BatchJob) -> dict[str, Any]:
-        """Return the batch of a job whose samples are all in the buffer; empty if none is."""
+        """Return the batch of a job whose samples are all in the buffer; empty if there are none."""
         batch = buffer.finish()
         if batch and self.shapes:
             rows = np.arange(len(job.positions)) if job.rows is None else job.rows
@@ -470,7 +470,7 @@ class BatchMaker:
             buffer: what `buffer` returned for the job.
             job: batch to make: positions of its records, and the epoch.
             rows: numbers of the rows to fill, from 0; threads share a batch by disjoint ranges.
-            seeds_globals: whether to seed the global random generators for each sample: only in a process of our own,
+            seeds_globals: whether to seed the global random generators for each sample; only in a process of our own,
                 where a single thread transforms.
         """
         block, read = None, self.read_sample
@@ -496,7 +496,7 @@ class BatchMaker:
                 raise SampleError(key, str(error)) from error
 
     def batches(self, jobs: Sequence[BatchJob], allocate: Allocate) -> list[dict[str, Any]]:
-        """Return the batch of each job, without a transform, their records read at once."""
+        """Return the batch of each job, without a transform; all records are read at once."""
         assert self.read_block is not None, "in_blocks is for makers that have it"
         block = self.read_block(np.concatenate([job.positions for job in jobs]), self.num_threads)
         made, first = [], 0
@@ -517,7 +517,7 @@ class BatchMaker:
 def in_threads(
     jobs: Iterator[BatchJob], maker: BatchMaker, depth: int, memory: MemoryPool
 ) -> Generator[dict[str, Any]]:
-    """Yield the batch of each job, made in threads; an empty one where all of its records were skipped.
+    """Yield the batch of each job, made in threads; it is empty if all of its records were skipped.
 
     Args:
         jobs: batches to make, in order.
@@ -546,16 +546,16 @@ def in_threads(
     try:
         yield from _ahead(jobs, start, depth)
     finally:
-        # Without waiting: the garbage collector may run this in a thread of the pool itself.
+        # Do not wait: the garbage collector may run this in a thread of the pool itself.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
 def made_here(job: BatchJob, maker: BatchMaker, memory: MemoryPool) -> dict[str, Any]:
-    """Return the batch of a job, made by this thread and threads that all callers share; empty if it has no records."""
+    """Return the batch of a job, made by this thread and by threads that all callers share; empty without records."""
     keep_freed_pages_again()
     buffer = maker.buffer(job, memory.allocate)
     size = len(job.positions)
-    # Small records are read many at once, and functions of Python hold the GIL: others would not help.
+    # Many small records are read at once, and Python functions hold the GIL: more threads would not help.
     is_alone = maker.transform is not None or maker.read_block is not None or not maker.is_batched
     step = max(1, size if is_alone else -(-size // maker.num_threads))
     own, *others = (range(size)[first : first + step] for first in range(0, max(1, size), step))
@@ -567,22 +567,22 @@ def made_here(job: BatchJob, maker: BatchMaker, memory: MemoryPool) -> dict[str,
 
 
 def shared_threads() -> DecodingThreads:
-    """Return threads that help those of TensorFlow, and that all datasets of the process share."""
+    """Return threads that help those of TensorFlow, shared by all datasets of the process."""
     return _threads_of(os.getpid())
 
 
 @functools.cache
 def _threads_of(process: int) -> DecodingThreads:
-    del process  # a fork has none of its parent's threads
+    del process  # a forked process has none of its parent's threads
     return DecodingThreads(max(1, len(physical_cores()) - 1), "datamat-help")
 
 
 def in_blocks(jobs: Iterator[BatchJob], maker: BatchMaker, memory: MemoryPool) -> Generator[dict[str, Any]]:
-    """Yield the batch of each job as `in_threads` does, the records of several small batches read at once.
+    """Yield the batch of each job as `in_threads` does, but read the records of several small batches at once.
 
     Args:
         jobs: batches to make, in order.
-        maker: one with `read_block` and no transform, whose calls are to be divided among threads.
+        maker: one with `read_block` and without a transform, whose calls are divided among threads.
         memory: allocates the arrays of batches that are not slices of a block.
     """
     keep_freed_pages()
@@ -599,7 +599,7 @@ def in_blocks(jobs: Iterator[BatchJob], maker: BatchMaker, memory: MemoryPool) -
 
 
 def _grouped(jobs: Iterator[BatchJob], num_records: int) -> Iterator[list[BatchJob]]:
-    """Yield neighbouring jobs together, as many as have so many records; the first ones in smaller groups."""
+    """Yield neighbouring jobs in groups of about the same number of records; the first groups are smaller."""
     group: list[BatchJob] = []
     size, wanted = 0, 1
     for job in jobs:
@@ -607,7 +607,7 @@ def _grouped(jobs: Iterator[BatchJob], num_records: int) -> Iterator[list[BatchJ
         size += len(job.positions)
         if size >= wanted:
             yield group
-            # The first batch is there at once, and a program that wants few makes few.
+            # The first batch is ready at once, and a program that wants few batches makes few.
             group, size, wanted = [], 0, min(4 * max(size, wanted), num_records)
     if group:
         yield group
@@ -616,7 +616,7 @@ def _grouped(jobs: Iterator[BatchJob], num_records: int) -> Iterator[list[BatchJ
 def in_processes(
     jobs: Iterator[BatchJob], maker: BatchMaker, num_workers: int, depth: int, skipped: Skipped
 ) -> Generator[dict[str, Any]]:
-    """Yield the batch of each job, made in worker processes; an empty one where all of its records were skipped.
+    """Yield the batch of each job, made in worker processes; it is empty if all of its records were skipped.
 
     Args:
         jobs: batches to make, in order.
@@ -652,18 +652,18 @@ def in_processes(
 @final
 @frozen()
 class _Worker:
-    """What each worker receives once."""
+    """Everything that each worker receives once."""
 
     maker: BatchMaker
     skipped: Skipped
     folder: str
 
     def _datamat_changing(self) -> Skipped:
-        """Return what is compared for each batch, instead of all of it, to know whether it has to be sent again."""
+        """Return the part that is compared for each batch to find out whether everything has to be sent again."""
         return self.skipped
 
     def make(self, job: BatchJob, returned: Returned) -> tuple[dict[str, Any], Sequence[str], Sequence[int]]:
-        """Return the batch with its large arrays in shared memory, the blocks dropped, and the positions skipped."""
+        """Return the batch with its large arrays in shared memory, the dropped blocks, and the skipped positions."""
         keep_freed_pages()
         before = {*self.skipped.positions}
         owner = block_owner(self.folder)
@@ -674,7 +674,7 @@ class _Worker:
 
 
 def closed_at_exit(batches: Generator[dict[str, Any]]) -> Generator[dict[str, Any]]:
-    """Return the same generator, closed at exit: its clean-up needs modules that the interpreter takes down later."""
+    """Return the same generator, closed at exit: its clean-up needs modules that the interpreter removes later."""
     _unfinished.add(batches)
     return batches
 
@@ -687,7 +687,7 @@ def _close_all() -> None:
 
 
 def _ahead(jobs: Iterator[_Job], start: Callable[[_Job], Callable[[], _Made]], depth: int) -> Iterator[_Made]:
-    """Yield the results of jobs in order, with `depth` jobs started while one result is in use."""
+    """Yield the results of jobs in order; `depth` jobs are started while a result is in use."""
     owner = os.getpid()
     started = collections.deque(map(start, itertools.islice(jobs, depth)))
     while started:

@@ -1,9 +1,9 @@
-"""Token sets for Megatron-LM: the tokens of a dataset as `PREFIX.bin` and `PREFIX.idx`, written by several processes.
+"""Writes token sets for Megatron-LM: the tokens of a dataset as `PREFIX.bin` and `PREFIX.idx`, by several processes.
 
     workers   records 0 to 8,191 ── tokens and lengths ──> parts in a folder beside the output
     driver    parts, in order ── tokens ──> PREFIX.bin; lengths ──> PREFIX.idx
 
-The parts follow each other without a gap, so the bytes do not depend on the number of workers. Both files appear when
+The parts are joined without gaps, so the bytes do not depend on the number of workers. Both files appear when
 they are complete. `datamat.formats.megatron` describes them, `datamat.writers.megatron` reads them.
 """
 
@@ -39,14 +39,14 @@ _logger = get_logger("datamat.readers")
 def write_megatron(
     data: Any, prefix: str | os.PathLike[str], num_workers: int | None
 ) -> tuple[pathlib.Path, pathlib.Path]:
-    """Write the tokens of a `ShardedDataset`, whose `to_megatron` documents it."""
+    """Write the tokens of a `ShardedDataset`; documented in `ShardedDataset.to_megatron`."""
     if not os.path.basename(os.fspath(prefix)):
         raise OptionError(f"to_megatron({os.fspath(prefix)!r}): want what both paths share, as in 'gpt/train'")
     stem = local_folder(prefix, "to_megatron", "give a path on this machine, and copy both files from there")
     paths = stem.with_name(f"{stem.name}.bin"), stem.with_name(f"{stem.name}.idx")
     for path in paths:
         if os.path.lexists(path):
-            raise OutputError(f"{path} is there already, and is not overwritten; remove it, or give another prefix")
+            raise OutputError(f"{path} already exists, and is not overwritten; remove it, or give another prefix")
     field, dtype = _field_of_tokens(data)
     starts = range(0, len(data), _PART_RECORDS)
     lengths: list[NDArray[np.int32]] = []
@@ -54,7 +54,7 @@ def write_megatron(
         stem.parent.mkdir(parents=True, exist_ok=True)
         folder = pathlib.Path(temporary_folder(pool, os.fspath(stem.parent)))
         worker = _Worker(data, field, dtype, folder)
-        # The index appears last: where it is, the tokens are.
+        # The index appears last, when the tokens are there.
         with commit(paths[1], through=folder) as index, commit(paths[0], through=folder) as file:
             for start, _ in zip(starts, pool.map(worker.write, starts), strict=True):
                 with open(f"{worker.part(start)}.bin", "rb") as tokens:
@@ -85,11 +85,11 @@ class _Worker:
     folder: pathlib.Path
 
     def part(self, start: int) -> str:
-        """Return what the paths of the files of a part share, given its first record."""
+        """Return the common beginning of the paths of a part's files, given its first record."""
         return os.fspath(self.folder / f"{start:012d}")
 
     def write(self, start: int) -> None:
-        """Write the tokens of the records of a part, and how many each has, int32."""
+        """Write the tokens of the records of a part, and the number of each, int32."""
         records = self.data.select(slice(start, start + _PART_RECORDS))
         lengths: list[int] = []
         with open(f"{self.part(start)}.bin", "wb") as file:
@@ -111,7 +111,7 @@ class _Worker:
 
 
 def _field_of_tokens(data: Any) -> tuple[str, np.dtype[Any]]:
-    """Return the one field of a dataset that holds tokens, and their dtype, as its first record shows them."""
+    """Return the only field of a dataset that holds tokens, and their dtype, as the first record has it."""
     if not len(data):
         raise OptionError("to_megatron: there are no records; give a dataset that has some")
     arrays = {name: np.asarray(value) for name, value in data[0].items() if isinstance(value, (np.ndarray, list))}

@@ -1,4 +1,4 @@
-"""The options of batches, which `to_numpy`, `to_torch` and `to_tf` share; checked on creation."""
+"""Defines the options of batches that `to_numpy`, `to_torch` and `to_tf` share; they are checked on creation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["BATCH_PARAMETERS", "BatchKeywords", "BatchOptions", "TfOptions"]
 
 
 class BatchKeywords(TypedDict, total=False):
-    """The arguments by name of `to_numpy`, `to_torch` and `to_tf`; `BatchOptions` describes each."""
+    """The keyword arguments of `to_numpy`, `to_torch` and `to_tf`; `BatchOptions` describes each."""
 
     shuffle: bool | int
     seed: int
@@ -44,49 +44,53 @@ class BatchKeywords(TypedDict, total=False):
 
 @frozen(kw_only=True)
 class BatchOptions:
-    """How records become batches: in which order, by whom, and in what form.
+    """How records become batches: in which order, in which form, and what reads them.
 
     Args:
         batch_size: maximum number of records in a batch; None yields single samples.
-        shuffle: True shuffles all records. A number shuffles that many at a time, from blocks of neighbours in random
-            order, so that files are read in long runs: for spinning disks and slow file systems. True reads Parquet
-            that way, too, four row groups at a time, and gzip TFRecord, 2 MiB of small records at a time. A number
-            holds there as well; of Parquet, readers keep that many records in memory, twice. Where TensorFlow reads, it
-            shuffles the shards, and the records within a window of 1,024, or of that number.
+        shuffle: True shuffles all records. A number shuffles that many records at a time, from blocks of neighbours in
+            random order, so that files are read in long runs, for spinning disks and slow file systems. True reads
+            Parquet in this way as well, four row groups at a time, and gzip TFRecord, 2 MiB of small records at a time.
+            There, too, a number sets how many; readers of Parquet keep twice as many in memory. TensorFlow's own
+            readers shuffle the shards, and the records within a window of 1,024, or of that number.
         seed: base seed of the shuffling and of the random numbers of `transform`.
         transform: transform of single samples, as for `Materializer`: an albumentations pipeline, or a callable
             `(sample) -> sample` or `(sample, rng) -> sample`. The random numbers of `rng` and of a pipeline depend on
-            (seed, key, epoch) alone; with `num_workers`, so do the global generators of `random`, `numpy.random`, torch
-            and TensorFlow. `to_tf` has a callable `(sample) -> sample` traced by TensorFlow; see there.
+            (seed, key, epoch) alone; with `num_workers`, so do those of the global generators of `random`,
+            `numpy.random`, torch and TensorFlow. In `to_tf`, TensorFlow traces a callable `(sample) -> sample`; see
+            there.
         untouched: fields that geometric transforms leave alone on purpose, as for `Materializer`.
-        drop_last: whether to drop the records that do not fill a batch on every rank. Otherwise these are divided
-            evenly, and every record comes exactly once (`Schedule` describes the one exception).
-        rank: share of each step that is read here, from 0 to world_size - 1. None: of `to_torch`, the rank in the
-            `torch.distributed` process group, if there is one; else all is read here.
-        world_size: number of ranks; all of them get the same number of batches. None is as for `rank`.
+        drop_last: whether to drop the records that do not fill a batch on every rank. Otherwise they are divided
+            evenly, and every record comes exactly once (`Schedule` describes the only exception).
+        rank: which share of each step to read, from 0 to world_size - 1. None takes the rank in the `torch.distributed`
+            process group in `to_torch`, if there is one, and otherwise reads everything.
+        world_size: number of ranks, all of which get the same number of batches. None has the same meaning as for
+            `rank`.
         num_workers: worker processes that decode and transform, for transforms that hold the GIL; 0 decodes in threads
-            of this process. This and the next two are for what Python reads; TensorFlow has threads of its own.
-        num_threads: decoding threads; None takes one per physical core, and a single one for small values that are not
-            compressed: there, others would only make it wait.
-        prefetch: number of batches made ahead of their use.
-        pad: fields whose values differ in their first dimension, each with what fills up the shorter ones: the field
-            becomes one array (n, longest, ...), and NAME_length int64 (n,) has the lengths.
-        bucket: a field and the most tokens of a batch, as in `{"tokens": 4096}`: batches hold records of about the same
-            length, as many as fit once all are padded to the longest, and `batch_size` at most.
-        pack: fields and the tokens of a row, as in `{"tokens": 2048}`: each row of a batch holds several records, one
-            after another. A batch has `batch_size` rows (n, tokens, ...) of these fields, filled up with what `pad`
-            says or 0; `segment_ids`, int32 (n, tokens), number the records of a row from 1, and are 0 where there is
-            none; `positions`, int32 (n, tokens), number the tokens of a record from 0. Every other field is a list of
-            lists, one for each row; of `to_tf`, a ragged tensor (rows, records, ...).
-        chunk: which records `pack` cuts into pieces. None: none, and records longer than a row are refused. "long":
-            those; their last piece shares a row with others. "all": records follow each other without a gap, in their
-            order, and are cut wherever a row ends, as GPT is trained: each row but the last one of the epoch is full.
-            A piece has a segment and positions of its own, and the other fields of its record.
-        collate_fn: function that makes a batch of a list of samples, called in the thread that reads batches; None
-            stacks them. For `to_tf` it returns arrays, numbers or text, or dicts and tuples of these, in the form and
-            of the dtypes of the first batch; sizes may vary.
-        as_supervised: fields to deliver as a tuple instead of a dict, as in `("image", "mask")`: what Keras's `fit`
-            takes as inputs, targets and, where there is a third, weights.
+            of this process. This and the next two are for readers in Python; TensorFlow has threads of its own.
+        num_threads: decoding threads; None starts one per physical core, but only one for small uncompressed values,
+            where more threads would only wait for each other.
+        prefetch: number of batches to make ahead of their use.
+        pad: fields whose values differ in their first dimension, each with the value that fills up shorter ones: the
+            field becomes an array (n, longest, ...), and NAME_length int64 (n,) has the lengths.
+        bucket: a field and the maximum number of tokens in a batch, as in `{"tokens": 4096}`: batches hold records of
+            similar length, as many as fit when all are padded to the longest, but at most `batch_size`.
+        pack: fields and the number of tokens in a row, as in `{"tokens": 2048}`: each row of a batch holds several
+            records, one after another. A batch has `batch_size` rows (n, tokens, ...) of these fields, filled up with
+            the value in `pad` or 0; `segment_ids`, int32 (n, tokens), number the records of a row from 1, and are 0 in
+            the padding; `positions`, int32 (n, tokens), number the tokens of a record from 0. Every other field is a
+            list of lists, one per row; in `to_tf`, a ragged tensor (rows, records, ...).
+        chunk: which records `pack` cuts into pieces. None cuts no records, and refuses those longer than a row. "long"
+            cuts those longer than a row; their last piece shares a row with others. "all" lets records follow each
+            other in
+            order, without a gap, and cuts them wherever a row ends, as in the training of GPT: every row but the last
+                of
+            the epoch is full. A piece has a segment and positions of its own, and the other fields of its record.
+        collate_fn: function that makes a batch from a list of samples, called in the thread that reads batches; None
+            stacks them. For `to_tf`, it returns arrays, numbers or text, or dicts and tuples of these, always in the
+            form and with the dtypes of the first batch; sizes may vary.
+        as_supervised: fields to deliver as a tuple instead of a dict, as in `("image", "mask")`, which the `fit` of
+            Keras takes as inputs, targets and, if there is a third, weights.
 
     Raises:
         OptionError: an argument is invalid.
@@ -116,13 +120,14 @@ class BatchOptions:
         check_flags(drop_last=self.drop_last)
         if (self.rank is None) != (self.world_size is None):
             raise OptionError(
-                f"rank is {self.rank!r} and world_size is {self.world_size!r}; give both, or none: under tf.distribute "
+                f"rank is {self.rank!r} and world_size is {self.world_size!r}; give both or neither: under "
+                "tf.distribute "
                 "they are input_pipeline_id and num_input_pipelines of the InputContext"
             )
 
     @classmethod
     def of(cls, called: str, batch_size: int | None, given: BatchKeywords) -> Self:
-        """Return the options that the arguments of a call stand for.
+        """Return the options for the arguments of a call.
 
         Args:
             called: what the user has called.
@@ -133,14 +138,14 @@ class BatchOptions:
         return cls(batch_size=batch_size, **given)
 
     def cut(self, rank: int, world_size: int) -> Cut:
-        """Return how records are cut into batches, on one of several ranks; those that were given count first."""
+        """Return how records are cut into batches on one of several ranks; a given rank takes precedence."""
         rank = rank if self.rank is None else self.rank
         world_size = world_size if self.world_size is None else self.world_size
         return Cut(self.batch_size, self.drop_last, rank, world_size, self.num_workers, self.num_threads, self.prefetch)
 
     @property
     def makes_batches(self) -> bool:
-        """Whether anything but stacking makes batches."""
+        """Whether batches are made by anything other than stacking."""
         return any(one is not None for one in (self.pad, self.bucket, self.pack, self.collate_fn))
 
     @property
@@ -153,17 +158,17 @@ class BatchOptions:
 
     @property
     def shapes(self) -> tuple[Callable[[dict[str, Any], np.ndarray], dict[str, Any]], ...]:
-        """What a finished batch goes through."""
+        """The functions that a finished batch goes through."""
         if self.pack is not None:
             return (Packing(*packed_fields(self.pack), dict(self.pad or {})),)
         return () if self.pad is None else (Padding(dict(self.pad)),)
 
     def check(self, features: Features | None, *, may_add: bool) -> None:
-        """Raise `OptionError` where arguments contradict each other, or name no field of the features.
+        """Raise `OptionError` if arguments contradict each other, or name a field that the features do not have.
 
         Args:
-            features: fields of the samples that are planned with; None where a function decides them.
-            may_add: whether a transform may add fields to these.
+            features: fields of the samples to plan with; None if a function decides them.
+            may_add: whether a transform may add fields to them.
         """
         given = [name for name in ("pad", "bucket", "pack") if getattr(self, name) is not None]
         if self.bucket is not None:
@@ -171,7 +176,7 @@ class BatchOptions:
         if self.pack is not None:
             packed_fields(self.pack, features)
             if self.bucket is not None:
-                raise OptionError("bucket together with pack: each is a way to fill batches; choose one")
+                raise OptionError("bucket together with pack: both are ways to fill batches; choose one")
         check_chunk(self.chunk, self.pack)
         check_padded(self.pad, None if may_add else features)
         if self.pad is not None and self.pack is not None and not self.pad.keys() <= self.pack.keys():
@@ -191,21 +196,21 @@ class BatchOptions:
 
 @frozen(kw_only=True)
 class TfOptions:
-    """What only `to_tf` can do, as in `train.to_tf(32, tf=TfOptions(cache=True))`.
+    """Options of `to_tf` alone, as in `train.to_tf(32, tf=TfOptions(cache=True))`.
 
     Args:
-        cache: True caches decoded samples in memory, and in each checkpoint; a path caches them on disk, for the life
+        cache: True caches decoded samples in memory and in each checkpoint; a path caches them on disk for the lifetime
             of this dataset.
-        snapshot: folder where decoded samples, with `static_transform` applied, stay for later programs with the same
-            records and the same code. The first epoch that is read to its end writes it; an interrupted one leaves
-            nothing to resume from. Old snapshots are yours to delete.
+        snapshot: folder that keeps decoded samples, with `static_transform` applied, for later programs with the same
+            records and the same code. The first epoch that is read to its end writes it; an interrupted epoch leaves
+            nothing to resume from. Old snapshots are not deleted.
         service: address `grpc://HOST:PORT` of a tf.data service (`datamat serve`) whose workers do all of this.
-            Consumers of one job share each epoch: each record goes to one of them. The order is never the same.
-        job: name of the service's job; None derives one that all consumers share who read these records with the same
-            options and transforms. A job delivers each epoch once, so a new run needs a new name. The options of its
-            first consumer apply to all.
-        static_transform: callable `(sample) -> sample` of tensors, applied before the cache: its result must be the
-            same in each epoch, and is kept.
+            The consumers of a job share each epoch: each record goes to one of them, in an order that always differs.
+        job: name of the service's job; None derives a name shared by all consumers that read these records with the
+            same options and transforms. A job delivers each epoch once, so that a new run needs a new name. The options
+            of the first consumer apply to all.
+        static_transform: callable `(sample) -> sample` on tensors, applied before the cache: its result is kept, and
+            must be the same in each epoch.
         repeat: whether the dataset repeats forever.
         deterministic: whether every unshuffled epoch has the same order; False is slightly faster.
     """
@@ -226,11 +231,11 @@ def _shown(name: str) -> inspect.Parameter:
 
 
 BATCH_PARAMETERS = tuple(map(_shown, BatchKeywords.__annotations__))
-"""The parameters of batches, for the signatures of what takes them by `**options`."""
+"""The parameters of batches, for the signatures of functions that take them as `**options`."""
 
 
 def _where_option_is(name: str) -> str | None:
-    """Return how to write an option of batches of that name, if there is one elsewhere, or by another name."""
+    """Return how to write an option that exists elsewhere or under another name."""
     if name in TfOptions.__dataclass_fields__:
         return f"to_tf(..., tf=TfOptions({name}=...))"
     return "drop_last=..." if name == "drop_remainder" else None

@@ -1,10 +1,10 @@
-"""Draws samples, so that one sees a dataset before training on it.
+"""Draws samples, to look at a dataset before training on it.
 
     sample ──look_at──> Scene: panels of pixels with their legends, and all else in words ──> a sheet (`draw`),
                                                                                               a page (`datamat.view`)
 
-A sheet writes in the font that OpenCV 5 ships: Latin, Greek, Cyrillic, Chinese, Japanese and Korean, no emoji, for
-which a question mark stands. A page leaves text to the browser.
+A sheet writes in the font that OpenCV 5 ships: Latin, Greek, Cyrillic, Chinese, Japanese and Korean, but no emoji,
+which become question marks. A page leaves text to the browser.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 _TILE_WIDTH, _TILE_HEIGHT, _MARGIN, _LINE = 320, 640, 8, 22
-_WIDE = 2.5  # times as wide as high: such pictures, as strips of frames and slices, get tiles of twice the width
+_WIDE = 2.5  # width / height of pictures that get tiles of twice the width, such as strips of frames and slices
 _LEGEND_WIDTH, _SWATCH_WIDTH, _GAP = 160, 20, 4
 _INK, _FAINT, _CASING, _PAPER = (30, 30, 30), (95, 95, 95), (16, 16, 16), 255
 _OUTLINES = ((255, 64, 64), (64, 255, 64), (64, 160, 255), (255, 224, 32), (255, 64, 255), (32, 240, 240))
@@ -50,7 +50,7 @@ _OUTLINES = ((255, 64, 64), (64, 255, 64), (64, 160, 255), (255, 224, 32), (255,
 _MOST_LINES, _LINE_CELLS = 8, 44  # of the fields in words below a picture; a Korean letter takes two cells
 _MOST_ITEMS, _MOST_IN_FULL = 6, 64  # of a list in words
 _MOST_LEGEND = 40
-_MOST_TAGS = 60  # labels beside boxes and points of one picture; more would hide it
+_MOST_TAGS = 60  # labels next to boxes and points of a picture; more would hide it
 _TEXT, _TAG = 0.42, 0.38  # scales of OpenCV's font
 _FAR = 1e6  # pixels; OpenCV wraps coordinates that are much larger
 _SCORES = ("score", "confidence", "probability")
@@ -62,9 +62,9 @@ class Swatch(NamedTuple):
     """An entry of a legend.
 
     Attributes:
-        name: name of the class; of one without a name its number.
+        name: name of the class, or its number if it has no name.
         colour: red, green and blue, from 0 to 255.
-        number: number of the class, by which a legend is sorted.
+        number: number of the class, by which legends are sorted.
     """
 
     name: str
@@ -74,14 +74,14 @@ class Swatch(NamedTuple):
 
 @frozen(eq=False)
 class Panel:
-    """A picture of one field of a sample, or of several that lie over one another.
+    """A picture of one field of a sample, or of several fields on top of each other.
 
     Attributes:
         fields: names of the fields that it shows.
         pixels: uint8 (height, width, 3), RGB.
-        legend: what its colours mean: the classes that are in it, by the name of their field.
-        mask: the mask to lay over the pixels, uint8 (height, width, 4), RGBA, clear where outlines are; None where
-            there is none, or the pixels have it.
+        legend: what its colours mean: the classes in it, by the name of their field.
+        mask: the mask to lay over the pixels, uint8 (height, width, 4), RGBA, transparent where outlines are; None if
+            there is none, or if the pixels include it.
     """
 
     fields: tuple[str, ...]
@@ -92,7 +92,7 @@ class Panel:
 
 @frozen()
 class Scene:
-    """A sample as one sees it.
+    """A sample as pictures and words.
 
     Attributes:
         key: key of the sample.
@@ -107,7 +107,7 @@ class Scene:
 
 @frozen(eq=False)
 class Picture:
-    """An image that a notebook displays.
+    """An image that notebooks display.
 
     Attributes:
         array: pixels, uint8 (height, width, 3), RGB.
@@ -140,20 +140,20 @@ def look_at(
     opacity: float | None,
     in_full: bool = False,
 ) -> Scene:
-    """Return a sample as pictures, with all that belongs into them, and words.
+    """Return a sample as pictures, with everything drawn into them, and words.
 
-    Masks, boxes, keypoints and polygons are drawn over the first `Image`; a second mask, and one of another size than
-    the image, has a panel of its own, as every further picture has. Boxes, polygons and points carry what another field
-    beside them says of each: a class, from a list of as many labels, and a score, from as many numbers.
+    Masks, boxes, keypoints and polygons are drawn over the first `Image`; a second mask, or a mask whose size differs
+    from that of the image, has a panel of its own, like every further picture. Boxes, polygons and points are tagged
+    with what another field says about them: a class, from a list of as many labels, and a score, from as many numbers.
 
     Args:
-        sample: decoded, with its `key`; a field that is missing counts as None.
+        sample: the decoded sample, with its `key`; missing fields count as None.
         features: schema of the sample.
-        width: most pixels from left to right of a picture.
+        width: most pixels from left to right in a picture.
         height: most pixels from top to bottom.
         opacity: opacity of the masks, from 0 (invisible) to 1 (the image is hidden); None keeps the mask of a picture
             apart from it, as `Panel.mask`.
-        in_full: whether words are whole; else long lists end after a few values.
+        in_full: whether words are complete; otherwise long lists end after a few values.
     """
     values = features.nesting.split(sample)
     easel = _Easel(values, features, width, height, opacity)
@@ -167,10 +167,10 @@ def look_at(
 
 @dataclasses.dataclass(slots=True)
 class _Canvas:
-    """A panel in the making: a picture at its final size."""
+    """An unfinished panel: a picture at its final size."""
 
     fields: list[str]
-    size: tuple[int, int]  # height and width of what it shows, in pixels of the sample
+    size: tuple[int, int]  # height and width of its content, in pixels of the sample
     pixels: np.ndarray
     legend: dict[str, list[Swatch]]
     mask: np.ndarray | None = None
@@ -200,7 +200,7 @@ class _Easel:
         }
 
     def draw_images(self) -> None:
-        """Make a panel of each picture: those of cameras first, distances last."""
+        """Make a panel for each picture: those of cameras first, distances last."""
         pictures = sorted(self._of_kind["image"], key=lambda name: target_of(self._features[name]) != "image")
         drawn = {name: self._of_kind["image"][name] for name in pictures} | self._of_kind["depth"]
         for name, preview in drawn.items():
@@ -214,7 +214,7 @@ class _Easel:
             self._add([name], picture)
 
     def draw_masks(self) -> None:
-        """Draw the first mask of the size of the main picture over it, each other one in a panel of its own."""
+        """Draw the first mask of the main picture's size over it, and each other mask in a panel of its own."""
         is_free = True
         for name, preview in self._of_kind["mask"].items():
             value = self._values.get(name)
@@ -241,7 +241,7 @@ class _Easel:
             panel.legend[name] = _labels(feature, seen)
 
     def draw_outlines(self) -> None:
-        """Draw boxes, points and polygons over the main picture, or over paper where there is none."""
+        """Draw boxes, points and polygons over the main picture, or over white paper if there is none."""
         names = [name for name in self._of_kind["outlines"] if self._values.get(name) is not None]
         if not names:
             return
@@ -260,13 +260,13 @@ class _Easel:
             panel.mask[(before != panel.pixels).any(2)] = 0
 
     def _mask_colours(self) -> dict[str, tuple[int, int, int]]:
-        """Return the colour of each class of the masks that are drawn: boxes of the same classes have it, too."""
+        """Return the colour of each class of the drawn masks, which boxes of the same classes share."""
         return {
             swatch.name: swatch.colour for panel in self.panels for part in panel.legend.values() for swatch in part
         }
 
     def _paper_for(self, names: Sequence[str]) -> np.ndarray:
-        """Return paper that what is to be drawn fits on."""
+        """Return paper large enough for everything to be drawn."""
         height, width = 240, _TILE_WIDTH
         for name in names:
             for outline in self._of_kind["outlines"][name].outlines(self._values[name], height, width):
@@ -291,15 +291,15 @@ class _Easel:
 
 
 class _Said(NamedTuple):
-    """What other fields say of the boxes, polygons or points of one.
+    """What other fields say about the boxes, polygons or points of a field.
 
     Attributes:
-        fields: names of the fields that say it, that of the classes first.
-        classes: number of the class of each; [] where there are none.
-        names: name of each; [] where there are none.
-        scores: score of each; [] where there are none.
-        colours: colours of classes by their names; of another it follows from its number.
-        classes_are_given: whether a field says the classes.
+        fields: names of these fields, that of the classes first.
+        classes: number of the class of each; [] without classes.
+        names: name of the class of each; [] without classes.
+        scores: score of each; [] without scores.
+        colours: colours of classes by name; the colours of others follow from their numbers.
+        classes_are_given: whether a field gives the classes.
     """
 
     fields: list[str]
@@ -319,7 +319,7 @@ class _Said(NamedTuple):
         features: Features,
         colours: Mapping[str, tuple[int, int, int]],
     ) -> _Said:
-        """Return what is said of `count` outlines of a field: by a field in the same dict first, else beside it."""
+        """Return what is said about `count` outlines of a field, by a field in the same dict or else next to it."""
         prefix = name.rpartition("/")[0]
         others = [other for other in features if other not in {name, "key"} and values.get(other) is not None]
         others.sort(
@@ -336,7 +336,7 @@ class _Said(NamedTuple):
             value, feature = values[other], features[other]
             if preview_of(feature) or not _is_row(value) or len(value) != len(values[name]):
                 continue
-            times = count // len(value)  # of the points of several people, all of one belong to its label
+            times = count // len(value)  # points of several people: one label each
             plain = [one for one in np.asarray(value).tolist() for _ in range(times)]
             last = other.rpartition("/")[2].lower()
             known = feature.class_names()
@@ -363,7 +363,7 @@ class _Said(NamedTuple):
         return self.colours.get(self.names[number]) or _class_colour(self.classes[number])
 
     def tag(self, number: int) -> str:
-        """Return what stands beside an outline: its class and its score."""
+        """Return the text next to an outline: its class and score."""
         score = [f"{self.scores[number]:.2f}"] if self.scores else []
         return " ".join([*self.names[number : number + 1], *score])
 
@@ -376,13 +376,13 @@ class _Said(NamedTuple):
 
 
 def _is_of(other: str, name: str) -> bool:
-    """Return whether one field is named after another, as `box_labels` after `boxes`."""
+    """Return True if a field is named after another, as `box_labels` is after `boxes`."""
     stem = name.rpartition("/")[2].rstrip("s").removesuffix("e")
     return stem in other.rpartition("/")[2]
 
 
 def _is_row(value: Any) -> bool:
-    """Return whether a value is a list of numbers, texts or other things that are no lists, and not empty."""
+    """Return True if a value is a non-empty list whose items are not lists."""
     if isinstance(value, np.ndarray):
         return value.ndim == 1 and bool(len(value))
     return isinstance(value, list) and bool(value) and not any(isinstance(one, (list, np.ndarray)) for one in value)
@@ -393,7 +393,7 @@ def _name_of(names: Sequence[str], number: int) -> str:
 
 
 def _draw_outlines(panel: _Canvas, outlines: Sequence[np.ndarray], said: _Said, colour: tuple[int, int, int]) -> None:
-    """Draw points and closed lines, (k, 2) of (x, y) in pixels of the sample, with what is said of them on top."""
+    """Draw points and closed lines, (k, 2) of (x, y) in pixels of the sample, with their tags on top."""
     import cv2
 
     scale = np.array(panel.pixels.shape[1::-1], np.float64) / panel.size[::-1]
@@ -409,7 +409,7 @@ def _draw_outlines(panel: _Canvas, outlines: Sequence[np.ndarray], said: _Said, 
             cv2.circle(panel.pixels, first, 5, ink, -1)
         else:
             line = [vertices.reshape(-1, 1, 2)]
-            cv2.polylines(panel.pixels, line, True, _CASING, 4, cv2.LINE_AA)  # so that it is seen on its own colour
+            cv2.polylines(panel.pixels, line, True, _CASING, 4, cv2.LINE_AA)  # so that it is visible on its own colour
             cv2.polylines(panel.pixels, line, True, ink, 2)
         if text := said.tag(number):
             tags.append((text, first, ink, len(vertices) == 1))
@@ -420,7 +420,7 @@ def _draw_outlines(panel: _Canvas, outlines: Sequence[np.ndarray], said: _Said, 
 def _draw_tag(
     picture: np.ndarray, text: str, place: tuple[int, int], colour: tuple[int, int, int], *, is_point: bool
 ) -> None:
-    """Write on a ground of a colour: above the left corner of a box, inside where there is no room, beside a point."""
+    """Write on a coloured background: next to a point, above the left corner of a box, or inside for lack of room."""
     import cv2
 
     text = _drawable(text)
@@ -442,9 +442,9 @@ def in_words(feature: Feature, value: Any, in_full: bool = False) -> str:
     """Return a value as text: labels by their names, the first numbers of an array, or its shape.
 
     Args:
-        feature: what the value is.
-        value: decoded; None where it is missing.
-        in_full: whether more of a list is shown.
+        feature: feature of the value.
+        value: the decoded value; None if it is missing.
+        in_full: whether to show more of a list.
     """
     names = feature.class_names() or ()
     if value is None:
@@ -477,14 +477,14 @@ def _number_in_words(value: Any, names: Sequence[str]) -> str:
 
 
 def preview_of(feature: Feature) -> Preview | None:
-    """Return what draws the values of a field, of one that may be missing those that are there; None for nothing."""
+    """Return the feature that draws the values of a field, that inside it if it is `Nullable`; None for nothing."""
     if isinstance(feature, Nullable):
         return preview_of(feature.feature)
     return feature if isinstance(feature, Preview) and feature.preview else None
 
 
 def palette_of(mask: Feature) -> np.ndarray:
-    """Return the RGB colour of each class id, uint8 (ids, 3): the declared palette, else distinct colours."""
+    """Return the RGB colour of each class id, uint8 (ids, 3): the declared palette, otherwise distinct colours."""
     colours = _hues(np.arange(np.iinfo(mask.value_type()[0]).max + 1, dtype=np.int64))
     colours[-1] = 0
     preview = preview_of(mask)
@@ -503,7 +503,7 @@ def _hues(ids: np.ndarray) -> np.ndarray:
 
 
 def _class_colour(number: int) -> tuple[int, int, int]:
-    """Return the colour of a class of boxes, which no declaration has."""
+    """Return the colour of a class of boxes, whose colours are not declared."""
     red, green, blue = _hues(np.array([number]))[0].tolist()
     return red, green, blue
 
@@ -521,7 +521,7 @@ def _in_colours(image: np.ndarray) -> np.ndarray:
 
 
 def _labels(feature: Feature, ids: Sequence[int]) -> list[Swatch]:
-    """Return name and colour of each class id; an id past the names is its own name."""
+    """Return name and colour of each class id; an id without a name is its own name."""
     colours = palette_of(feature)
     names = feature.class_names() or ()
     last = len(colours) - 1  # segmentation datasets use it for pixels without a label
@@ -533,7 +533,7 @@ def _labels(feature: Feature, ids: Sequence[int]) -> list[Swatch]:
 
 
 def draw(samples: Sequence[Mapping[str, Any]], features: Features, columns: int, opacity: float) -> Picture:
-    """Return samples side by side: their pictures, below them keys and all that is not drawn, then the legends.
+    """Return samples side by side: pictures, with keys and everything that is not drawn below, then the legends.
 
     Raises:
         OptionError: an argument is out of range.
@@ -547,7 +547,7 @@ def draw(samples: Sequence[Mapping[str, Any]], features: Features, columns: int,
 
 
 def draw_drawn(rows: Sequence[Sequence[tuple[str, Mapping[str, Any]]]], features: Features, opacity: float) -> Picture:
-    """Return titled samples before and after a transform: a row for each, as it was read and then its copies.
+    """Return titled samples before and after a transform, in rows: each sample as it was read, then its copies.
 
     Raises:
         OptionError: the opacity is out of range.
@@ -571,7 +571,7 @@ def _looked_at(samples: Iterable[Mapping[str, Any]], features: Features, opacity
 
 
 def _is_wide(sample: Mapping[str, Any], features: Features) -> bool:
-    """Return whether the main picture of a sample is a strip."""
+    """Return True if the main picture of a sample is a strip."""
     values = features.nesting.split(sample)
     drawn = {name: preview_of(feature) for name, feature in features.items() if values.get(name) is not None}
     pictures = {name: preview for name, preview in drawn.items() if preview and preview.preview == "image"}
@@ -583,7 +583,7 @@ def _is_wide(sample: Mapping[str, Any], features: Features) -> bool:
 
 
 def _sheet(tiles: Sequence[tuple[str, Scene | None]], columns: int) -> Picture:
-    """Return titled scenes in rows, with the legends of all at the bottom."""
+    """Return titled scenes in rows, with all legends at the bottom."""
     scenes = [scene for _, scene in tiles if scene is not None]
     widest = max((panel.pixels.shape[1] for scene in scenes for panel in scene.panels), default=0)
     tile_width = 2 * _TILE_WIDTH if widest > _TILE_WIDTH else _TILE_WIDTH
@@ -614,13 +614,13 @@ def _merged(legends: Iterable[Mapping[str, Sequence[Swatch]]]) -> dict[str, list
 
 
 def _captions(scene: Scene, tiles: int = 1) -> list[str]:
-    """Return the fields of a sample that are not drawn, in words, as lines that fit below its picture."""
+    """Return the fields of a sample that are not drawn, in words, in lines that fit below its picture."""
     lines = [line for name, text in scene.words for line in _lines_of(f"{name}: {text}", tiles * _LINE_CELLS)]
     return lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 1], "..."]
 
 
 def _lines_of(text: str, cells: int) -> list[str]:
-    """Return a text as lines that fit below a picture: broken at blanks where there are any."""
+    """Return a text as lines that fit below a picture, broken at blanks if there are any."""
     lines, line, width = [], "", 0
     for letter in " ".join(text.split()):
         wide = _cells_of(letter)
@@ -673,7 +673,7 @@ def _legend(swatches: Sequence[Swatch], width: int) -> np.ndarray:
 
 
 def _text(word: str, width: int, colour: tuple[int, int, int]) -> np.ndarray:
-    """Return one line of words; a long one is clipped."""
+    """Return one line of words, clipped if it is long."""
     import cv2
 
     line = np.full((_LINE, width, 3), _PAPER, np.uint8)
@@ -681,7 +681,7 @@ def _text(word: str, width: int, colour: tuple[int, int, int]) -> np.ndarray:
     return line
 
 
-# OpenCV 5 ships a font with Latin, Cyrillic, Chinese, Japanese and Korean letters and draws a line in 0.1 ms, so text
+# OpenCV 5 ships a font with Latin, Cyrillic, Chinese, Japanese and Korean letters, and draws a line in 0.1 ms, so text
 # needs no other package. The fonts that Pillow (Aileron) and matplotlib (DejaVu) ship have no Hangul: with those,
 # datamat would have to find a font of the system, which a container often lacks.
 
@@ -693,7 +693,7 @@ def _can_draw(word: str) -> bool:
 
 
 def _drawable(word: str) -> str:
-    """Return the text as OpenCV takes it: whole, or from OpenCV 4, which draws ASCII only, with question marks."""
+    """Return the text as OpenCV can draw it: unchanged, or with question marks for OpenCV 4, which only draws ASCII."""
     encoding = "utf-8" if _can_draw(word) else "ascii"
     return word.encode(encoding, "replace").decode()
 
@@ -702,7 +702,7 @@ def _warn_of_lost_letters(words: Sequence[str]) -> None:
     lost = [word for word in words if not _can_draw(word)]
     if lost:
         _logger.warning(
-            "preview: %d texts hold letters that this OpenCV draws as question marks, %r for one; to see them: "
+            "preview: %d texts, such as %r, have letters that this OpenCV draws as question marks; to see them: "
             "pip install 'opencv-python-headless>=5'",
             len(lost),
             lost[0],

@@ -1,4 +1,4 @@
-"""Reads records of a directory by position or key: opens and checks files, handles damage, decodes values."""
+"""Reads records of a directory by position or key: opens and checks files, handles damage, and decodes values."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ __all__ = [
 
 # ---------------------------------------------------------------- damaged records
 #
-# What happens to damaged records: they raise, or are skipped, counted and logged.
+# Damaged records raise errors, or are skipped, counted and logged.
 
 
 _logger = get_logger("datamat.readers")
@@ -83,10 +83,10 @@ _logger = get_logger("datamat.readers")
 
 @final
 class SkippedRecords:
-    """The damaged records of a dataset that were skipped so far. Thread-safe; a pickled copy starts with the same ones.
+    """The damaged records of a dataset skipped so far. Thread-safe; a pickled copy starts with the same records.
 
     Args:
-        policy: "raise", "skip", or an `ErrorPolicy` of either with a limit.
+        policy: "raise" or "skip", or an `ErrorPolicy` of either with a limit.
         num_records: number of records in the dataset, of which the limit may be a share.
 
     Raises:
@@ -101,7 +101,7 @@ class SkippedRecords:
             )
         self._policy = found
         limit = self._policy.limit(num_records)
-        # Without a limit, any number but all of them: as when writing.
+        # Without a limit, any number except all of them, as when writing.
         self._most = limit if limit is not None else num_records - 1
         # Unlike a lock, a dict cannot be left locked by a fork.
         self._positions: dict[int, None] = {}
@@ -114,13 +114,13 @@ class SkippedRecords:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Positions of the records that were skipped, each once, however often it was met."""
+        """Positions of the records that were skipped, each once."""
         return tuple(self._positions)
 
     def skip(self, position: int, error: CorruptDataError) -> None:
-        """Count a damaged record and log its damage once, or raise, as the policy demands.
+        """Count a damaged record and log its damage once, or raise, according to the policy.
 
-        What is stored together is damaged together, such as the records of a page of Parquet: that is one line.
+        Records that are stored together, as in a page of Parquet, are damaged together, and take one line of the log.
 
         Args:
             position: position of the record in the dataset, from 0.
@@ -137,7 +137,7 @@ class SkippedRecords:
         self._check(error)
 
     def log(self, error: CorruptDataError) -> None:
-        """Log the damage of a record, unless that was done before, for this one or another."""
+        """Log the damage of a record, unless it was logged before, for this record or another."""
         damage = _damage_in_words(error)
         if damage not in self._logged:
             self._logged[damage] = None
@@ -157,9 +157,9 @@ class SkippedRecords:
 
 
 def _damage_in_words(error: CorruptDataError) -> str:
-    """Return what is the same in the messages of all records that one damage reaches.
+    """Return the part that is the same in the messages of all records with the same damage.
 
-    Those name the place in the file, and the record; others name a record alone, of which it is the damage.
+    Such messages name the place in the file as well as the record; others name only the record that is damaged.
     """
     text = str(error)
     is_of_place = " at byte " in text or ": record " not in text
@@ -171,19 +171,19 @@ _RECORD = re.compile(r"record \d+|(?: \(key '.*'\))\Z")
 
 # ---------------------------------------------------------------- offsets, mapped
 #
-# The offsets of a shard's records stay in the file beside it: a line is looked up in a memory map of the file.
+# The offsets of a shard's records stay in the file next to it, and are looked up in a memory map of that file.
 #
 # 00017.idx  "0 20\n20 30\n ... 1950 31\n1981 28\n ..."      mapped: all processes share its pages
 #             ^ line 0              ^ line 16               marks: where every 16th line begins
 
 
-_LINES_PER_MARK = 16  # half a byte of memory for each record, and a few hundred bytes to scan for one
+_LINES_PER_MARK = 16  # half a byte of memory per record, and a few hundred bytes to scan to find one
 
 
 @final
 @frozen(eq=False)
 class LineMarks:
-    """Where every 16th line of a file begins: enough to find any line fast.
+    """Where every 16th line of a file begins, to find any line fast.
 
     Attributes:
         identity: value that distinguishes the scanned file from any other.
@@ -198,7 +198,7 @@ class LineMarks:
         """Return the marks of a file.
 
         Args:
-            content: content of the file, which is not empty.
+            content: content of the file, not empty.
             identity: value that is equal for equal files, such as size and times.
         """
         ends = np.flatnonzero(np.frombuffer(content, np.uint8) == ord("\n"))
@@ -208,7 +208,7 @@ class LineMarks:
 
 @final
 class MappedOffsets:
-    """Where each record of one shard lies, looked up on demand. Thread-safe.
+    """Looks up on demand where each record of a shard lies. Thread-safe.
 
     Args:
         path: path of the file of offsets, for messages.
@@ -222,16 +222,16 @@ class MappedOffsets:
         self._path = path
         self._marks = marks.starts
         try:
-            # Private, though nothing is written: not every network file system allows shared maps.
+            # Private, although nothing is written: some network file systems do not allow shared maps.
             self._pages = mmap.mmap(file.fileno(), marks.starts[-1], access=mmap.ACCESS_READ)
         except ValueError as error:  # it is shorter now
             raise CorruptDataError(f"{path} was changed while it was opened: {error}; verify its directory") from error
 
     def span(self, number: int) -> RecordSpan:
-        """Return offset, size and skip of a record by number; raise `CorruptDataError` where the file was changed."""
+        """Return offset, size and skip of a record by number; raise `CorruptDataError` if the file was changed."""
         mark, rest = divmod(number, _LINES_PER_MARK)
         try:
-            # Touching mapped pages that the file has lost would kill the process: one system call asks first.
+            # Touching mapped pages that the file has lost would kill the process, so one system call checks first.
             if self._pages.size() == self._marks[-1]:
                 lines = self._pages[self._marks[mark] : self._marks[mark + 1]].split(b"\n", rest + 1)
                 numbers = lines[rest].split()
@@ -262,7 +262,7 @@ class MappedOffsets:
 
 # ---------------------------------------------------------------- from key to position
 #
-# From the key of a record to its position among all records of a dataset: a `SplitIndex` for each of its splits.
+# Finds the position of a record among all records of a dataset by its key, with a `SplitIndex` per split.
 
 
 class KeyIndex:
@@ -297,7 +297,7 @@ class KeyIndex:
         """Return the position of the record with this key, or None if no record has it.
 
         Args:
-            key: key of the record, `KEY` or `KEY#COPY`; `KEY` as it is stored, or as it was in the source.
+            key: key of the record, `KEY` or `KEY#COPY`; `KEY` as it is stored or as it was in the source.
             is_read: whether the record is read next.
         """
         for one in RecordKey.meant_by(key):
@@ -308,7 +308,7 @@ class KeyIndex:
         return None
 
     def key_at(self, position: int) -> str | None:
-        """Return the key of the record at a position, or None where only the record itself holds it."""
+        """Return the key of the record at a position, or None if only the record itself holds it."""
         for split, starts in zip(reversed(self._splits), reversed(self._starts), strict=True):
             if position >= starts[0]:
                 shard = bisect.bisect_right(starts, position) - 1
@@ -322,7 +322,7 @@ class KeyIndex:
     def fields(self) -> Any:
         """Return the fields of the row of each record as a `pyarrow.Table`, without `key`, in order.
 
-        Fields that hold lists or dicts are left out; null stands for those that a split lacks.
+        Fields that hold lists or dicts are left out; fields that a split does not have are null.
         """
         import pyarrow as pa
 
@@ -338,14 +338,14 @@ class KeyIndex:
 
 
 def _keys_from(records: RecordFiles, first_shard: int, shard: int) -> list[str]:
-    """Return the keys of the records of a shard of a split whose first shard has this number."""
+    """Return the keys of the records of a shard, given the number of the first shard of its split."""
     return records.stored_keys(first_shard + shard)
 
 
 class _KeysFile:
     """The sorted hashes of the keys of a split, opened on first use.
 
-    A file that is missing or damaged is said once, and then left aside: the index file holds all keys, too.
+    A missing or damaged file is logged once, and then ignored: the index file holds all keys as well.
     """
 
     def __init__(
@@ -363,7 +363,7 @@ class _KeysFile:
         return {name: value for name, value in self.__dict__.items() if name != "_file"}
 
     def rows(self, row_key: str) -> list[int] | None:
-        """Return the numbers of the rows whose keys have the hash of this one; None where that cannot be read."""
+        """Return the numbers of the rows whose keys have the same hash as this one; None if the file cannot be read."""
         if self._is_whole is False or self._file is None:
             return None
         try:
@@ -373,7 +373,7 @@ class _KeysFile:
             return None
 
     def is_whole(self) -> bool:
-        """Return whether the file is as the manifest says; all of it is read, once: 1 ms for a million rows."""
+        """Return True if the file is as the manifest says; it is read completely, once: 1 ms for a million rows."""
         if self._is_whole is None:
             assert self._info is not None, "otherwise there is no file"
             assert self._file is not None, "it was asked"
@@ -459,31 +459,31 @@ class ShardOpener:
         self.fetcher = None if self._store is None else ShardFetcher(self.folder, self._store)
         self._marks: dict[str, LineMarks] = {}
         self._unkept: dict[str, Offsets] = {}  # offsets for which the store had no room
-        self._proved: set[str] = set()  # shards whose copies are as the manifest says, although records are damaged
-        self._damaged: dict[str, str] = {}  # what is wrong with a damaged shard, which is not fetched for each record
-        # Shards that are damaged where they come from: read there, as far as can be.
+        self._proved: set[str] = set()  # shards with damaged records whose copies are as the manifest says
+        self._damaged: dict[str, str] = {}  # what is wrong with damaged shards, which are not fetched for each record
+        # Shards that are damaged at their origin: they are read there as far as possible.
         self._bad_sources: set[str] = set()
         self._known_damaged: set[str] = set()  # of those, whose ends are damaged, and no other file's
 
     @property
     def keeps_few(self) -> bool:
-        """Whether few shards may be open at a time, because their copies have to make room for others."""
+        """Whether only few shards may be open at a time, because their copies must make room for others."""
         return self.fetcher is not None and self.fetcher.may_rotate
 
     def open(self, info: ShardInfo) -> ShardReader:
         """Return the reader of a shard.
 
         Raises:
-            CorruptDataError: the shard or its offsets cannot be read, or differ from what the manifest says.
-            OutputError: no more files can be opened; a run has replaced the shard since the directory was loaded; or
-                one of the files cannot be fetched, or does not fit into the store.
+            CorruptDataError: the shard or its offsets cannot be read, or differ from the manifest.
+            OutputError: no more files can be opened; a run has replaced the shard since the directory was loaded; or a
+                file cannot be fetched or does not fit into the store.
         """
         if info.file in self._damaged:
             raise CorruptDataError(self._damaged[info.file])
         try:
             spans = self._spans(info)
             for attempt in range(_ATTEMPTS):
-                with contextlib.suppress(FileNotFoundError):  # made room for others, or whole or given up, a moment ago
+                with contextlib.suppress(FileNotFoundError):  # just removed, finished or given up
                     return self._opened(info, spans, waits=attempt > 0)
         except CorruptDataError as error:
             self._loaded.check(info)
@@ -499,21 +499,21 @@ class ShardOpener:
         )
 
     def check(self, info: ShardInfo) -> None:
-        """Refuse a shard on this disk that `open` would refuse, for whoever opens it by its name."""
+        """Refuse a shard on this disk that `open` would refuse, for code that opens it by its name."""
         differences = info.differences_of(self._in_place(info.file))
-        if "size" in differences:  # TensorFlow does not notice where it is cut off between two records
+        if "size" in differences:  # TensorFlow does not notice if it is cut off between two records
             info.refuse(differences, self.folder.place(info.file))
         if differences:
-            self.open(info).close()  # raises unless some records are damaged, and the others right
+            self.open(info).close()  # raises unless some records are damaged and the others are right
 
     def __reduce__(self) -> tuple[type[ShardOpener], tuple[Loaded, ShardFormat]]:
         return ShardOpener, (self._loaded, self._format)
 
     def renew(self, info: ShardInfo) -> bool:
-        """Remove the copy of a shard in which a record is damaged, and return whether to read the record again."""
+        """Remove the copy of a shard with a damaged record, and return True if the record should be read again."""
         if self._store is None or info.file in self._proved:
             return False
-        self._proved.add(info.file)  # what is read after this is a new copy, or was right
+        self._proved.add(info.file)  # records read after this come from a new copy, or were right
         self._store.drop_damaged(info)
         try:
             self._store.fetch_if_it_fits(info, self.folder)
@@ -522,21 +522,21 @@ class ShardOpener:
         return True
 
     def _note_bad_source(self, info: ShardInfo) -> None:
-        """Take notice that a shard is damaged where it comes from; raise if nothing of it can be read nevertheless."""
+        """Note that a shard is damaged at its origin; raise if nothing can be read from it nevertheless."""
         if not (self._format.has_checksums and (self._loaded.here is not None or self._format.reads_ranges)):
             raise  # noqa: PLE0704 -- called where the error is handled
         self._bad_sources.add(info.file)
         self._damaged.pop(info.file, None)
 
     def named(self, info: ShardInfo, error: CorruptDataError) -> CorruptDataError:
-        """Return an error with the name of the shard in place of that of its copy."""
+        """Return an error with the name of the shard instead of that of its copy."""
         text = str(error)
         name = f"{info.checksum}.{info.extension}"
         said = re.sub(rf"\S*{re.escape(name)}(?:\.part)?", lambda _: self.folder.place(info.file), text)
         return error if said == text else CorruptDataError(said)
 
     def _opened(self, info: ShardInfo, spans: RecordSpans, *, waits: bool) -> ShardReader:
-        """Return the reader of a shard; `waits` for a copy that is being made.
+        """Return the reader of a shard; with `waits`, wait for a copy that is being made.
 
         Raises:
             FileNotFoundError: the copy has just gone: try again.
@@ -568,7 +568,7 @@ class ShardOpener:
         return opened
 
     def _in_place(self, name: str) -> pathlib.Path:
-        """Return the path of a file of a directory that is on this machine."""
+        """Return the path of a file of a directory on this machine."""
         try:
             path = self.folder.local_path(name)
         except OSError as error:
@@ -577,7 +577,7 @@ class ShardOpener:
         return path
 
     def _wants_copy(self, store: ShardStore, info: ShardInfo) -> tuple[bool, Download | None]:
-        """Return whether to wait for a copy of a shard, and the download to read from until then."""
+        """Return True if to wait for a copy of a shard, and the download to read from until then."""
         if store.copy_of(info) is not None or self._loaded.here is not None or not self._format.reads_ranges:
             return True, None
         download = None if self.fetcher is None else self.fetcher.running(info)
@@ -586,12 +586,12 @@ class ShardOpener:
                 return True, None
             download = None
         if download is None:
-            return store.is_being_made(info), None  # by another process: nothing is fetched twice
-        # The checksum of the whole file may be the only one; or it is soon there.
+            return store.is_being_made(info), None  # by another process, so that nothing is fetched twice
+        # The checksum of the whole file may be the only one, or the file is soon there.
         return not self._format.has_checksums or info.num_bytes <= SMALL_BYTES, download
 
     def _of_copy(self, store: ShardStore, info: ShardInfo, spans: RecordSpans) -> ShardReader | None:
-        """Return the reader of a copy of a shard, which is made now if it is missing; None where it does not fit."""
+        """Return the reader of a copy of a shard, which is made now if it is missing; None if it does not fit."""
         has_other_way = self._loaded.here is not None or self._format.reads_ranges
         copy = (store.fetch_if_it_fits if has_other_way else store.fetch)(info, self.folder)
         if copy is None:
@@ -616,10 +616,10 @@ class ShardOpener:
         return opened
 
     def _refuse_other(self, path: pathlib.Path, info: ShardInfo, spans: RecordSpans) -> None:
-        """Refuse a file that is not the shard; let one pass whose records are damaged, which are refused one by one.
+        """Refuse a file that is not the shard, but accept one with damaged records, which are refused one by one.
 
-        Where the ends of a file differ, though the records there have the right checksums, it is of another place or
-        version, and no record of it may be read.
+        If the ends of a file differ, but the records there have the right checksums, it belongs to another place or
+        version, and none of its records may be read.
         """
         differences = info.differences_of(path)
         if not differences:
@@ -635,14 +635,14 @@ class ShardOpener:
         info.refuse(differences, self.folder.place(info.file))
 
     def _read_head(self, path: pathlib.Path, info: ShardInfo) -> None:
-        """Read the records in the head of a file, where the file itself has them; raise where one is damaged."""
-        with path.open("rb") as file:  # by its name, which some formats open again; it was a regular file just now
+        """Read the records in the head of a file, where the file itself says they are; raise if one is damaged."""
+        with path.open("rb") as file:  # by name, which some formats open again; it was a regular file just now
             for _, (start, *_) in self._format.read_file(file, path=str(path)):
                 if start >= info.head.num_bytes:
                     return
 
     def _read_tail(self, path: pathlib.Path, info: ShardInfo, spans: RecordSpans) -> None:
-        """Read the records in the tail of a file, where those of the shard are; raise where one is damaged."""
+        """Read the records in the tail of a file, where those of the shard are; raise if one is damaged."""
         with contextlib.closing(self._format.reader(path, spans)) as reader:
             for number in range(info.num_records - 1, -1, -1):
                 start, size, _ = spans.span(number)
@@ -677,7 +677,7 @@ class ShardOpener:
             return reader()
 
     def _spans(self, info: ShardInfo) -> RecordSpans:
-        """Return the offsets of a shard, checked unless that very file was checked before."""
+        """Return the offsets of a shard, checked unless the same file was checked before."""
         listed, found = info.offsets_info, self._unkept.get(info.file)
         if found is not None or not info.num_records:
             return found or Offsets.from_text("")
@@ -691,26 +691,26 @@ class ShardOpener:
                 return self._remember(info, _tested(content, self.folder.place(listed.file), info))
             try:
                 return self._mapped(path, info)
-            except CorruptDataError:  # a bad disk; or it made room for others a moment ago
+            except CorruptDataError:  # a bad disk, or it has just made room for others
                 self._store.drop_damaged(listed)
         raise self._removed(info)
 
     def _remember(self, info: ShardInfo, offsets: Offsets) -> Offsets:
-        """Keep the offsets of a shard in memory in place of those that were needed first."""
+        """Keep the offsets of a shard in memory instead of the oldest ones."""
         self._unkept[info.file] = offsets
         most = max(_UNKEPT_BYTES // (_BYTES_PER_OFFSET * max(info.num_records, 1)), 1)
         while len(self._unkept) > most:
-            with contextlib.suppress(StopIteration, RuntimeError):  # other threads do so at the same time
+            with contextlib.suppress(StopIteration, RuntimeError):  # other threads may do so at the same time
                 self._unkept.pop(next(iter(self._unkept)), None)
         return offsets
 
     def _mapped(self, path: pathlib.Path, info: ShardInfo) -> RecordSpans:
-        """Return the offsets in a file, checked unless a file of its identity was checked before."""
+        """Return the offsets in a file, checked unless a file with the same identity was checked before."""
         place, marks = self.folder.place(info.index_file), self._marks.get(info.file)
         try:
             with open_regular(path) as file:
                 found = os.fstat(file.fileno())
-                # The name of a copy is its checksum, and its time that of its last use.
+                # The name of a copy is its checksum, and its time is that of its last use.
                 identity = found.st_dev, found.st_ino, found.st_size, self._loaded.here and found.st_mtime_ns
                 if marks is None or marks.identity != identity:
                     content = file.read(_MOST_LINE_BYTES * info.num_records + 1)
@@ -754,15 +754,15 @@ def _tested(content: bytes, place: str, info: ShardInfo) -> Offsets:
 
 # ---------------------------------------------------------------- records
 #
-# The encoded records of a directory by position: shards are opened on demand, records found through their offsets.
+# The encoded records of a directory by position: shards are opened on demand, and records found by their offsets.
 #
 # position ── RecordCache ── the shard's reader: offsets beside it, mapped; one read ── encoded record
 #                            its file: in the directory, or a copy in a ShardStore
 
 
-_FEW_OPEN = 2  # copies of a dataset larger than its cache: what is open cannot make room
-_MOST_OPEN = 16_384  # each has its offsets mapped, and Linux allows a process 65,530 maps
-_BLOCK_BYTES = 1 << 20  # of records that are decoded at once: they and their values stay in cache
+_FEW_OPEN = 2  # copies of a dataset larger than its cache: open copies cannot make room
+_MOST_OPEN = 16_384  # the offsets of each are mapped, and Linux allows 65,530 maps per process
+_BLOCK_BYTES = 1 << 20  # of records decoded at once: they and their values stay in the CPU cache
 # Arrays of int16 in TFRecord, two threads: those of 64 KB took twice the time of one thread, those of 1.7 MB 0.7 of it.
 _LARGE_RECORD_BYTES = 512 << 10
 # In gzip and Parquet, two threads took 1.2 to 2 times as long over rows of two numbers, and 0.6 over lists of 2 KB.
@@ -773,10 +773,10 @@ _TOO_MANY = (errno.EMFILE, errno.ENFILE)
 
 @final
 class RecordFiles:
-    """Encoded records by position. Thread-safe and picklable: a copy in another process opens files of its own.
+    """Encoded records by position. Thread-safe and picklable: a copy in another process opens its own files.
 
-    The shards that were opened last stay open. All datasets of the process together use at most a quarter of the file
-    descriptors that it may have, and none where other code has taken the rest.
+    The most recently opened shards stay open. Together, all datasets of the process use at most a quarter of its file
+    descriptors, and none if other code has taken the rest.
 
     Args:
         loaded: the directory.
@@ -794,7 +794,7 @@ class RecordFiles:
         self._opener = ShardOpener(loaded, shard_format)
         self._ends = list(accumulate(info.num_records for info in shards))
         self._groups_to_keep = 0
-        self._asked: tuple[int, Mapping[str, Column]] | None = None  # the record that was asked for its key last
+        self._asked: tuple[int, Mapping[str, Column]] | None = None  # the last record whose key was asked for
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_asked": None}
@@ -803,17 +803,17 @@ class RecordFiles:
         return self._ends[-1] if self._ends else 0
 
     def check_files(self) -> None:
-        """Refuse shards that TensorFlow must not open by their names; raises what `ShardOpener.open` raises."""
+        """Refuse shards that TensorFlow must not open by name; raises as `ShardOpener.open` does."""
         for info in self._shards:
             self._opener.check(info)
 
     @property
     def fetched(self) -> list[tuple[ShardInfo, ShardFetcher | None]]:
-        """The shards in order, each with what makes copies of them; None where nothing does."""
+        """The shards in order, each with its maker of copies; None if there is none."""
         return [(info, self._opener.fetcher) for info in self._shards]
 
     def keep_window(self, num_records: int) -> None:
-        """Have readers keep in memory what they read as a whole, for a window of so many records and the next one."""
+        """Let readers keep groups of records in memory, for a window of so many records and the next window."""
         if self.groups is not None:
             at_once = num_records + self.block_records
             self._groups_to_keep = max(self._groups_to_keep, 2 * -(-at_once // self.groups[0]))
@@ -840,13 +840,13 @@ class RecordFiles:
         return found
 
     def key_at(self, position: int) -> str:
-        """Return the key that a record holds; the record is kept for whoever reads it next. Raises as `read_record`."""
+        """Return the key that a record holds, and keep the record for the next read. Raises as `read_record` does."""
         found = self.read_record(position)
         self._asked = position, found
         return stored_key(found)
 
     def _read_again(self, shard: int, number: int, error: CorruptDataError) -> Mapping[str, Column]:
-        """Return a record of a new copy of its shard, or raise the error under the name of the shard."""
+        """Return a record from a new copy of its shard, or raise the error with the name of the shard."""
         info = self._shards[shard]
         try:
             if not self._opener.renew(info):
@@ -857,22 +857,22 @@ class RecordFiles:
             raise self._opener.named(info, last) from last
 
     def read_intact(self, position: int) -> Mapping[str, Column] | None:
-        """Return a record that `read_record` refuses for damage beside it, if its own checksums prove it intact."""
+        """Return a record that `read_record` refuses for damage next to it, if its own checksums prove it intact."""
         shard, number = self.locate(position)
         return self._opened(shard).read_intact(number)
 
     @property
     def block_records(self) -> int:
-        """How many records to read at once by `read_block`; 0 where records are large, or kept in memory."""
+        """How many records `read_block` should read at once; 0 if records are large or kept in memory."""
         has_blocks = type(self._format).read_block is not ShardFormat.read_block
         found = min(int(_BLOCK_BYTES / self._record_bytes), _MOST_BLOCK_RECORDS)
         return found if has_blocks and not self._cache.max_bytes and found >= _LEAST_BLOCK_RECORDS else 0
 
     @property
     def gains_from_threads(self) -> bool:
-        """Whether several threads read values that are not compressed faster than one, which need not wait for others.
+        """Whether several threads read uncompressed values faster than one thread, which waits for no others.
 
-        They do if there is more to it than taking a small record from a file: a network, a format that decompresses.
+        They do if reading is more than taking a small record from a file, as with a network or a compressed format.
         """
         least = _LEAST_SHARED_BYTES if self._format.gains_from_threads else _LARGE_RECORD_BYTES
         return self._record_bytes >= least or self._opener.folder.local_path() is None
@@ -886,17 +886,17 @@ class RecordFiles:
     def read_block(
         self, positions: NDArray[np.int64], kinds: Mapping[str, Kind], num_threads: int = 1
     ) -> Mapping[str, ColumnBlock] | None:
-        """Return the columns of many records at once, or None where they are to be read one by one.
+        """Return the columns of many records at once, or None if they have to be read one by one.
 
         Args:
             positions: int64 (n,), in any order.
             kinds: the kind of each column.
-            num_threads: number of threads that read blocks at the same time, which share what may be open.
+            num_threads: number of threads that read blocks at the same time, and share the files that may be open.
         """
         ends = np.array(self._ends)
         shards, which = np.unique(np.searchsorted(ends, positions, side="right"), return_inverse=True)
         numbers = positions - np.concatenate([[0], ends[:-1]])[shards[which]]
-        most = max(_most_open() // (2 * num_threads), 1)  # those of a block cannot be closed while it is read
+        most = max(_most_open() // (2 * num_threads), 1)  # the shards of a block cannot be closed while it is read
         if len(shards) <= most:
             readers = [self._opened(shard) for shard in shards.tolist()]
             if any(isinstance(reader, RemoteReader) for reader in readers):
@@ -914,36 +914,36 @@ class RecordFiles:
         return shard, position - (self._ends[shard - 1] if shard else 0)
 
     def positions(self, file: str) -> range:
-        """Return the positions of the records of a shard, by its path or URL."""
+        """Return the positions of the records of a shard, given its path or URL."""
         shard = [self.file(number) for number in range(len(self._shards))].index(file)
         return range(self._ends[shard] - self._shards[shard].num_records, self._ends[shard])
 
     def file(self, shard: int) -> str:
-        """Return path or URL of a shard, by its number among those that are read."""
+        """Return path or URL of a shard, given its number among the shards that are read."""
         return self._opener.folder.place(self._shards[shard].file)
 
     def stored_keys(self, shard: int) -> list[str]:
-        """Return the keys that the records of a shard hold, by reading them all."""
+        """Return the keys that the records of a shard hold; reads all of them."""
         return [stored_key(self._opened(shard).read(number)) for number in range(self._shards[shard].num_records)]
 
     @property
     def are_tested(self) -> bool:
-        """Whether a checksum proves that a record which `read_record` returns is what was written."""
+        """Whether a checksum proves that records from `read_record` are what was written."""
         return self._format.has_checksums
 
     @functools.cached_property
     def groups(self) -> tuple[int, int] | None:
-        """How many neighbouring records the format reads to get at one, and how many such groups it keeps in use.
+        """How many neighbouring records the format reads to get at one, and how many such groups it keeps.
 
-        None where it reads records one by one.
+        None if it reads records one by one.
         """
         num_bytes = sum(info.num_bytes for info in self._shards)
         found = self._format.records_per_group(num_bytes / max(len(self), 1))
         if found is None:
             return None
-        # Only the files say what the format was given when they were written. The first one is as good as any.
+        # Only the files say which options the format had when they were written. The first one is as good as any.
         first = next((number for number, info in enumerate(self._shards) if info.num_records), None)
-        with contextlib.suppress(CorruptDataError):  # told when its records are read, or skipped
+        with contextlib.suppress(CorruptDataError):  # reported when its records are read or skipped
             if first is not None:
                 found = max(found, self._opened(first).group_records or 0)
         return found, self._format.groups_at_once
@@ -958,8 +958,8 @@ class RecordFiles:
             _keep_at_most(_most_open() - 1)
             if self._opener.keeps_few:
                 _keep_at_most_of(files, _FEW_OPEN - 1)
-            # Without a lock, which a process forked just now would inherit locked: of two threads that open a shard,
-            # one closes it again.
+            # Do not take a lock, which a process forked just now would inherit locked: of two threads that open a
+            # shard, one closes it again.
             try:
                 opened = self._opener.open(self._shards[shard])
             except OutputError as error:
@@ -983,8 +983,8 @@ class RecordFiles:
         return files
 
 
-# Not in the objects, which travel to worker processes: pools search what a forked worker inherits for files and maps,
-# and take those away from it. These keep working there.
+# Not stored in the objects, which travel to worker processes: pools search what a forked worker inherits for files and
+# maps, and take those away. These keep working there.
 _open_files: dict[int, dict[int, ShardReader]] = {}
 
 
@@ -999,14 +999,14 @@ def _most_open() -> int:
 
 
 def _keep_at_most_of(files: dict[int, ShardReader], most: int) -> None:
-    """Close shards of one dataset, those opened first, until `most` are open."""
+    """Close shards of a dataset, oldest first, until `most` are open."""
     while len(files) > most:
         with contextlib.suppress(StopIteration, RuntimeError):  # as below
             files.pop(next(iter(files)), None)
 
 
 def _keep_at_most(most: int) -> None:
-    """Close shards of the datasets of this process until `most` are open, taking from those with the most open ones."""
+    """Close shards of this process until `most` are open, starting with the datasets that have the most open shards."""
     while True:
         held = list(_open_files.values())
         if sum(map(len, held)) <= most:
@@ -1019,18 +1019,18 @@ def _keep_at_most(most: int) -> None:
 
 # ---------------------------------------------------------------- joined records
 #
-# Records with columns of other records, which `ShardedDataset.join` has matched with them by position:
+# Records with columns of other records, which `ShardedDataset.join` has matched by position:
 #
 #     position ──┬── RecordFiles ─────────────────────────────> columns ──┬──> one record
 #                └── Partner.rows ── records of the partner ──> columns ──┘
 #
-# Columns stay as they are stored, only their names are others: a reader decodes them, and a conversion copies them,
-# as it does all others. Those of a partner that is missing are what `Nullable` stores of None.
+# Columns stay as they are stored, under new names: a reader decodes them, and a conversion copies them, like any other
+# column. The columns of a missing partner are those that `Nullable` stores for None.
 
 
 @final
 class ChainedRecords:
-    """The encoded records of several datasets, end to end; as `RecordFiles` for a partner.
+    """The encoded records of several datasets, end to end; stands for `RecordFiles` in a partner.
 
     Args:
         members: the records of each.
@@ -1050,33 +1050,33 @@ class ChainedRecords:
 
     @property
     def block_records(self) -> int:
-        """As of `RecordFiles`."""
+        """As in `RecordFiles`."""
         return min(one.block_records for one in self._members)
 
     @property
     def gains_from_threads(self) -> bool:
-        """As of `RecordFiles`."""
+        """As in `RecordFiles`."""
         return any(one.gains_from_threads for one in self._members)
 
     def keep_window(self, num_records: int) -> None:
-        """As of `RecordFiles`."""
+        """As in `RecordFiles`."""
         for one in self._members:
             one.keep_window(num_records)
 
     def read_record(self, position: int) -> Mapping[str, Column]:
-        """As of `RecordFiles`."""
+        """As in `RecordFiles`."""
         number = int(np.searchsorted(self._ends, position, side="right"))
         return self._members[number].read_record(position - self._start(number))
 
     def read_intact(self, position: int) -> Mapping[str, Column] | None:
-        """As of `RecordFiles`."""
+        """As in `RecordFiles`."""
         number = int(np.searchsorted(self._ends, position, side="right"))
         return self._members[number].read_intact(position - self._start(number))
 
     def read_block(
         self, positions: NDArray[np.int64], kinds: Mapping[str, Kind], num_threads: int = 1
     ) -> Mapping[str, ColumnBlock] | None:
-        """As of `RecordFiles`."""
+        """As in `RecordFiles`."""
         which = np.searchsorted(self._ends, positions, side="right")
         blocks = []
         for number in np.unique(which).tolist():
@@ -1094,7 +1094,7 @@ class ChainedRecords:
 @final
 @frozen(slots=False, eq=False)
 class TableRecords:
-    """The encoded records of a table in memory; as `RecordFiles` for a partner.
+    """The encoded records of a table in memory; stands for `RecordFiles` in a partner.
 
     Attributes:
         columns: the columns of all records, as `Features.encode_block` returns them; no numpy arrays.
@@ -1113,7 +1113,7 @@ class TableRecords:
         """Do nothing: all are in memory."""
 
     def read_record(self, position: int) -> Mapping[str, Column]:
-        """As of `RecordFiles`."""
+        """As in `RecordFiles`."""
         record: dict[str, Any] = {name: column[position] for name, column in self.columns.items()}
         return {
             name: value.tolist() if isinstance(value, np.ndarray) and value.dtype == object else value
@@ -1125,20 +1125,20 @@ class TableRecords:
     def read_block(
         self, positions: NDArray[np.int64], kinds: Mapping[str, Kind], num_threads: int = 1
     ) -> Mapping[str, ColumnBlock]:
-        """As of `RecordFiles`."""
+        """As in `RecordFiles`."""
         del num_threads
         return join_blocks([{name: self.columns[name] for name in kinds}], positions)
 
 
 @frozen(eq=False)
 class JoinedField:
-    """How the columns of a field of a partner become those of a joined record.
+    """Tells how the columns of a partner's field become those of a joined record.
 
     Attributes:
         name: name of the field of the partner.
         joined: its name in the joined record.
-        parts: what follows the name of the field in those of its columns.
-        maybe: how each is stored where the field may be missing, by the same; None where the columns stay.
+        parts: what follows the name of the field in the names of its columns.
+        maybe: how each is stored if the field may be missing, by the same key; None if the columns stay.
     """
 
     name: str
@@ -1147,7 +1147,7 @@ class JoinedField:
     maybe: Mapping[str, Maybe] | None
 
     def of_record(self, record: Mapping[str, Column]) -> dict[str, Column]:
-        """Return the columns of a joined record, given those of its partner."""
+        """Return columns of a joined record, given those of its partner."""
         if self.maybe is None:
             return {self.joined + part: record[self.name + part] for part in self.parts}
         found = {}
@@ -1159,7 +1159,7 @@ class JoinedField:
         return found
 
     def of_block(self, block: Mapping[str, ColumnBlock], num_records: int) -> dict[str, ColumnBlock]:
-        """Return the columns of joined records, given those of their partners."""
+        """Return columns of joined records, given those of their partners."""
         if self.maybe is None:
             return {self.joined + part: block[self.name + part] for part in self.parts}
         are_there = np.ones(num_records, bool)
@@ -1172,17 +1172,17 @@ class JoinedField:
 
 @frozen(eq=False)
 class Partner:
-    """What a join adds to the records of a directory.
+    """The fields that a join adds to the records of a directory.
 
     Attributes:
-        rows: int64 (n,), the position of the partner of each record; -1 where it has none, or is not read.
+        rows: int64 (n,), the position of the partner of each record; -1 if it has none, or is not read.
         records: the records of the partner, by position.
         kinds: kind of each of their columns that are joined.
-        fields: how these become columns of joined records.
-        nothing: the columns of a joined record without partner; None where none is read.
+        fields: how they become columns of joined records.
+        nothing: the columns of a joined record without a partner; None if no such record is read.
         joined_kinds: kind of each of those columns.
-        digest: digest of rows and records: it changes when any of them does.
-        statistics: what is known of all records of the partner, by names of joined fields; None where nothing is.
+        digest: digest of rows and records, which changes when any of them does.
+        statistics: statistics of all records of the partner, by names of joined fields; None if unknown.
     """
 
     rows: NDArray[np.int64]
@@ -1205,7 +1205,7 @@ class Partner:
     def columns_at(
         self, position: int, read: Callable[[int], Mapping[str, Column] | None]
     ) -> Mapping[str, Column] | None:
-        """Return the columns that a record gets, given how a record of the partner is read; None where that is lost."""
+        """Return the columns that a record gets, given how a record of the partner is read; None if that is lost."""
         row = int(self.rows[position])
         if row < 0:
             return self.nothing
@@ -1215,7 +1215,7 @@ class Partner:
         return {name: column for field in self.fields for name, column in field.of_record(record).items()}
 
     def block_at(self, positions: NDArray[np.int64], num_threads: int) -> Mapping[str, ColumnBlock] | None:
-        """Return the columns that many records get, or None where they are to be read one by one."""
+        """Return the columns that many records get, or None if they have to be read one by one."""
         rows = self.rows[positions]
         there = rows >= 0
         found: dict[str, ColumnBlock] = {}
@@ -1227,7 +1227,7 @@ class Partner:
             found = {name: column for field in self.fields for name, column in field.of_block(block, count).items()}
         if there.all() or not self.fields:
             return found
-        if not self.nothing:  # a record that cannot be read has no partner either
+        if not self.nothing:  # unreadable records have no partners either
             return None
         none = {name: gathered([column], self.joined_kinds[name]) for name, column in self.nothing.items()}
         order = np.where(there, np.cumsum(there) - 1, np.count_nonzero(there))
@@ -1236,10 +1236,10 @@ class Partner:
 
 @final
 class JoinedRecords:
-    """Encoded records of which each has columns of its partners; as `RecordFiles`, which it stands for.
+    """Encoded records, each with columns of its partners; stands for `RecordFiles`.
 
     Args:
-        files: the records that partners are joined to.
+        files: the records that get partners.
         partners: the partners, in the order in which they were joined.
     """
 
@@ -1263,11 +1263,11 @@ class JoinedRecords:
 
     @classmethod
     def of(cls, records: RecordFiles | JoinedRecords, partner: Partner) -> JoinedRecords:
-        """Return records with the columns of one more partner."""
+        """Return records with the columns of another partner."""
         return cls(files_of(records), (*partners_of(records), partner))
 
     def narrowed(self, columns: Collection[str]) -> RecordFiles | JoinedRecords:
-        """Return the records without the partners that none of these columns comes from."""
+        """Return the records with only those partners that some of these columns come from."""
         partners = [one for one in self.partners if not one.joined_kinds.keys().isdisjoint(columns)]
         return JoinedRecords(self.files, partners) if partners else self.files
 
@@ -1278,39 +1278,39 @@ class JoinedRecords:
 
     @property
     def are_tested(self) -> bool:
-        """As of `RecordFiles`."""
+        """As in `RecordFiles`."""
         return self.files.are_tested and all(partner.records.are_tested for partner in self.partners)
 
     @property
     def groups(self) -> tuple[int, int] | None:
-        """As of `RecordFiles`."""
+        """As in `RecordFiles`."""
         return self.files.groups
 
     @property
     def block_records(self) -> int:
-        """As of `RecordFiles`."""
+        """As in `RecordFiles`."""
         return min(self.files.block_records, *(partner.records.block_records for partner in self.partners))
 
     @property
     def gains_from_threads(self) -> bool:
-        """As of `RecordFiles`."""
+        """As in `RecordFiles`."""
         return self.files.gains_from_threads or any(partner.records.gains_from_threads for partner in self.partners)
 
     def keep_window(self, num_records: int) -> None:
-        """As of `RecordFiles`."""
+        """As in `RecordFiles`."""
         self.files.keep_window(num_records)
         for partner in self.partners:
             partner.records.keep_window(num_records)
 
     def read_record(self, position: int) -> Mapping[str, Column]:
-        """As of `RecordFiles`."""
+        """As in `RecordFiles`."""
         found = dict(self.files.read_record(position))
         for partner in self.partners:
             found.update(partner.columns_at(position, partner.records.read_record) or {})
         return found
 
     def read_intact(self, position: int) -> Mapping[str, Column] | None:
-        """As of `RecordFiles`."""
+        """As in `RecordFiles`."""
         each = [_intact(self.files, position)]
         each += [one.columns_at(position, functools.partial(_intact, one.records)) for one in self.partners]
         lost = any(columns is None for columns in each)
@@ -1319,7 +1319,7 @@ class JoinedRecords:
     def read_block(
         self, positions: NDArray[np.int64], kinds: Mapping[str, Kind], num_threads: int = 1
     ) -> Mapping[str, ColumnBlock] | None:
-        """As of `RecordFiles`."""
+        """As in `RecordFiles`."""
         of_others = {name for partner in self.partners for name in partner.joined_kinds}
         own = {name: kind for name, kind in kinds.items() if name not in of_others}
         found = self.files.read_block(positions, own, num_threads)
@@ -1340,7 +1340,7 @@ def partners_of(records: RecordFiles | JoinedRecords) -> Sequence[Partner]:
 
 
 def _intact(records: Any, position: int) -> Mapping[str, Column] | None:
-    """Return a record that is not damaged, whatever is beside it."""
+    """Return a record that is not damaged itself, even if there is damage next to it."""
     try:
         return records.read_record(position)  # type: ignore[no-any-return]  # any records
     except CorruptDataError:
@@ -1349,7 +1349,7 @@ def _intact(records: Any, position: int) -> Mapping[str, Column] | None:
 
 # ---------------------------------------------------------------- decoded samples
 #
-# Records read and decoded, by position; a damaged one raises an error that names it, or is skipped.
+# Reads and decodes records by position; a damaged record raises an error that names it, or is skipped.
 
 
 @final
@@ -1360,7 +1360,7 @@ class SampleReader:
     Attributes:
         records: encoded records by position.
         features: schema of the records.
-        skipped: counts the damaged records, and decides whether they are skipped.
+        skipped: counts damaged records, and decides whether they are skipped.
         keys: keys of the records.
     """
 
@@ -1376,7 +1376,7 @@ class SampleReader:
         return dataclasses.replace(self, records=narrowed, features=features)
 
     def read_sample(self, position: int, memory: Mapping[str, np.ndarray] = NO_MEMORY) -> dict[str, Any]:
-        """Return one decoded sample; a value that was decoded into the array of its field in `memory` is that array.
+        """Return a decoded sample; a value decoded into the array of its field in `memory` is that array.
 
         Raises:
             CorruptDataError: the record is damaged; the message names file, record, key and what is wrong.
@@ -1393,7 +1393,7 @@ class SampleReader:
             ) from error
 
     def read_or_skip(self, position: int, memory: Mapping[str, np.ndarray] = NO_MEMORY) -> dict[str, Any] | None:
-        """Return what `read_sample` does, or None if the record is damaged and damaged records are skipped."""
+        """Return what `read_sample` returns, or None if the record is damaged and damaged records are skipped."""
         try:
             return self.read_sample(position, memory)
         except CorruptDataError as error:
@@ -1405,15 +1405,15 @@ class SampleReader:
             return found
 
     def reading(self, positions: NDArray[np.int64]) -> Callable[..., dict[str, Any] | None]:
-        """Return a function that does what `read_or_skip` does at these positions.
+        """Return a function that acts as `read_or_skip` at these positions.
 
-        Small records that are joined to large ones are read here, at once.
+        Small records that are joined to large ones are all read at once, here.
         """
         found: dict[str, Any] = {}
         for partner in partners_of(self.records):
             fields = {name: self.features[name] for name in self.features if name in partner.joined_fields}
             if partner.records.block_records and all(feature.decodes_many() for feature in fields.values()):
-                with contextlib.suppress(CorruptDataError, OutputError, SchemaError):  # told when they are read alone
+                with contextlib.suppress(CorruptDataError, OutputError, SchemaError):  # raised when they are read alone
                     block = partner.block_at(positions, 1) or {}
                     stored = {name: self.features.stored(name, block) for name in fields if block}
                     found.update({name: fields[name].decode_many(columns) for name, columns in stored.items()})
@@ -1430,7 +1430,7 @@ class SampleReader:
         return read
 
     def _read_intact(self, position: int) -> dict[str, Any] | None:
-        """Return a sample that is intact, although what its record is stored with is damaged; else None."""
+        """Return a sample that is intact although data stored with its record is damaged, otherwise None."""
         try:
             record = self.records.read_intact(position)
             return None if record is None else self.features.decode(record, are_intact=self.records.are_tested)
@@ -1439,18 +1439,18 @@ class SampleReader:
 
     @property
     def block_records(self) -> int:
-        """How many records to read at once by `read_block`; 0 where one by one is as fast."""
+        """How many records `read_block` should read at once; 0 if one by one is as fast."""
         return self.records.block_records if self.features.is_flat else 0
 
     @property
     def num_threads(self) -> int:
-        """How many threads read fastest: one per physical core, or one alone where others would only make it wait."""
+        """How many threads read fastest: one per physical core, or only one if others would make it wait."""
         is_alone = not self.records.gains_from_threads
         is_alone &= not any(storage_of(feature).is_compressed for feature in self.features.values())
         return 1 if is_alone else len(physical_cores())
 
     def read_block(self, positions: NDArray[np.int64], num_threads: int = 1) -> dict[str, Any] | None:
-        """Return many samples by field, or None where they are to be read one by one, for whatever reason.
+        """Return many samples by field, or None if they have to be read one by one, for whatever reason.
 
         Args:
             positions: int64 (n,), in any order.
@@ -1463,11 +1463,11 @@ class SampleReader:
             return None
 
     def with_own_files(self) -> SampleReader:
-        """Return a reader of the same samples that opens files of its own; the last thread to read them closes them."""
+        """Return a reader of the same samples with its own files, which the last thread to read them closes."""
         return dataclasses.replace(self, records=copy.copy(self.records))
 
     def damage_in(self, file: str) -> CorruptDataError:
-        """Return what is wrong with a shard, by its path or URL, of which not all records could be read."""
+        """Return what is wrong with a shard whose records could not all be read, given its path or URL."""
         try:
             for position in self.records.positions(file):
                 self.read_sample(position)
@@ -1478,6 +1478,6 @@ class SampleReader:
     def _key_note(self, position: int) -> str:
         try:
             key = self.keys.key_at(position)
-        except (CorruptDataError, OutputError):  # the index is damaged, too, or behind a URL and out of reach
+        except (CorruptDataError, OutputError):  # the index is damaged as well, or behind a URL and out of reach
             key = None
         return "" if key is None else f" (key {key!r})"

@@ -1,11 +1,11 @@
-"""Shards behind a URL: fetched ahead of their use, read by ranges before they are whole, let go of when room is short.
+"""Reads shards behind a URL: fetches them ahead of use, reads ranges until they are whole, drops them if room is short.
 
     an epoch      its order ── LookAhead ── which shards come next ── ShardFetcher: a few at once, each in a thread
     a record      the copy of its shard                            if that is whole
                   the first bytes of a copy that is being made     as soon as they reach it: RemoteReader
-                  a range of the file                              where no copy is made, or it is not there for long
+                  a range of the file                              if no copy is made, or not for a long time
 
-Nothing here decides what is read, or in which order: without it, the same records come later.
+Nothing here decides what is read, or in which order: without it, the same records only come later.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ __all__ = [
     "ahead",
 ]
 
-SMALL_BYTES = 64 << 10  # of a shard that comes in one piece: two requests for its ends would take longer
+SMALL_BYTES = 64 << 10  # of a shard that is fetched in one piece: two requests for its ends would take longer
 _AT_ONCE = 8  # shards of an epoch that are fetched at the same time
 _AT_FIRST, _MORE = 3, 2  # at the start, and with each that is there: the first batch waits for its share of the network
-_NEAR_BYTES = 4 << 20  # a copy that lacks less than this of a record is waited for: a request costs about as much
-_WAIT_S = 1.0  # until a copy that does not grow is no longer waited for
+_NEAR_BYTES = 4 << 20  # wait for a copy that lacks less than this of a record: a request costs about as much
+_WAIT_S = 1.0  # how long to wait for a copy that does not grow
 _SCRATCH_BYTES = 16 << 20
-_LEAST_RANGES, _SHARE_OF_RANGES = 8, 8  # an eighth of a shard that was read by ranges: the rest is wanted, too
-_CHECK_S = 2.0  # for which the manifest that was seen last is taken for the current one
+_LEAST_RANGES, _SHARE_OF_RANGES = 8, 8  # an eighth of a shard read by ranges: the rest will be wanted as well
+_CHECK_S = 2.0  # how long the last manifest seen is taken for the current one
 
 _logger = get_logger("datamat.readers")
 _T = TypeVar("_T")
@@ -67,42 +67,42 @@ _T = TypeVar("_T")
 
 @final
 class Loaded:
-    """The files of a directory, as they were when its manifest was read. Thread-safe and picklable.
+    """The files of a directory as they were when its manifest was read. Thread-safe and picklable.
 
     Shards are opened on first use, and a run may have replaced them by then, under the same names, with records of the
-    same sizes. It removes the manifest first: as long as that is the one which was read, so are all other files. Its
+    same sizes. A run removes the manifest first: as long as that is the same, so are all other files. Its
     digest is at its beginning, so that a few bytes tell. Otherwise checksums decide: those of the manifest that is
     there now, or that of the file itself, where it is on this machine. Ranges of a file must be of one version of it.
 
     Args:
         folder: the directory.
-        store: copies of its files, or None; needed where the directory has no files on this machine.
-        content: content of its manifest; b"" where nobody replaces the directory meanwhile.
+        store: copies of its files, or None; needed if the directory has no files on this machine.
+        content: content of its manifest; b"" if no one can replace the directory meanwhile.
 
     Attributes:
         folder: the directory.
         store: copies of its files.
-        here: where its files can be opened in place; None where they have no paths on this machine.
+        here: where its files can be opened in place; None if they have no paths on this machine.
     """
 
     def __init__(self, folder: Folder, store: ShardStore | None = None, content: bytes = b"") -> None:
         self.folder = folder
         self.store = store
         self.here = folder.local_path()
-        self._head = self._first = head_of(content) if content else b""  # of the manifest now; b"" while there is none
-        self._later: tuple[bytes, dict[str, str]] = b"", {}  # of another that was seen, and its checksums by file
+        self._head = self._first = head_of(content) if content else b""  # of the manifest now; b"" without one
+        self._later: tuple[bytes, dict[str, str]] = b"", {}  # of a later one that was seen, and its checksums by file
         self._versions: dict[str, str] = {}  # by file, as its first range said
         self._looked_at = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_looked_at": -_CHECK_S}  # on another machine, that clock is another
+        return {**self.__dict__, "_looked_at": -_CHECK_S}  # the clock differs on another machine
 
     def opened(self, info: IndexInfo, read: Callable[[pathlib.Path, str], _T]) -> _T:
-        """Return what a function returns for an index file, or a copy of it: it gets a folder, and the name in that.
+        """Return what a function returns for an index file or a copy of it, given a folder and the name in it.
 
         Raises:
-            CorruptDataError: the file is not what the manifest says, or the function says so.
-            OutputError: it cannot be read, or no longer is what was loaded.
+            CorruptDataError: the file is not as the manifest says, or the function raises this.
+            OutputError: it cannot be read, or is no longer what was loaded.
         """
         try:
             if self.here is None:
@@ -120,7 +120,7 @@ class Loaded:
         return found
 
     def read_range(self, info: ListedFile, start: int, stop: int) -> bytes:
-        """Return some bytes of a file, of the version that its first range was of.
+        """Return some bytes of a file, from the same version as its first range.
 
         Raises:
             AbsentError: it is not there.
@@ -132,15 +132,15 @@ class Loaded:
         return found.content
 
     def check(self, info: ListedFile, *, within_s: float = 0.0) -> None:
-        """Refuse a file that has been replaced; call this once the file is open, or bytes of it were read.
+        """Refuse a file that has been replaced; to be called when the file is open, or bytes of it were read.
 
         Args:
             info: entry of the file in the manifest that was loaded.
             within_s: for how long to trust the last look at the manifest.
 
         Raises:
-            OutputError: another file has its name now, or none has, or a run is replacing files; or the manifest cannot
-                be read.
+            OutputError: another file or none has its name now, a run is replacing files, or the manifest cannot be
+                read.
         """
         if not self._first:
             return
@@ -186,14 +186,14 @@ class Loaded:
                 head = head_of(content)
                 files: list[ShardInfo | IndexInfo] = [*found.all_files, *found.index]
                 self._later = head, {info.file: info.checksum for info in files}
-        except (AbsentError, CorruptDataError):  # one that is being written is none yet
+        except (AbsentError, CorruptDataError):  # not one yet while it is being written
             head = b""
         self._head = head
 
 
 @final
 class Download:
-    """A copy that is being made by a thread of this process, or why it is not. Thread-safe."""
+    """A copy that a thread of this process is making, or the reason why not. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -205,25 +205,25 @@ class Download:
         self.has_room = True
 
     def watch(self, part: pathlib.Path, num_bytes: int) -> None:
-        """Take notice that so many bytes are there."""
+        """Note that so many bytes are there."""
         with self._changed:
             self.part, self._num_bytes = part, num_bytes
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Take notice that the thread has ended."""
+        """Note that the thread has ended."""
         with self._changed:
             self.is_over = True
             self._changed.notify_all()
 
     def begun(self) -> bool:
-        """Wait until the file of the copy is there; return whether it is."""
+        """Wait until the file of the copy is there; return False if it will not be."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_over or self.part is not None)
             return not self.is_over
 
     def reaches(self, stop: int) -> bool:
-        """Return whether the bytes up to `stop` are there; wait for them if they are near, and while they come."""
+        """Return True if the bytes up to `stop` are there; wait for them if they are near, and while they come."""
         with self._changed:
             while stop > self._num_bytes:
                 before = self._num_bytes
@@ -253,24 +253,24 @@ class ShardFetcher:
 
     @property
     def may_rotate(self) -> bool:
-        """Whether shards that an epoch is done with make room for the next: not where these are read in place."""
+        """Whether shards that an epoch has finished make room for the next: not if shards are read in place."""
         return self.store.is_too_small and self._folder.local_path() is None
 
     def running(self, info: ShardInfo) -> Download | None:
-        """Return the download of a shard that has begun in this process and has not ended, or else ended badly."""
+        """Return the download of a shard that began in this process and has not ended, or that failed."""
         found = self._running.get(info.file)
         return found if found is not None and found.pid == os.getpid() else None
 
     def start(self, info: ShardInfo, then: Callable[[Download], None] | None = None) -> bool:
-        """Begin to fetch a shard, and its offsets, unless it is there or on its way; return whether it was begun.
+        """Begin to fetch a shard and its offsets, unless it is there or on its way; return True if this began it.
 
-        `then` is called in the thread when that is done.
+        `then` is called in the thread at the end.
         """
         running = self.running(info)
         if (running is not None and not running.is_over) or self.store.copy_of(info) is not None:
             return False
         download = self._running[info.file] = Download()
-        # Daemons: the program need not wait for shards that it will not read. What they leave is replaced.
+        # Daemons: the program need not wait for shards that it will not read. Unfinished files are replaced.
         self._in_thread(info.offsets_info.file, self._fetch_offsets, info)
         self._in_thread(info.file, self._fetch, info, download, then)
         return True
@@ -279,7 +279,7 @@ class ShardFetcher:
         threading.Thread(target=work, args=args, name=f"datamat-fetch {name}", daemon=True).start()
 
     def _fetch_offsets(self, info: ShardInfo) -> None:
-        with contextlib.suppress(DatamatError, BlockingIOError):  # whoever wants them fetches them again, and raises
+        with contextlib.suppress(DatamatError, BlockingIOError):  # fetched again when they are needed, which raises
             if info.num_records and self._folder.local_path() is None:
                 self.store.fetch_if_it_fits(info.offsets_info, self._folder, wait=False)
 
@@ -290,7 +290,7 @@ class ShardFetcher:
         except BlockingIOError:
             download.is_elsewhere = True
         except DatamatError as error:
-            # Whoever reads the shard fetches it again, and then raises.
+            # Reading the shard fetches it again, which raises.
             _logger.debug("fetching ahead failed: %s", error)
         finally:
             if not (download.is_elsewhere or not download.has_room):
@@ -305,21 +305,20 @@ class ShardFetcher:
 
 @final
 class RemoteReader(ShardReader):
-    """Reads records of a shard that is not whole here: each from the part of it that is, or by a range of its own.
+    """Reads records of an incomplete shard, each from the part that is here, or by a range of its own.
 
-    The bytes of a range go to their place in a local file, which has the size of the shard and takes room for what was
-    read only; there the reader of the format finds them. So any format can be read this way that reads no more than
-    the ranges of its records. The copy that is being made is only read: its stream is what is compared with the
-    manifest.
+    The bytes of a range go to their place in a local file, where the reader of the format finds them. The file has the
+    size of the shard, but takes room only for what was read. This works for any format that reads no more than the
+    ranges of its records. A copy that is being made is only read from: its stream is compared with the manifest.
 
     Args:
         info: entry of the shard in the manifest.
         loaded: the directory, with a store.
         spans: lookup of where each record lies.
-        fetcher: makes a copy once much of the shard was read by ranges; None where that is of no use.
+        fetcher: makes a copy once much of the shard was read by ranges; None if that is of no use.
         read_file: returns the format's reader of a file.
-        download: copy of the shard that is being made here, or None.
-        is_damaged: whether the shard is known to be damaged, so that its ends need not be as the manifest says.
+        download: copy of the shard in progress, or None.
+        is_damaged: whether the shard is known to be damaged, so that its ends may differ from the manifest.
 
     Raises:
         CorruptDataError: the ends of the shard are not as the manifest says.
@@ -369,8 +368,9 @@ class RemoteReader(ShardReader):
         rest = b""
         try:
             if self._download is not None and end == info.num_bytes:
-                # Nothing but records, each with its checksum, and the copy is compared with the manifest as a whole:
-                # the first of them need not wait for a request of its end, which takes as long as the server does.
+                # The shard only has records, each with its checksum, and the copy is compared with the manifest as a
+                # whole: the first record need not wait for a request of the shard's end, which takes as long as the
+                # server does.
                 head = self._bytes(0, info.head.num_bytes)[0]
             else:
                 with concurrent.futures.ThreadPoolExecutor(1) as pool:  # both at once, for the same reason
@@ -393,7 +393,7 @@ class RemoteReader(ShardReader):
 
     @property
     def is_stale(self) -> bool:
-        """Whether there is a better way to read the shard by now, or this one belongs to the parent process."""
+        """Whether there is now a better way to read the shard, or this reader belongs to the parent process."""
         if self._pid != os.getpid():
             return True
         if self._download is not None:
@@ -412,7 +412,7 @@ class RemoteReader(ShardReader):
             raise CorruptDataError(str(error).replace(self._path, self._folder.place(self._info.file))) from error
 
     def read_intact(self, number: int) -> dict[str, Column] | None:
-        """Return a record that is intact, although what it is stored with is damaged; None where it is not."""
+        """Return a record that is intact although data stored with it is damaged; None if it is not."""
         return self._read(number, self._inner.read_intact)
 
     def _read(self, number: int, read: Callable[[int], dict[str, Column] | None]) -> dict[str, Column] | None:
@@ -421,7 +421,7 @@ class RemoteReader(ShardReader):
             if self._is_small or (offset, size) in self._here:
                 return read(number)
         data, is_range = self._bytes(offset, size)
-        self._loaded.check(self._info, within_s=_CHECK_S)  # one look for all: each takes as long as the server is away
+        self._loaded.check(self._info, within_s=_CHECK_S)  # one check for all: each takes as long as the server is away
         with self._lock:
             if self._written > _SCRATCH_BYTES:
                 os.ftruncate(self._descriptor, 0)
@@ -444,7 +444,7 @@ class RemoteReader(ShardReader):
         return found
 
     def _bytes(self, offset: int, size: int) -> tuple[bytes, bool]:
-        """Return bytes of the shard, and whether they took a range."""
+        """Return bytes of the shard, and whether a range was requested for them."""
         is_range = self._download is None or not self._download.reaches(offset + size)
         if is_range:
             return self._loaded.read_range(self._info, offset, offset + size), True
@@ -473,19 +473,19 @@ def _write_at(descriptor: int, data: bytes, offset: int) -> None:
 # ---------------------------------------------------------------- looking ahead
 
 _FIRST_RECORDS = 1024
-_JOBS_PER_JOB = 4  # that are looked at for each one that is made, until they reach far enough
+_JOBS_PER_JOB = 4  # how many to look at for each one that is made, until they reach far enough
 _LEAST_RECORDS, _MOST_RECORDS = 8192, 1 << 20
 _numbers = itertools.count()
 
 
 @final
 class LookAhead:
-    """Fetches the shards of an epoch in the order in which it needs them. For one thread; `close` ends it.
+    """Fetches the shards of an epoch in the order in which it needs them. Not thread-safe; `close` ends it.
 
     Args:
-        shards: first to last shard of all records that are read, with what fetches it; None where it is local.
-        is_local: whether the epoch reads each shard once, in one go: then those that it is done with may make room.
-        reached: function of positions that adds those of other records which are read with them; None for none.
+        shards: first to last shard of all records that are read, each with its fetcher; None for local shards.
+        is_local: whether the epoch reads each shard once, in one go, so that finished shards may make room.
+        reached: function of positions that adds those of other records read with them; None if there are none.
     """
 
     def __init__(
@@ -514,11 +514,11 @@ class LookAhead:
 
     @property
     def is_far_enough(self) -> bool:
-        """Whether more shards are known to come than are fetched at once."""
+        """Whether more shards are known to follow than are fetched at once."""
         return bool(self._wanted)
 
     def add(self, positions: NDArray[np.int64]) -> None:
-        """Take notice of records that come next, by position; `release` forgets the first ones."""
+        """Note records that come next, by position; `release` forgets the first ones."""
         reached = positions if self._reached is None else self._reached(positions)
         found, first = np.unique(np.searchsorted(self._ends, reached, side="right"), return_index=True)
         shards = found[np.argsort(first)].tolist()
@@ -540,7 +540,7 @@ class LookAhead:
         self._start()
 
     def close(self) -> None:
-        """Fetch no more shards; those on their way arrive."""
+        """Fetch no more shards; shards on their way still arrive."""
         with self._lock:
             self._is_open = False
             self._wanted.clear()
@@ -573,13 +573,13 @@ class LookAhead:
             self._num_running -= 1
             self._at_once = min(self._at_once + _MORE, _AT_ONCE)
             if not download.has_room and self._is_open:
-                self._wanted.appendleft(shard)  # when the next one is released, there may be room
+                self._wanted.appendleft(shard)  # there may be room when the next one is released
                 return
         self._start()
 
 
 def ahead(jobs: Iterator[BatchJob], look: LookAhead, lag: int) -> Generator[BatchJob]:
-    """Yield jobs unchanged, and fetch the shards of those that come later.
+    """Yield jobs unchanged, and fetch the shards of later jobs.
 
     Args:
         jobs: batches to make, in order.
@@ -590,7 +590,8 @@ def ahead(jobs: Iterator[BatchJob], look: LookAhead, lag: int) -> Generator[Batc
     num_records, num_given, reach = 0, 0, _FIRST_RECORDS
     try:
         while True:
-            # One at least; as many as reach far enough, and more with each that is made: the first one is soon there.
+            # At least one; as many as reach far enough, and more with each that is made, so that the first is soon
+            # there.
             while not held or (num_records < reach and not look.is_far_enough):
                 job = next(jobs, None)
                 if job is None:

@@ -1,4 +1,4 @@
-"""A sample or batch as users see it: a dict by feature name, whose repr gives types and shapes in place of pixels."""
+"""A sample or batch as users see it: a dict by feature name, whose repr gives types and shapes instead of pixels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_NUMBERS, _MOST_CHARACTERS, _MOST_ITEMS = 8, 60, 3
 
 
 class Sample(dict[str, Any]):
-    """A dict that shows large values by what they are.
+    """A dict that shows types and shapes instead of large values.
 
     Example:
         >>> Sample(key="0001", image=np.zeros((360, 480, 3), np.uint8), box=np.array([0.1, 0.5]))

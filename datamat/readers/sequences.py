@@ -245,7 +245,7 @@ class Padding:
     values: Mapping[str, float]
 
     def __call__(self, batch: dict[str, Any], rows: NDArray[np.int64]) -> dict[str, Any]:
-        """Return the batch with (n, longest, ...) in place of n arrays, and their lengths as NAME_length."""
+        """Return the batch with (n, longest, ...) instead of n arrays, and their lengths as NAME_length."""
         del rows
         found = batch
         for name, value in self.values.items():
@@ -367,7 +367,7 @@ def _filler(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
         fits = is_number and (dtype.kind != "b" or value in (0, 1))
     if not fits:
         raise OptionError(
-            f"pad: {value!r} is no {dtype}, as the values of {name!r} are; convert these by map, as in "
+            f"pad: {value!r} is not {dtype}, as the values of {name!r} are; convert these with map, as in "
             "values.astype('int64'), or choose another number"
         )
     return value
@@ -434,7 +434,7 @@ def one_budget(value: Any, features: Mapping[str, Any] | None = None) -> tuple[s
     """Return field and tokens of `bucket={field: tokens}`.
 
     Raises:
-        OptionError: the value is no such dict, or names no field.
+        OptionError: the value is not such a dict, or names no field.
     """
     if not isinstance(value, Mapping) or len(value) != 1:
         raise OptionError(f"bucket is {value!r}; want one field and its most tokens, as in bucket={{'tokens': 4096}}")
@@ -445,7 +445,7 @@ def packed_fields(value: Any, features: Mapping[str, Any] | None = None) -> tupl
     """Return the fields and tokens of `pack={field: tokens, ...}`.
 
     Raises:
-        OptionError: the value is no such dict, names no field, or gives fields rows of different lengths.
+        OptionError: the value is not such a dict, names no field, or gives fields rows of different lengths.
     """
     if not isinstance(value, Mapping) or not value:
         raise OptionError(f"pack is {value!r}; want fields and the tokens of a row, as in pack={{'tokens': 2048}}")

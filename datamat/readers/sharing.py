@@ -211,7 +211,7 @@ class BlockUser:
         _all_users[id(self)] = self
 
     def unpack(self, value: Any) -> Any:
-        """Return a column as it was before `BlockOwner.pack`: an array in place of a `SharedBlock`."""
+        """Return a column as it was before `BlockOwner.pack`: an array instead of a `SharedBlock`."""
         if not isinstance(value, SharedBlock):
             return value
         block = self._blocks.get(value.name)

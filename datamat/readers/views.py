@@ -1,4 +1,4 @@
-"""What a dataset reads: the records of one or more directories, and a selection of them. Both are values.
+"""Describes what a dataset reads: the records of one or more directories, and a selection of them. Both are values.
 
     Part          the records of one directory, as some of their fields, with those of what was joined to them, each
                   through the functions of `map`
@@ -6,8 +6,8 @@
     Selection     positions in an order: a range, or an index array made when it is first needed
     Member        records and a selection: what `mix` mixes
 
-Each view of a dataset is another selection of the same records, or the same selection of others. So an order over the
-places of a selection serves them all, and a state is a place in it with a digest of the records and the selection.
+Each view of a dataset is another selection of the same records, or the same selection of other records. An order over
+the places of a selection therefore serves all views, and a state is a place in it with a digest of both.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class Part:
 
     Attributes:
         folder: the directory.
-        manifest: manifest of the directory, as it was when this was loaded.
+        manifest: manifest of the directory when it was loaded.
         split: split to read, or None for all splits.
         reader: decoded samples of the split, by position.
-        maps: what each sample goes through, in this order.
+        maps: functions that each sample goes through, in this order.
     """
 
     folder: Folder
@@ -89,17 +89,17 @@ class Part:
 
     @property
     def partners(self) -> Sequence[Partner]:
-        """What was joined to the records, in this order."""
+        """Partners joined to the records, in this order."""
         return partners_of(self.reader.records)
 
     @property
     def digest(self) -> str:
-        """Digest of the records: it changes when any record does."""
+        """Digest of the records, which changes when any record does."""
         made_of = [*(info.checksum for info in self.shards), *(partner.digest for partner in self.partners)]
         return xxhash.xxh3_64_hexdigest(",".join(made_of).encode())
 
     def statistics(self) -> Statistics | None:
-        """Return what is known of all records of the split, and of those joined to them; None where nothing is."""
+        """Return the statistics of all records of the split and of those joined to them; None if unknown."""
         found = Statistics.total(info.statistics for info in self.shards)
         if found is not None:
             for known in [one.statistics for one in self.partners if one.statistics is not None]:
@@ -108,7 +108,7 @@ class Part:
         return found
 
     def read_as(self, features: Features) -> Part:
-        """Return the part whose records are decoded by a schema that `Features.as_found` returned."""
+        """Return the part, with records decoded by a schema that `Features.as_found` returned."""
         return dataclasses.replace(self, reader=dataclasses.replace(self.reader, features=features))
 
     def with_fields(self, names: Sequence[str]) -> Part:
@@ -127,7 +127,7 @@ class Part:
 
 
 def mapped(maps: Sequence[SampleTransform], sample: dict[str, Any], epoch: int, seeds_globals: bool) -> dict[str, Any]:
-    """Return what functions of `map` make of a sample; its key stays."""
+    """Return a sample after the functions of `map`; its key stays."""
     key = sample["key"]
     for function in maps:
         sample = {"key": key, **function(sample, epoch, seeds_globals=seeds_globals)}
@@ -183,7 +183,7 @@ class Records:
         return any(part.partners for part in self.parts)
 
     def statistics(self) -> Statistics | None:
-        """Return what is known of all records of the splits; None where nothing is known of some."""
+        """Return the statistics of all records of the splits; None if those of any split are unknown."""
         found = Statistics()
         for part in self.parts:
             if (known := part.statistics()) is None:
@@ -200,11 +200,11 @@ class Records:
         number = bisect.bisect_right(self._ends, position)
         return self.parts[number], position - (self._ends[number - 1] if number else 0)
 
-    # What `BatchMaker` calls.
+    # Called by `BatchMaker`.
 
     @property
     def read_or_skip(self) -> Callable[..., dict[str, Any] | None]:
-        """Function of a position and memory that returns the stored sample, or None; as that of `SampleReader`."""
+        """Function of a position and memory that returns the stored sample or None, as in `SampleReader`."""
         return self.parts[0].reader.read_or_skip if len(self.parts) == 1 else self._read_or_skip
 
     def _read_or_skip(self, position: int, memory: Mapping[str, np.ndarray]) -> dict[str, Any] | None:
@@ -212,7 +212,7 @@ class Records:
         return part.reader.read_or_skip(own, memory)
 
     def reading(self, positions: NDArray[np.int64]) -> Callable[..., dict[str, Any] | None]:
-        """Return a function that does what `read_or_skip` does at these positions; as that of `SampleReader`."""
+        """Return a function that acts as `read_or_skip` at these positions, as in `SampleReader`."""
         if len(self.parts) == 1:
             return self.parts[0].reader.reading(positions)
         which = np.searchsorted(self._ends, positions, side="right")
@@ -229,7 +229,7 @@ class Records:
 
     @property
     def block_records(self) -> int:
-        """How many records to read at once by `read_block`; 0 where one by one is as fast."""
+        """How many records `read_block` should read at once; 0 if one by one is as fast."""
         return min(part.reader.block_records for part in self.parts)
 
     @property
@@ -238,7 +238,7 @@ class Records:
         return max(part.reader.num_threads for part in self.parts)
 
     def read_block(self, positions: NDArray[np.int64], num_threads: int = 1) -> dict[str, Any] | None:
-        """Return many stored samples by field, or None where they are to be read one by one."""
+        """Return many stored samples by field, or None if they have to be read one by one."""
         if len(self.parts) == 1:
             return self.parts[0].reader.read_block(positions, num_threads)
         which = np.searchsorted(self._ends, positions, side="right")
@@ -256,10 +256,10 @@ class Records:
     def transformed(
         self, last: SampleTransform | None
     ) -> Callable[[int, dict[str, Any], int, bool], dict[str, Any]] | None:
-        """Return the function that `BatchMaker` calls with each sample, or None where nothing is to be done.
+        """Return the function that `BatchMaker` calls with each sample, or None if there is nothing to do.
 
         Args:
-            last: what all samples go through after the functions of `map`.
+            last: function that all samples go through after those of `map`.
         """
         return _Steps(self, last) if self.is_mapped or last is not None else None
 
@@ -273,7 +273,7 @@ class Records:
         return mapped(part.maps, part.reader.read_sample(own), 0, False)
 
     def sample_or_skip(self, position: int) -> dict[str, Any] | None:
-        """Return a sample as it is in the first epoch, or None where its record is damaged and skipped."""
+        """Return a sample as it is in the first epoch, or None if its record is damaged and skipped."""
         part, own = self.place(position)
         found = part.reader.read_or_skip(own)
         return None if found is None else mapped(part.maps, found, 0, False)
@@ -287,7 +287,7 @@ class Records:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Positions of the records that were skipped, each once, also where several parts are the same directory."""
+        """Positions of the records that were skipped, each once, even if several parts are the same directory."""
         found = {
             (id(part.reader.skipped), one): start + one
             for start, part in zip(self.starts[::-1], self.parts[::-1], strict=True)
@@ -306,7 +306,7 @@ class Records:
     # Keys.
 
     def positions_of(self, key: str, *, is_read: bool = False) -> Iterator[int]:
-        """Yield the positions of the records with a key, one in each part at most.
+        """Yield the positions of the records with a key, at most one in each part.
 
         Args:
             key: key of the records.
@@ -324,7 +324,7 @@ class Records:
     # Files.
 
     def look_ahead(self, is_local: bool) -> LookAhead | None:
-        """Return what fetches the shards of an epoch; None where nothing makes copies of them.
+        """Return the object that fetches the shards of an epoch; None if none are copied.
 
         Args:
             is_local: whether the epoch reads each shard in one go.
@@ -338,7 +338,7 @@ class Records:
         return LookAhead(shards, is_local=is_local)
 
     def _reached(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return positions with those of the partners behind them: where all shards lie end to end."""
+        """Return positions followed by those of the partners, among all shards end to end."""
         found, behind = [positions], len(self)
         for start, end, part in zip(self.starts, self._ends, self.parts, strict=True):
             own = positions[(positions >= start) & (positions < end)] - start
@@ -355,10 +355,11 @@ class Records:
         return owner.reader.damage_in(file)
 
     def blocks(self) -> tuple[NDArray[np.int64], int, int] | None:
-        """Return how formats want neighbours to be read; None where each reads records one by one.
+        """Return how formats want neighbours to be read; None if all read records one by one.
 
         Returns:
-            position at which each group of neighbours begins; the most records of one; how many to mix if all are.
+            Position at which each group of neighbours begins; most records of a group; how many to mix if all are
+            mixed.
         """
         groups = [part.reader.records.groups for part in self.parts]
         if not any(groups):
@@ -371,7 +372,7 @@ class Records:
         )
 
     def starts_of_blocks(self, sizes: Sequence[int]) -> NDArray[np.int64]:
-        """Return the position at which each block of neighbours begins, given the most records of one in each part."""
+        """Return the position where each block of neighbours begins, given the most records per block in each part."""
         found = [np.empty(0, np.int64)]
         for first, part, size in zip(self.starts, self.parts, sizes, strict=True):
             start = first
@@ -397,7 +398,7 @@ def _check_same(one: Part, other: Part) -> None:
 
 
 def _joined(pieces: Sequence[Any], order: NDArray[np.int64]) -> Any:
-    """Return a column of several blocks as one, its rows in another order."""
+    """Return a column of several blocks as one column, with its rows in another order."""
     kinds = {(piece.dtype, piece.shape[1:]) if isinstance(piece, np.ndarray) else None for piece in pieces}
     if len(kinds) == 1 and None not in kinds:
         return np.concatenate(pieces)[order]
@@ -408,7 +409,7 @@ def _joined(pieces: Sequence[Any], order: NDArray[np.int64]) -> Any:
 @final
 @frozen()
 class _Steps:
-    """All that a sample goes through. Picklable if the functions are."""
+    """All functions that a sample goes through. Picklable if the functions are."""
 
     records: Records
     last: SampleTransform | None
@@ -454,7 +455,7 @@ class Selection:
         return int(self.positions[place])
 
     def place_of(self, positions: Iterable[int]) -> int | None:
-        """Return the first place at which one of these positions is, or None."""
+        """Return the first place that holds one of these positions, or None."""
         found = [place for position in positions if (place := self._place_of(position)) is not None]
         return min(found, default=None)
 
@@ -470,7 +471,7 @@ class Selection:
         return np.argsort(self.positions, kind="stable")
 
     def then(self, choose: Callable[[Selection], range | NDArray[np.int64]]) -> Selection:
-        """Return what a function selects of this selection, which it returns as places in it."""
+        """Return what a function selects from this selection; it returns places in it."""
 
         def make() -> range | NDArray[np.int64]:
             places = choose(self)
@@ -483,7 +484,7 @@ class Selection:
         return Selection(make)
 
     def is_all(self, total: int) -> bool:
-        """Return whether these are all positions, in order."""
+        """Return True if these are all positions, in order."""
         return self.positions == range(total) if isinstance(self.positions, range) else False
 
     @functools.cached_property
@@ -495,7 +496,7 @@ class Selection:
 
 
 def _as_range(positions: range | NDArray[np.int64]) -> range | NDArray[np.int64]:
-    """Return consecutive positions as a range, so that equal selections are equal however they were made."""
+    """Return consecutive positions as a range, so that selections are equal however they were made."""
     if isinstance(positions, range):
         return positions if len(positions) else range(0)
     if not len(positions):
@@ -511,7 +512,7 @@ def order_of(records: Records, selection: Selection, shuffle: bool | int, seed: 
 
     Args:
         records: the records.
-        selection: which of them, and in which order where nothing is shuffled.
+        selection: which of them, and their order without shuffling.
         shuffle: False for that order, True to mix all records, or the size of the window.
         seed: base seed of the shuffling, 0 or more.
 
@@ -545,7 +546,7 @@ def _runs(positions: range | NDArray[np.int64], starts: NDArray[np.int64]) -> tu
 # ---------------------------------------------------------------- filters
 #
 # What a condition keeps of a selection, as places in it. A function gets every sample; an expression gets the fields
-# that it names, from the index where the samples do not have them: then no shard is read.
+# that it names, from the index if the samples do not have them: no shard is read for these.
 
 
 _CHUNK = 1024
@@ -554,7 +555,7 @@ _CHUNK = 1024
 def kept_by_function(
     condition: Callable[[dict[str, Any]], Any], records: Records, positions: range | NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the places of the samples, as of the first epoch, for which a function is true, without skipped ones."""
+    """Return the places of samples, as in the first epoch, for which a function is true; skipped samples have none."""
 
     def kept(first: int) -> list[int]:
         chunk = positions[first : first + _CHUNK]
@@ -572,7 +573,7 @@ def kept_by_function(
 
 
 def lengths_of(records: Records, positions: NDArray[np.int64], field: str) -> NDArray[np.int64]:
-    """Return the length of the values of a field, int64 (records,) at the positions; 0 elsewhere and where skipped.
+    """Return int64 (records,): the length of a field's value at each of the positions; 0 elsewhere and if skipped.
 
     Raises:
         OptionError: the values have no length.
@@ -595,7 +596,7 @@ def lengths_of(records: Records, positions: NDArray[np.int64], field: str) -> ND
             list(threads.map(measure, range(0, len(positions), _CHUNK)))
     except (TypeError, KeyError) as error:
         raise OptionError(
-            f"bucket and pack want a field of sequences, and {field!r} is none ({error!r}); name another"
+            f"bucket and pack want a field of sequences, but {field!r} is not one ({error!r}); name another"
         ) from error
     return found
 
@@ -603,16 +604,16 @@ def lengths_of(records: Records, positions: NDArray[np.int64], field: str) -> ND
 def kept_by_row(
     condition: Callable[[dict[str, Any]], Any], records: Records, positions: range | NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the places of the records for which a function of their row in the index, with their `key`, is true."""
+    """Return the places of the records for which a function of their row in the index, including `key`, is true."""
     rows = _index_table(records).take(np.asarray(positions, np.int64))
     return np.flatnonzero([_is_true(condition, row) for row in rows.to_pylist()])
 
 
 def _is_true(condition: Callable[[dict[str, Any]], Any], sample: dict[str, Any]) -> bool:
-    """Return whether a function is true of a sample or row, which it may write to.
+    """Return True if a function is true of a sample or row, which it may write to.
 
     Raises:
-        SampleError: the function raised, or returned what is neither true nor false.
+        SampleError: the function raised, or its result is neither true nor false.
     """
     key = sample["key"]
     try:
@@ -626,7 +627,7 @@ def kept_by_expression(
 ) -> NDArray[np.int64]:
     """Return the places of the records for which a `pyarrow.compute.Expression` is true.
 
-    With `on_index`, names stand for fields of the index, also where samples have a field of that name.
+    With `on_index`, names stand for fields of the index, even if samples have a field of that name.
 
     Raises:
         OptionError: the expression names a field that neither samples nor index have, or does not fit its type.
@@ -665,14 +666,14 @@ def kept_by_expression(
 
 
 def _misfit(expression: Any, error: Exception, names: Iterable[str], features: Mapping[str, Any]) -> OptionError:
-    """Return the error for an expression that Arrow cannot evaluate, with what the fields are that it names."""
+    """Return the error for an expression that Arrow cannot evaluate, with the types of the fields that it names."""
     declared = ", ".join(f"{name!r} is {features[name].declared()}" for name in names if name in features)
     remedy = "want one that fits" + (f": {declared}" if declared else "")
     return OptionError(f"filter: {expression} does not fit the fields ({error}); {remedy}")
 
 
 def _names_in(expression: Any, type_of: Callable[[str], Any], features: Mapping[str, Any]) -> list[str]:
-    """Return the fields that an expression names: Arrow says which one is missing, one after the other."""
+    """Return the fields that an expression names: Arrow says which field is missing, one after another."""
     import pyarrow as pa
 
     types: dict[str, Any] = {}
@@ -689,7 +690,7 @@ def _names_in(expression: Any, type_of: Callable[[str], Any], features: Mapping[
 
 
 def _type_of(name: str, features: Features, fields: Callable[[], Any], *, on_index: bool) -> Any:
-    """Return the Arrow type of a field of samples or index; that of null where neither has it.
+    """Return the Arrow type of a field of samples or index; that of null if neither has it.
 
     Raises:
         OptionError: Arrow has no type for the values.
@@ -708,7 +709,8 @@ def _type_of(name: str, features: Features, fields: Callable[[], Any], *, on_ind
         found = others[dtype] if dtype in others else pa.from_numpy_dtype(np.float32 if dtype == "bfloat16" else dtype)
     except (pa.ArrowException, TypeError) as error:
         raise OptionError(
-            f"filter: {name!r} is {features[name].declared()}, which Arrow lacks; filter by a function of the sample"
+            f"filter: {name!r} is {features[name].declared()}, for which Arrow has no type; filter by a function of "
+            "the sample"
         ) from error
     for _ in shape:
         found = pa.list_(found)
@@ -725,7 +727,7 @@ def _index_table(records: Records) -> Any:
 
 
 def values_at(records: Records, positions: NDArray[np.int64]) -> dict[str, Any]:
-    """Return the stored values of some records by field, and under "" the places of those that were not skipped."""
+    """Return the stored values of some records by field, and under "" the places of records that were not skipped."""
     found: dict[str, list[Any]] = {name: [] for name in ["", *records.features]}
 
     def read(first: int) -> dict[str, Any]:

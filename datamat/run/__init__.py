@@ -1,1 +1,1 @@
-"""Makes what a plan says: workers, shards, commit; the `Materializer` and what it offers."""
+"""Execute a plan: workers, shards, commit; and the methods of `Materializer`."""

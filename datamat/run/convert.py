@@ -1,4 +1,4 @@
-"""`convert`: a finished directory, or a part of it, in another format or other shards, made of what is stored."""
+"""`convert`: rewrite a finished directory, or a part of it, in another format or other shards, as stored."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ __all__ = ["SHARD", "StoredRecords", "convert"]
 SHARD, _RECORD, _RECORDS = "from_shard", "from_record", "from_records"
 """Fields of a row: number of the shard in its split, number of its first record there, and how many it has."""
 _PLACE = (SHARD, _RECORD, _RECORDS)
-_SPLIT = "from_split"  # a field of a row whose split is drawn anew: that in which its records lie
+_SPLIT = "from_split"  # field of a row whose split is drawn anew: the split that holds its records
 
 _BATCH_ROWS = 16_384
 
 
 @frozen(slots=False)
 class _Stored:
-    """What decides the records of a conversion.
+    """The inputs that decide the records of a conversion.
 
     Attributes:
         manifest: digest of the manifest of the directory that is converted, 32 hex digits.
@@ -94,10 +94,10 @@ class _Stored:
 
 @frozen(slots=False)
 class _Mapped:
-    """What decides the records of a conversion in which functions of `map` change them.
+    """The inputs that decide the records of a conversion with functions of `map`.
 
     Attributes:
-        manifest: as of `_Stored`.
+        manifest: as in `_Stored`.
         maps: the functions, each with seed, untouched fields and number.
     """
 
@@ -107,18 +107,18 @@ class _Mapped:
 
 @frozen(slots=False, eq=False)
 class StoredView:
-    """Some records of a finished dataset, and some of their fields, with what `join` adds and `map` makes of them.
+    """Some records of a finished dataset, and some of their fields, with the additions of `join` and `map`.
 
     Attributes:
         features: schema of the fields.
-        stored: schema of the columns that records have before the functions of `map`; others are left out.
-        partners: what is joined to the records.
-        starts: by split, the position of the first record of each shard, by which partners are found.
+        stored: schema of the columns before the functions of `map`; others are left out.
+        partners: the joined tables.
+        starts: by split, the position of the first record of each shard, which locates partners.
         maps: the functions of `map`.
-        digest: digest of all that it leaves of the dataset, and of what it adds.
+        digest: digest of the selected records and fields, and of the additions.
         is_in_order: whether the records are in the order in which they are stored.
-        places: int64 (num_records,) of each shard, by split: the places of its records in the view, -1 for no place.
-        measured: by split, the fields whose values are decoded for statistics: what is stored does not show them.
+        places: int64 (num_records,) of each shard, by split: the places of its records in the view, -1 for none.
+        measured: by split, the fields whose values must be decoded for statistics.
     """
 
     features: Features
@@ -133,10 +133,10 @@ class StoredView:
 
     @classmethod
     def of(cls, dataset: ShardedDataset, errors: ErrorPolicy) -> StoredView:
-        """Return what a dataset is of what is stored.
+        """Return the view that a dataset is of its stored records.
 
         Args:
-            dataset: the dataset; of functions of `map`, the first samples show which fields they give.
+            dataset: the dataset; the fields that functions of `map` return are inferred from the first samples.
             errors: what happens to samples that fail.
 
         Raises:
@@ -145,15 +145,15 @@ class StoredView:
         """
         part, positions = dataset.stored_part(), np.asarray(dataset.stored_positions(), np.int64)
         if not len(positions):
-            raise OptionError(f"save: there is no record; the view of {part.folder} has left all of them out")
+            raise OptionError(f"save: no records are left in the view of {part.folder}")
         ends = np.cumsum([info.num_records for info in part.shards])
         places = np.full(int(ends[-1]), -1, np.int64)
         places[positions] = np.arange(len(positions))
         if len(positions) > np.count_nonzero(places >= 0):
             twice = int(positions[places[positions] != np.arange(len(positions))][0])
             raise OptionError(
-                f"save: the dataset has the record {part.reader.records.key_at(twice)!r} twice, and a key is that of "
-                "one; select each once"
+                f"save: the dataset has the record {part.reader.records.key_at(twice)!r} twice, but keys are "
+                "unique; select each record once"
             )
         names = [name for name in part.reader.features if name != "key"]
         stored = part.reader.features
@@ -184,7 +184,7 @@ class StoredView:
         return any((of_shard >= 0).any() for of_shard in self.places.get(split, ()))
 
     def place(self, split: str, shard: int, first: int, count: int) -> int | None:
-        """Return the first place that some neighbouring records of a shard have; None where none is wanted."""
+        """Return the first place of some neighbouring records of a shard; None if none is wanted."""
         if split not in self.places:
             return None
         found = self.places[split][shard][first : first + count]
@@ -192,10 +192,10 @@ class StoredView:
         return int(found.min()) if len(found) else None
 
     def changed(self, split: str, shard: int, number: int, columns: Mapping[str, Column]) -> dict[str, Column]:
-        """Return the columns of a record as the view has it, given those that are stored, with what was seen of them.
+        """Return the columns of a record in the view, from its stored columns, and their statistics.
 
         Raises:
-            SampleError: a function fails, or gives what does not fit the schema.
+            SampleError: a function fails, or its result does not fit the schema.
         """
         found: dict[str, Any] = dict(columns)
         for partner in self.partners:
@@ -204,9 +204,9 @@ class StoredView:
         return self._mapped(kept, split) if self.maps else with_seen(kept, self.features, self.measured[split])
 
     def _mapped(self, columns: dict[str, Column], split: str) -> dict[str, Column]:
-        """Return the columns of what the functions make of a sample: what they leave as it is keeps its bytes."""
+        """Return the columns of a sample after the functions of `map`; unchanged values keep their bytes."""
         sample = self.stored.decode(columns)
-        made = mapped(self.maps, copy.deepcopy(sample), 0, True)  # which they may write to
+        made = mapped(self.maps, copy.deepcopy(sample), 0, True)  # functions may write to it
         try:
             before, values = self.stored.nesting.split(sample), dict(self.features.nesting.split(made))
             same = [
@@ -226,7 +226,7 @@ class StoredView:
 
 
 def _mapped_features(dataset: ShardedDataset, stored: Features, errors: ErrorPolicy) -> Features:
-    """Return the schema of what functions of `map` give: of fields that still fit theirs, it stays."""
+    """Return the schema after the functions of `map`: fields whose values still fit keep their feature."""
     samples = _first_samples(dataset, errors)
     first = dict(next(samples))
     known = {name: stored.as_declared[name] for name in first if _fits(stored.as_declared.get(name), name, first)}
@@ -236,7 +236,7 @@ def _mapped_features(dataset: ShardedDataset, stored: Features, errors: ErrorPol
 
 
 def _first_samples(dataset: ShardedDataset, errors: ErrorPolicy) -> Iterator[Mapping[str, Any]]:
-    """Yield samples, those that fail left out where errors are not raised."""
+    """Yield samples; failing ones are skipped unless errors are raised."""
     for position in range(len(dataset)):
         try:
             yield dataset[position]
@@ -246,7 +246,7 @@ def _first_samples(dataset: ShardedDataset, errors: ErrorPolicy) -> Iterator[Map
 
 
 def _fits(declared: Any, name: str, sample: Mapping[str, Any]) -> bool:
-    """Return whether a value is as declared."""
+    """Return True if a value fits its declaration."""
     if declared is None:
         return False
     try:
@@ -257,7 +257,7 @@ def _fits(declared: Any, name: str, sample: Mapping[str, Any]) -> bool:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal to the bit, as they must be to be stored alike."""
+    """Return True if two values are identical to the bit, so that they are stored alike."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray) and one.dtype != object:
@@ -271,15 +271,15 @@ def _is_same(one: Any, other: Any) -> bool:
 class StoredRecords:
     """The rows of a finished dataset and their records, keys included: the `RecordSource` of a conversion.
 
-    What counts in fingerprints is the manifest, never the folder. One shard is open at a time: rows come in order, and
-    no system opens thousands of files.
+    Fingerprints cover the manifest, never the folder. One shard is open at a time: rows come in order, and no system
+    opens thousands of files.
 
     Args:
-        loaded: finished directory that is converted; only read.
-        manifest: manifest of that directory; its digest counts in fingerprints.
+        loaded: the finished directory to convert; only read.
+        manifest: its manifest, whose digest counts in fingerprints.
         keeps_shards: whether each new shard holds the records of an old one.
-        view: the records that are wanted, and their fields; None for all.
-        draws_splits: whether rows name no split, so that it is drawn.
+        view: the wanted records and fields; None for all.
+        draws_splits: whether splits are drawn, because rows name none.
     """
 
     file_fields: Sequence[str] = ()
@@ -311,7 +311,7 @@ class StoredRecords:
         self._opened: tuple[str, int, RecordFiles] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the open shard behind, and in which order records come: workers ask which of them are wanted."""
+        """Drop the open shard and the order of records: workers are told which records are wanted."""
         view = self._view
         if view is not None:
             wanted = {split: [np.minimum(one, 0).astype(np.int8) for one in of] for split, of in view.places.items()}
@@ -322,12 +322,12 @@ class StoredRecords:
         """Do nothing: shards are opened when their first record is read."""
 
     def index(self, source: Any) -> Iterator[IndexRow]:
-        """Return the rows that gave records, in the order of the shards or of the view, with the fields that they had.
+        """Return the rows that gave records, with their fields, in the order of the shards or of the view.
 
         Raises:
             CorruptDataError: the index or a shard cannot be read.
         """
-        del source  # the folder of this object
+        del source  # the source is this object's folder
         rows = (row for split in self._manifest.splits for row in self._rows(split))
         view = self._view
         if view is None:
@@ -343,7 +343,7 @@ class StoredRecords:
             yield row
 
     def costs(self, store: RowStore) -> np.ndarray:
-        """Return int64 (num_rows,): the mean bytes of a row's records in the shard that holds them."""
+        """Return int64 (num_rows,): the mean size in bytes of a row's records in its shard."""
         if self._draws_splits:
             infos = self._manifest.shards
             mean = sum(info.num_bytes for info in infos) // max(sum(info.num_done for info in infos), 1)
@@ -358,11 +358,11 @@ class StoredRecords:
         return costs
 
     def arrange(self, plan: Plan, store: RowStore, fingerprint: Mapping[str, str]) -> Plan:
-        """Return the plan, with the old cuts between shards where they stay; shards without records are left out."""
+        """Return the plan, with the old shard boundaries if they are kept; shards without records are left out."""
         return _with_old_cuts(plan, store, fingerprint, self._manifest) if self._keeps_shards else plan
 
     def describe(self, manifest: Manifest) -> Manifest:
-        """Return the manifest with what the old one says of how the records were made."""
+        """Return the manifest with the old one's description of how the records were made."""
         return dataclasses.replace(
             manifest,
             augmented=tuple(
@@ -383,7 +383,7 @@ class StoredRecords:
         dropped: MutableMapping[str, Skip] | None = None,
         remarks: MutableSet[str] | None = None,
     ) -> Iterator[tuple[str, dict[str, Column]]]:
-        """Yield (key, columns) of each record of one row; raises `SampleError` where one is damaged."""
+        """Yield (key, columns) of each record of one row; raise `SampleError` if one is damaged."""
         del augmented, read, remarks
         shard, first, count = (int(row.fields[name]) for name in (SHARD, _RECORD, _RECORDS))
         split = str(row.fields[_SPLIT] if self._draws_splits else row.split)
@@ -407,7 +407,7 @@ class StoredRecords:
             raise SampleError(row.key, f"CorruptDataError: {error}") from error
 
     def check_determined(self, row: IndexRow, read: Mapping[str, str], *, augmented: bool) -> None:
-        """Raise `OptionError` if functions of `map` would give another record next time; stored ones are not drawn."""
+        """Raise `OptionError` if functions of `map` are not deterministic; stored records are."""
         del read
         if self._view is None or not self._view.maps:
             return
@@ -416,14 +416,15 @@ class StoredRecords:
         )
         if first != again:
             raise OptionError(
-                f"save: the functions of map gave two results for sample {row.key!r}; want one that depends on its "
-                "arguments alone: draw from the rng that it gets, or from random and numpy.random, which are seeded"
+                f"save: the functions of map returned two different results for sample {row.key!r}; want a result that "
+                "depends only on the arguments: draw from the rng that it gets, or from random and numpy.random, which "
+                "are seeded"
             )
 
     def known_statistics(self, row: IndexRow) -> Statistics | None:
-        """Return what the manifest knows of the records of a split, for the row of its first record; 0 for others.
+        """Return the manifest's statistics of a split for the row of its first record, and 0 for other rows.
 
-        So it is known of the split, exactly, and no record is decoded. Shards are cut anew: of a single one nothing is.
+        So the split's statistics are exact without decoding a record. Shards are cut anew: theirs are unknown.
         """
         infos = self._manifest.splits[str(row.split)]
         first = next((number for number, info in enumerate(infos) if info.num_records), 0)
@@ -433,7 +434,7 @@ class StoredRecords:
 
     @property
     def is_observed(self) -> bool:
-        """Whether only some records are wanted, of which the manifest knows nothing."""
+        """Whether only some records are wanted, so that the manifest's statistics do not apply."""
         return self._view is not None
 
     def _open(self, split: str, shard: int) -> RecordFiles:
@@ -442,8 +443,8 @@ class StoredRecords:
             self._opened = None
             info = self._manifest.splits[split][shard]
             if (store := self._loaded.store) is not None:
-                store.need(0, [info])  # what this process is done with may make room
-                store.fetch(info, self._loaded.folder)  # whole, and compared with the manifest
+                store.need(0, [info])  # files that this process has finished with may be evicted
+                store.fetch(info, self._loaded.folder)  # the whole file, compared with the manifest
             files = RecordFiles(self._loaded, [info], self._format, RecordCache(0))
             self._opened = split, shard, files
         return self._opened[2]
@@ -466,7 +467,7 @@ class StoredRecords:
                     if shard != shard_of_places:
                         shard_of_places, places = shard, records_by_row(self._open(split, shard).stored_keys(0))
                     first, count = places.get(key, (0, 0))
-                if count:  # else the row failed, and has no records
+                if count:  # otherwise the row failed and has no records
                     fields = {
                         SHARD: shard,
                         _RECORD: first,
@@ -482,7 +483,7 @@ class StoredRecords:
 #                                                                                        manifest, index, offsets
 #
 # `convert` is an ordinary run with another `RecordSource`. So it uses all cores, resumes where it was stopped, and
-# gives the same bytes for any number of workers.
+# gives the same bytes with any number of workers.
 
 
 _PART_BYTES = 32 << 20
@@ -492,7 +493,7 @@ _CACHE_BYTES = 100 << 30
 
 
 @takes(*RUN_PARAMETERS)
-def convert(  # noqa: PLR0913 -- each is of its own, by name
+def convert(  # noqa: PLR0913 -- independent options, all but two by name
     path: str | os.PathLike[str] | ShardedDataset,
     output: str | os.PathLike[str],
     *,
@@ -508,42 +509,41 @@ def convert(  # noqa: PLR0913 -- each is of its own, by name
     """Rewrite a finished directory in another format, or in another number of shards.
 
     Records are copied as stored: images keep their bytes, keys their copies (`KEY#COPY`), and splits their order. The
-    new directory has everything that a run leaves: shards, offsets, index, manifest, ledger. Its index keeps the fields
-    of each row and records where its records came from (`from_shard`, `from_record`, `from_records`), but not the sizes
-    and times of input files. Rows that failed or were left out are not in it.
+    new directory has everything that a run writes: shards, offsets, index, manifest, ledger. Its index keeps the fields
+    of each row and the origin of its records (`from_shard`, `from_record`, `from_records`), but not the sizes and times
+    of input files. Rows that failed or were left out are not in it.
 
-    However it was stopped, the same call resumes it; with nothing to do, it returns at once.
+    If it is stopped, the same call resumes it; with nothing to do, it returns at once.
 
     Args:
-        path: the finished directory, or its URL; it is only read. Or a dataset that `load` has returned, with what its
-            `select`, `filter`, `take`, `shard`, `drop` and `columns` leave of it, `join` adds and `map` changes: see
-            `ShardedDataset.save`.
-        output: folder of the new directory, or a URL, as for `Materializer`.
-        format: as for `Materializer`; None keeps the formats. Of a directory with several, the first is read.
-        shards: number of shards in each split, a size of each such as "256MB", or `ShardOptions`, whose `shuffle` is
-            ignored because the order stays. None keeps the shards: each holds the same records as before.
-        splits: share of each split, as for `Materializer`: all records get a new one, drawn by the hash of the key of
-            their row. None keeps the splits.
-        sidecars: functions that write files of your own beside the shards, for other readers; see `Sidecar`.
-        storage_options: options that fsspec gets with the URL of the output.
-        source_options: the same for the URL of the directory; None takes `storage_options`, unless the output is in
+        path: the finished directory, or its URL; it is only read. Or a dataset returned by `load`, with its `select`,
+            `filter`, `take`, `shard`, `drop`, `columns`, `join` and `map` applied: see `ShardedDataset.save`.
+        output: path or URL of the new directory, as for `Materializer`.
+        format: as for `Materializer`; None keeps the formats. If the directory has several, the first is read.
+        shards: number of shards per split, their size, such as "256MB", or `ShardOptions`, whose `shuffle` is ignored
+            because the order is kept. None keeps the shards: each holds the same records as before.
+        splits: share of each split, as for `Materializer`: all records get a new split, drawn by the hash of their
+            row's key. None keeps the splits.
+        sidecars: functions that write additional files beside the shards, for other readers; see `Sidecar`.
+        storage_options: fsspec options for the URL of the output.
+        source_options: the same for the URL of the directory; None uses `storage_options`, unless the output is in
             another kind of store.
-        cache_dir: where the shards of a URL go, to be used again, in up to 100 GB; None takes a temporary folder. With
-            an `executor`, all hosts must share it.
-        run: how it is made, as for `Materializer.run`; with `existing`, the rows of the directory are the source. With
-            `task_index`, each task makes the same call, and one whose others were killed completes what they had.
-            Damage that `convert` finds before it begins is raised whatever `errors` says; a record that fails later is
-            left out where it says so, and `retry_failed` copies it once the directory is repaired.
+        cache_dir: folder that caches up to 100 GB of downloaded shards; None uses a temporary folder. With an
+            `executor`, all hosts must share it.
+        run: options of `Materializer.run`; for `existing`, the rows of the directory are the source. With `task_index`,
+            each task makes the same call, and takes over the work of tasks that were killed. Damage that `convert`
+            finds before it begins is raised regardless of `errors`; a record that fails later is left out if `errors`
+            allows it, and `retry_failed` copies it once the directory is repaired.
 
     Returns:
         A report of what was done.
 
     Raises:
-        OptionError: neither `format`, `shards` nor `splits` is given, or the output is the directory itself; or a
-            dataset comes from several directories, or has a record twice; or `splits` would mix rows of which some have
-            more copies.
+        OptionError: none of `format`, `shards` and `splits` is given, or the output is the directory itself; or a
+            dataset comes from several directories, or has a record twice; or `splits` would mix rows with different
+            numbers of copies.
         SampleError: a function of `map` fails for the first sample.
-        OutputError: `path` is not finished, or the output cannot be written, or holds records that are not those of a
+        OutputError: `path` is not finished, or the output cannot be written, or holds records that are not from a
             conversion of `path`.
         CorruptDataError: a file of the directory is damaged; names it and the record.
 
@@ -564,12 +564,12 @@ def convert(  # noqa: PLR0913 -- each is of its own, by name
             source_options = storage_options
         folder = open_folder(path, source_options)
     if format is None and shards is None and view is None:
-        raise OptionError(f"convert: nothing to change in {folder}; give another format, other shards or splits")
+        raise OptionError(f"convert: nothing to change in {folder}; give a format, shards or splits")
     here, place = folder.local_path(), str(folder).rstrip("/")
     if here is not None and here.resolve() in (target.resolve(), *target.resolve().parents):
-        raise OptionError(f"convert: output {output} lies in the directory that is converted; give another folder")
+        raise OptionError(f"convert: output {output} is inside the directory to convert; give another folder")
     if store is not None and f"{store}/".startswith(f"{place}/"):
-        raise OptionError(f"convert: output {store} lies in the directory that is converted; give another URL")
+        raise OptionError(f"convert: output {store} is inside the directory to convert; give another URL")
     before = Manifest.read(folder) if part is None else part.manifest
     store_of_copies, own = None, ""
     if here is not None:
@@ -603,12 +603,12 @@ def convert(  # noqa: PLR0913 -- each is of its own, by name
     try:
         return start(job)
     finally:
-        if own:  # now: an error that somebody keeps holds this frame, and with it all fetched shards
+        if own:  # now: a stored error would keep this frame, and with it all fetched shards
             shutil.rmtree(own, ignore_errors=True)
 
 
 def _copies_of(splits: Mapping[str, float], copies: Mapping[str, int], before: Manifest) -> dict[str, int]:
-    """Return the number of records of each row in new splits, into which rows of all old ones go."""
+    """Return the number of records per row in the new splits, which take rows of all old ones."""
     kinds = {(number, split in before.augmented) for split, number in copies.items()}
     if len(kinds) > 1:
         numbers = ", ".join(f"{split}: {number}" for split, number in copies.items())
@@ -620,13 +620,13 @@ def _copies_of(splits: Mapping[str, float], copies: Mapping[str, int], before: M
 
 
 def _as_counted(function: SampleTransform) -> tuple[Any, ...]:
-    """Return what decides what a function of `map` makes of a sample."""
+    """Return what decides the result of a function of `map`."""
     transform, *options = function.arguments
     return (as_drawn(transform), *options)
 
 
 def _check_whole(folder: pathlib.Path, manifest: Manifest) -> None:
-    """Raise where a shard differs from the manifest: not every format would notice when a record is read."""
+    """Raise if a shard differs from the manifest: not every format notices damage when a record is read."""
     for info in manifest.shards:
         try:
             is_same = info.is_whole(regular_path(folder, info.file))
@@ -636,18 +636,18 @@ def _check_whole(folder: pathlib.Path, manifest: Manifest) -> None:
             report = verify(folder)
             if report.ok:
                 raise OutputError(f"{folder} has changed since it was loaded; load it again, and save that")
-            raise CorruptDataError(f"{report}\nnothing was converted: repair the directory, and convert again")
+            raise CorruptDataError(f"{report}\nnothing was converted: repair the directory and convert again")
 
 
 def _shards_of(store: RowStore) -> np.ndarray:
-    """Return int64 (num_rows,): the number of the shard that the records of each row come from."""
+    """Return int64 (num_rows,): the number of the shard that holds the records of each row."""
     name, numbers = next(store.columns(np.arange(store.num_rows)))
     assert name == SHARD
     return np.asarray(numbers)
 
 
 def _with_old_cuts(plan: Plan, store: RowStore, fingerprint: Mapping[str, str], before: Manifest) -> Plan:
-    """Return the plan with the cuts between shards that a directory has; shards without records are left out."""
+    """Return the plan with the shard boundaries of a directory; shards without records are left out."""
     shard_of = _shards_of(store)[store.order]
     least_parts = -(-_PARTS_PER_PLAN // len(before.shards))
     shards: list[ShardSpec] = []
@@ -673,7 +673,7 @@ def _with_old_cuts(plan: Plan, store: RowStore, fingerprint: Mapping[str, str], 
 
 
 def _parts(whole: PartSpec, least: int) -> tuple[PartSpec, ...]:
-    """Return a shard, given as one part, in even parts: by its bytes alone, never by the number of workers."""
+    """Divide a shard, given as one part, into even parts: by its bytes alone, never by the number of workers."""
     count = whole.stop - whole.start
     wanted = max(least, -(-whole.cost // _PART_BYTES), -(-count // _MOST_PART_ROWS))
     number = min(wanted, count)
@@ -685,7 +685,7 @@ def _parts(whole: PartSpec, least: int) -> tuple[PartSpec, ...]:
             start=start,
             stop=stop,
             cost=whole.cost * (stop - start) // count,
-            num_parts=number,  # by which workers know when the shard is complete
+            num_parts=number,  # tells workers when the shard is complete
         )
         for part, (start, stop) in enumerate(itertools.pairwise(bounds))
     )

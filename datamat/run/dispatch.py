@@ -4,13 +4,13 @@
                ^            └── WorkerDied: which row was it at? ── once: again ── twice: without that row, as failed
                └────────────────────────────────────────────────────┘
 
-Datamat's own workers get the parts of a shard one after another, so that each goes straight onto the end of the shard's
-file: there are as many shards under way as workers, and one more, so that a worker that is done need not wait. Where
-fewer shards are left, several workers are at one, and some of its parts lie apart first. Another executor may run a
-call twice at once, so its workers never append.
+Datamat's own workers get the parts of a shard one after another, so that each is appended directly to the shard's file.
+The number of shards in progress is that of workers plus one, so that no worker waits. When fewer shards are left,
+several workers share one, and some of its parts go to separate files first. Another executor may run a call twice at
+once, so its workers never append.
 
-A limit of time or disk ends the stream of receipts early; so does an error. Whatever happens, no worker is writing to
-the output when the stream has ended.
+A limit of time or disk, or an error, ends the stream of receipts early. In any case, no worker is writing to the output
+when the stream has ended.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ __all__ = ["PartOrder", "PartQueue", "count_workers", "describe_death", "open_ex
 _CALLERS = ("/datamat/run/worker.py", "/datamat/run/function.py")
 
 _PRELOAD = ("datamat.run.worker",)
-"""Named because a clone of datamat counts as the user's code, which no server imports."""
+"""Named explicitly, because a clone of datamat counts as user code, which no server imports."""
 
 _MOST_NAMED = 5
 """Files or pieces of code listed in a warning."""
@@ -78,13 +78,13 @@ _MOST_UNDER_WAY = 4096
 """Parts submitted to a user's executor at a time: its number of workers is unknown, and each part takes 2 KB."""
 
 _MOST_LOST = 8
-"""Calls that an engine may lose in a row before that is no accident."""
+"""Calls that an engine may lose in a row before the run gives up."""
 
 _CANCEL_AGAIN_S = 1.0
 """Seconds between attempts to cancel calls that have not ended."""
 
 _SILENCE_S = 10.0
-"""Seconds without a result after which an engine is asked whether it has workers."""
+"""Seconds without a result after which the run checks whether the engine has workers."""
 
 _SMALL_S = 0.5
 """A job expected to take less than this, in seconds, starts with one worker; first rows are slower than others."""
@@ -93,24 +93,24 @@ _ONE_WORKER_S = 0.2
 """Seconds of work after which such a job starts all workers."""
 
 _MOST_UNBEGUN = 8
-"""Deaths in a row before any row that are tolerated; beyond that, workers fail during setup."""
+"""Tolerated deaths in a row before any row is begun; beyond that, workers fail during setup."""
 
 
 Task: TypeAlias = tuple[PartSpec, ...] | ShardSpec | UploadTask
-"""What one call does: make parts that follow each other in a shard, seal a shard, or upload one."""
+"""A call: make consecutive parts of a shard, seal a shard, or upload one."""
 
 Result: TypeAlias = Receipt | Sealed | StoredShard
 
 
 class PartOrder:
-    """The queue of parts, and which of them comes next.
+    """The queue of parts, which chooses the next one.
 
-    The parts of a shard come in their order, and one at a time as long as there are other shards: then each finds the
-    one before it in the file.
+    The parts of a shard come in order, and one at a time as long as there are other shards: then each one's predecessor
+    is in the file.
 
     Args:
         parts: parts to make.
-        appends: whether workers append; otherwise all parts lie apart, and none waits for another.
+        appends: whether workers append; otherwise all parts go to separate files, and none waits for another.
     """
 
     def __init__(self, parts: Iterable[PartSpec] = (), *, appends: bool = True) -> None:
@@ -119,7 +119,7 @@ class PartOrder:
         self._cost: collections.Counter[str] = collections.Counter()  # of the waiting parts
         self._under_way: dict[str, set[int]] = collections.defaultdict(set)
         self._begun: set[str] = set()
-        self._ready: list[tuple[bool, int, str]] = []  # a heap: shards whose next part may be appended
+        self._ready: list[tuple[bool, int, str]] = []  # a heap of shards whose next part can be appended
         self._is_ready: set[str] = set()
         self._num_waiting = 0
         self.add(parts)
@@ -133,7 +133,7 @@ class PartOrder:
         return sum(self._cost.values())
 
     def add(self, parts: Iterable[PartSpec]) -> None:
-        """Queue more parts, each in its place in its shard."""
+        """Queue more parts, in the order of their shards."""
         for shard, mine in itertools.groupby(parts, key=lambda part: part.shard):
             found = [*self._waiting.get(shard, ()), *mine]
             self._cost[shard] = sum(part.cost for part in found)
@@ -142,12 +142,12 @@ class PartOrder:
             self._note(shard)
 
     def next(self, *, may_lie_apart: bool) -> PartSpec | None:
-        """Return the part to hand out next; None if none is queued.
+        """Return the next part to hand out; None if none is queued.
 
-        A shard that is begun goes before another one, and of these the one with the most work left.
+        Shards in progress go first, those with the most remaining work before others.
 
         Args:
-            may_lie_apart: whether it may be one that cannot be appended, because the one before it is under way.
+            may_lie_apart: whether the part may go to a separate file because its predecessor is in progress.
         """
         if self._ready:
             _, _, shard = heapq.heappop(self._ready)
@@ -160,7 +160,7 @@ class PartOrder:
         if not waiting or not may_lie_apart:
             return None
         shard = max(waiting, key=lambda shard: (self._cost[shard], shard))
-        # The very next part is left for the worker that finishes the one before it.
+        # The next part is left for the worker that finishes its predecessor.
         return self._taken(shard, min(1, len(self._waiting[shard]) - 1))
 
     def after(self, part: PartSpec) -> PartSpec | None:
@@ -169,7 +169,7 @@ class PartOrder:
         return self._taken(part.shard, 0) if waiting and waiting[0].number == part.number + 1 else None
 
     def end(self, part: PartSpec) -> None:
-        """Mark a part as no longer under way."""
+        """Mark a part as no longer in progress."""
         numbers = self._under_way[part.shard]
         numbers.discard(part.number)
         if not numbers:
@@ -208,22 +208,21 @@ def open_executor(
 ) -> contextlib.AbstractContextManager[Executor]:
     """Return the executor of a run: the user's engine, or datamat's own workers.
 
-    The latter retry nothing: `PartQueue` decides that by row.
+    Datamat's workers retry nothing: `PartQueue` decides that by row.
 
     Args:
         given: the user's engine, or None.
-        options: how datamat's own workers are started.
-        num_workers: number of these.
-        logger: receives what is to be said of either.
-        hashing: code whose results may depend on the hash seed of a process, in words; "" for none. Workers of a
-            forkserver, and of engines, have a fixed one, and those of a fork that of the caller.
+        options: options of datamat's own workers.
+        num_workers: number of datamat's own workers.
+        logger: receives warnings about either.
+        hashing: description of code whose results may depend on a process's hash seed; "" for none. Workers of a
+            forkserver and of engines have a fixed seed, forked workers the caller's.
     """
     depends = bool(hashing) and not hashes_as_workers_do()
 
     def warn(others: str, instead: str) -> None:
         logger.warning(
-            "%s, whose order or value differs between processes that hash texts differently, as %s do; sort what comes "
-            "from it, or %s",
+            "%s: its order or value differs between processes with different hash seeds, as %s; sort the result, or %s",
             hashing,
             others,
             instead,
@@ -231,14 +230,14 @@ def open_executor(
 
     if given is not None:
         if depends and isinstance(given, PathosExecutor) and given.stats().start_method == "fork":
-            warn("forks of two programs", "pass one with start_method='forkserver'")
+            warn("forks of two programs have", "pass one with start_method='forkserver'")
         from datamat.parallel.engines import open_engine
 
-        here = functools.partial(warn, "two programs that make the calls themselves", "set PYTHONHASHSEED=0")
+        here = functools.partial(warn, "two programs that make the calls themselves have", "set PYTHONHASHSEED=0")
         return open_engine(given, _PRELOAD, here if depends else None)
     method = options.start_method
     if depends and method == "fork":
-        warn("forks of two programs", "leave out 'fork'")
+        warn("forks of two programs have", "leave out 'fork'")
     elif depends and method is None and choose_start_method()[0] == "fork" and not is_frozen():
         method = "forkserver"
     return PathosExecutor(
@@ -258,7 +257,7 @@ def _is_engine(executor: Executor) -> TypeGuard[EngineExecutor]:
 
 
 def result_of(future: Future[Any], executor: Executor, logger: logging.Logger) -> Any:
-    """Return the result of a single call; warn if the user's engine has no worker for it."""
+    """Return the result of a single call; warn if the user's engine has no workers."""
     if _is_engine(executor) and not wait([future], _SILENCE_S).done:
         executor.warn_without_workers(logger)
     return future.result()
@@ -268,16 +267,16 @@ class PartQueue:
     """The remaining parts of a run, and the workers that make them.
 
     Args:
-        job: the job; its executor, workers and error policy count here.
+        job: the job, with its executor, workers and error policy.
         store: the rows, in the order of the plan.
-        run: mark of this run, which lets datamat's own workers append to the shards' files.
+        run: mark of this run, which allows datamat's own workers to append to the shards' files.
         disk: bytes on disk at which no further part is started.
-        events: passes on the start and the deaths of workers.
-        digests: what decides the bytes of the job; what depends on the hash seed, or cannot be seen, counts here.
-        claims: what this task takes, where several share an output; None if there are no others.
+        events: receives the start and the deaths of workers.
+        digests: the digests of the job, with the code that depends on the hash seed or cannot be seen.
+        claims: claims of this task if several share an output; None for a single task.
 
     Attributes:
-        stopped: "deadline" or "max_disk" where that ended the stream, else "".
+        stopped: "deadline" or "max_disk" if that ended the stream, else "".
     """
 
     def __init__(
@@ -301,7 +300,7 @@ class PartQueue:
         self._disk = disk
         self._events = events
         self._hashing = digests.hashing
-        self._unseen = digests.unseen  # until it is said
+        self._unseen = digests.unseen  # until the user has been told
         self._given = digests.given
         self._memos = KnownMemos(job.work, digests.code)
         self._is_own = job.how.executor is None
@@ -314,8 +313,8 @@ class PartQueue:
         self._removing: dict[Future[Any], pathlib.Path] = {}
         self._done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
         self._lost: dict[tuple[str, int], list[FailedRow]] = {}
-        self._rate: float | None = None  # seconds for a byte of cost: those of the quickest part
-        self._one_worker_s: float | None = None  # of work so far, where one worker is to do it all
+        self._rate: float | None = None  # seconds per byte of cost, of the fastest part
+        self._one_worker_s: float | None = None  # of work so far, if one worker is expected to suffice
         self._more: Callable[[], Sequence[PartSpec]] | None = None
         self._num_lost = 0  # calls in a row that an engine lost
         self._num_unbegun = 0  # deaths in a row before any row was begun
@@ -330,19 +329,19 @@ class PartQueue:
         reused: Mapping[str, ReusedRows],
         more: Callable[[], Sequence[PartSpec]] | None = None,
     ) -> Generator[Result]:
-        """Yield the receipt of each part, and each sealed or uploaded shard, as they finish.
+        """Yield receipts of parts, and sealed or uploaded shards, as they finish.
 
         Args:
-            parts: parts to make, those of a shard in their order.
-            reused: rows whose records are there already, by name of the shard.
-            more: returns further parts for a worker that has nothing to do, none where there are none now; None where
-                there are no others.
+            parts: parts to make, those of a shard in order.
+            reused: rows whose records exist already, by name of the shard.
+            more: returns further parts for an idle worker, or none if there are none now; None if there are no
+                other parts.
 
         Raises:
             SampleError: a row failed, or ended its worker more often than `max_retries` allows, and the policy is
                 "raise".
             WorkerDied: workers died repeatedly before they started a row.
-            BrokenPoolError: the user's engine has lost a part, and takes it no more.
+            BrokenPoolError: the user's engine has lost a part and does not accept it again.
         """
         if not parts and not self._to_end:
             return
@@ -358,11 +357,11 @@ class PartQueue:
             if self.stopped or not (self._waiting or self._to_end):
                 return
             if self._job.how.workers.start_method is not None:
-                self._hashing = ""  # it is said
+                self._hashing = ""  # the user has been told
         yield from self._results()
 
     def add(self, task: Task) -> None:
-        """Queue a call; parts only while `of` yields, a shard to seal or upload also before."""
+        """Queue a call: parts only while `of` yields, a shard to seal or upload also before."""
         if isinstance(task, tuple):
             self._waiting.add(task)
         elif isinstance(task, ShardSpec):
@@ -373,7 +372,7 @@ class PartQueue:
     def remove(self, folder: pathlib.Path) -> None:
         """Queue the removal of a folder that is no longer used; only while `of` yields."""
         if self._disk.is_set or self._one_worker_s is not None:
-            remove_folder(folder)  # the room counts for the next part; or it holds little, and the worker may end
+            remove_folder(folder)  # its space counts for the next part; or it is small, and the worker may end
         else:
             self._to_remove.append(folder)
 
@@ -386,7 +385,7 @@ class PartQueue:
                     return
                 self._submit(executor)
                 if self._under_way:
-                    import pyarrow.parquet  # noqa: F401 -- the index is written with it at the end; workers are busy
+                    import pyarrow.parquet  # noqa: F401 -- needed for the index at the end; workers are busy now
                 self._heard_at = time.monotonic()
                 stats = executor.stats() if isinstance(executor, PathosExecutor) else None
                 self._events.emit(
@@ -411,20 +410,20 @@ class PartQueue:
                     self._submit(executor)
                 wait(list(self._removing), self._deadline.left_s)
             except Exception:
-                self._let_end(executor, LONGEST_GRACE_S)  # parts under way may finish, and are kept
+                self._let_end(executor, LONGEST_GRACE_S)  # parts in progress may finish, and are kept
                 raise
             finally:
                 self._end(executor)
 
     def _submit(self, executor: Executor) -> None:
-        """Hand out what waits: one task for each of datamat's own workers, and one more that need not lie apart.
+        """Submit waiting tasks: one for each of datamat's own workers, and one more that can be appended.
 
-        Another executor gets as much as the largest may have use for.
+        Another executor gets as many as the largest one could use.
         """
         self._submit_removals(executor)
         self._submit_ends(executor)
         most = self._num_workers + 1 if self._is_own else _MOST_UNDER_WAY
-        # Stop here if a job that was expected to be small is not: all workers start then.
+        # Stop here if a job turns out larger than expected: then all workers start.
         while len(self._under_way) < most and (self._one_worker_s or 0.0) <= _ONE_WORKER_S:
             if self._more is not None and not self._waiting and len(self._under_way) < self._num_workers:
                 self._waiting.add(self._more())
@@ -437,7 +436,7 @@ class PartQueue:
             if self._disk.is_set and not self._disk.allows([part.cost, *under_way]):
                 self._waiting.end(part)
                 self._waiting.add([part])
-                if not self._under_way:  # else those may turn out smaller than estimated
+                if not self._under_way:  # otherwise those may turn out smaller than estimated
                     self.stopped = "max_disk"
                 return
             lost = self._lost.get((part.shard, part.number))
@@ -454,13 +453,13 @@ class PartQueue:
                 call = (task.name, task.fingerprint, len(task.parts))
                 self._hand_out(executor, task, self._worker.seal_shard, *call)
             elif task.store.is_private and self._is_own:
-                self._await(_done_here(task), task)  # the memory that is meant is that of this process
+                self._await(_done_here(task), task)  # a store in the memory of this process
             else:
                 self._hand_out(executor, task, upload, task)
 
     @property
     def _may_join(self) -> bool:
-        """Whether a call may make several parts: not if disk or memory is checked after each of them."""
+        """Whether a call may make several parts: not if disk or memory is checked after each part."""
         return self._is_own and not self._disk.is_set and self._job.how.workers.max_rss is None
 
     def _is_small_job(self, parts: Sequence[PartSpec]) -> bool:
@@ -473,7 +472,7 @@ class PartQueue:
         return expected_s < _SMALL_S
 
     def _others(self, part: PartSpec) -> list[PartSpec]:
-        """Take the parts after `part` to make in the same call, so that the call is worth its overhead."""
+        """Take further parts after `part` for the same call, to make it worth its overhead."""
         others: list[PartSpec] = []
         if not self._may_join or self._rate is None:
             return others
@@ -492,7 +491,7 @@ class PartQueue:
             folder = self._to_remove[0]
             try:
                 future = executor.submit(remove_folder, os.fspath(folder))
-            except (OptionError, RuntimeError):  # it takes nothing more: `_end` removes the folder
+            except (OptionError, RuntimeError):  # the executor accepts no more calls: `_end` removes the folder
                 return
             self._removing[future] = self._to_remove.popleft()
             future.add_done_callback(self._removing.pop)
@@ -508,7 +507,7 @@ class PartQueue:
             raise self._lost_for_good(task, error) from error
 
     def _next(self, executor: Executor) -> Iterator[Result]:
-        """Yield the results of the next call to end; none if its worker died, or a timeout came first."""
+        """Yield the results of the next call to end; none if its worker died or a timeout came first."""
         future = self._ended(executor)
         if future is None:
             return
@@ -567,7 +566,7 @@ class PartQueue:
         return future
 
     def _warn_of_unseen(self, receipt: Receipt) -> None:
-        """Warn once about undeclared inputs of records: opened files, and what code looks up."""
+        """Warn once about undeclared inputs of records: opened files, and values that code looks up."""
         unseen, self._unseen = self._unseen, ()
         files = () if self._has_warned_of_undeclared else receipt.undeclared
         self._has_warned_of_undeclared |= bool(files)
@@ -590,14 +589,14 @@ class PartQueue:
             )
 
     def _last_results(self, executor: Executor) -> Iterator[Result]:
-        """Yield what arrives within the grace period."""
+        """Yield results that arrive within the grace period."""
         self._let_end(executor, self._deadline.grace_s)
         while not self._done.empty():
             future = self._done.get()
             if not future.cancelled() and future.exception() is None:
                 self._under_way.pop(future, None)
                 yield from _each(future.result())
-        for task in self._under_way.values():  # of a call that is cut off, finished parts count
+        for task in self._under_way.values():  # finished parts of an interrupted call count
             if isinstance(task, tuple) and len(task) > 1:
                 yield from itertools.takewhile(bool, map(self._left_receipt, task))
 
@@ -606,16 +605,16 @@ class PartQueue:
         return receipt if receipt is not None and receipt.is_for(part) else None
 
     def _let_end(self, executor: Executor, grace_s: float) -> None:
-        """Cancel calls that have not started, and give the rest a little time."""
+        """Cancel calls that have not started, and give the others a little time."""
         wait(_cancelled(executor, self._under_way), grace_s)
 
     def _end(self, executor: Executor) -> None:
-        """Stop everything: datamat's own workers are killed, which never leaves half a part."""
+        """Stop everything: datamat's own workers are killed, which never leaves a partial part."""
         removing = dict(self._removing)
         if _cancelled(executor, self._under_way) and isinstance(executor, PathosExecutor) and self._is_own:
             executor.terminate()
         else:
-            # More than once: where a worker is lost, its engine would hand out anew what could not be cancelled.
+            # More than once: if a worker is lost, its engine would resubmit calls that could not be cancelled.
             while left := _cancelled(executor, [*self._under_way, *removing]):
                 wait(left, _CANCEL_AGAIN_S)
         for folder in (*self._to_remove, *removing.values()):
@@ -625,22 +624,22 @@ class PartQueue:
     # ------------------------------------------------------------ deaths
 
     def _repeat(self, task: Task, error: CallLost) -> None:
-        """Queue a task again that the user's engine lost, for example when its scheduler restarted.
+        """Requeue a task that the user's engine lost, for example when its scheduler restarted.
 
         Raises:
-            BrokenPoolError: the engine takes it no more, or loses one call after the other.
+            BrokenPoolError: the engine does not accept it, or loses one call after the other.
         """
         self._num_lost += 1
         if not error.may_repeat or self._num_lost > _MOST_LOST + len(self._under_way):
             raise self._lost_for_good(task, error) from error
-        self._job.how.logger.warning("%s is handed out again: %s", self._name_of(task), error)
+        self._job.how.logger.warning("%s is submitted again: %s", self._name_of(task), error)
         self.add(task)
 
     def _lost_for_good(self, task: Task, error: CallLost) -> BrokenPoolError:
         return BrokenPoolError(
             f"{self._name_of(task)} was lost: {error}. Finished parts stay: run again to resume once the engine works. "
-            "If a row ends the process that reads it, a run without executor finds out which one, and errors='skip' "
-            "there does without it"
+            "If a row kills the process that reads it, a run without executor finds out which one, and skips it with "
+            "errors='skip'"
         )
 
     def _name_of(self, task: Task) -> str:
@@ -653,10 +652,10 @@ class PartQueue:
         return f"part {part.number} of {part.shard} (rows {first!r} to {last!r})"
 
     def _lose(self, task: Task, error: WorkerDied) -> None:
-        """Queue a task again after its worker died, without the row that killed it too often.
+        """Requeue a task after its worker died, without a row that has killed workers too often.
 
         Raises:
-            SampleError: a row did, and the policy is "raise".
+            SampleError: there is such a row, and the policy is "raise".
             WorkerDied: workers died too often before they started a row.
         """
         self.add(task)
@@ -688,7 +687,7 @@ class PartQueue:
         if self._num_unbegun >= _MOST_UNBEGUN:
             raise error
         if self._deaths[place] <= workers.max_retries or (mark is not None and mark.num_rows > 1):
-            return  # once more; the rows of a block then run alone, and the next death shows which one it is
+            return  # once more, with the rows of a block one at a time; the next death shows which one it is
         if mark is None:
             raise error
         failed = FailedRow(
@@ -720,7 +719,7 @@ def _cancelled(executor: Executor, futures: Iterable[Future[Any]]) -> list[Futur
     """Cancel calls that have not started; return those that have not ended."""
     asked = [future for future in futures if not future.done()]
     if _is_engine(executor):
-        executor.cancel(asked)  # at once: each time, the engine may have to be asked
+        executor.cancel(asked)  # in one step: each one may cost the engine a request
     else:
         for future in asked:
             future.cancel()
@@ -732,14 +731,14 @@ def _done_here(task: UploadTask) -> Future[Any]:
     future: Future[Any] = Future()
     try:
         future.set_result(upload(task))
-    except Exception as error:  # noqa: BLE001 -- handed to whoever asks for the result
+    except Exception as error:  # noqa: BLE001 -- raised when the result is read
         future.set_exception(error)
     return future
 
 
 def describe_death(error: WorkerDied, workers: WorkerOptions) -> tuple[TaskTimeout | WorkerDied, str]:
     """Return the exception and the message for a row that killed its worker."""
-    lines = error.worker_exit.stack.splitlines()  # whose outer frames are the same for all rows
+    lines = error.worker_exit.stack.splitlines()  # the outer frames are the same for all rows
     own = itertools.takewhile(lambda line: not any(caller in line for caller in _CALLERS), lines)
     ended = dataclasses.replace(error.worker_exit, stack="\n".join(own).strip(), log_lines=())
     if workers.sample_timeout_s is not None and ended.signal == signal.SIGALRM:

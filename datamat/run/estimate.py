@@ -1,4 +1,4 @@
-"""What a run will take, measured on a few samples: time, bytes, memory, and which stage costs what."""
+"""Estimate a run from a few measured samples: time, bytes, memory, and the cost of each stage."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ __all__ = ["Estimate", "Measurement", "SampledRows", "choose_rows", "estimate", 
 
 # ---------------------------------------------------------------- measuring a few rows
 #
-# Plug-in, features and augmenter are wrapped in timers, so that the rows take the same path as in a run.
+# Writer, features and augmenter are wrapped in timers, so that rows take the same path as in a run.
 
 
-_ROWS_PER_SAMPLE_OF_A_BLOCK = 64  # rows that go in blocks cost too little to be timed one by one
+_ROWS_PER_SAMPLE_OF_A_BLOCK = 64  # rows processed in blocks are too cheap to be timed one by one
 
 
 @frozen()
 class SampledRows:
-    """The rows of a split that are measured for all of them.
+    """The rows that are measured as a sample of a split.
 
     Attributes:
         split: name of the split.
-        num_rows: number of all its rows.
+        num_rows: total number of its rows.
         copies: records per row.
         augmented: whether the transform applies.
         positions: positions of the rows to measure, in the order of the plan.
@@ -62,14 +62,14 @@ class SampledRows:
 
 @frozen()
 class Measurement:
-    """What a worker measured.
+    """The measurements of a worker.
 
     Attributes:
         rows: number of measured rows, by split.
         seconds: wall time of these rows, by split.
         num_bytes: size of their records in a shard, by split.
         stages: seconds of all rows, by stage.
-        warm_up_s: seconds that the first rows took above their second time: imports of packages.
+        warm_up_s: seconds that the first rows took longer than when repeated: imports of packages.
         elapsed_s: wall time of the whole measurement.
         peak_bytes: peak resident memory of the worker.
         failed: messages of the rows that failed.
@@ -86,11 +86,11 @@ class Measurement:
 
 
 def choose_rows(shards: Sequence[ShardSpec], num_samples: int) -> list[SampledRows]:
-    """Return rows of every split, spread evenly over it; each split has its share of the samples by cost.
+    """Return rows of every split, spread evenly; each split gets its share of the samples by cost.
 
     Args:
         shards: shards that the run would make.
-        num_samples: number of rows in all; each split has at least one.
+        num_samples: total number of rows; each split has at least one.
     """
     splits: dict[str, list[ShardSpec]] = {}
     for shard in shards:
@@ -111,7 +111,7 @@ def measure_rows(worker: PartWorker, samples: Sequence[SampledRows]) -> Measurem
     """Process rows as a run would, in this process, and measure them; their records are discarded.
 
     Args:
-        worker: holds the job and the folder of its rows.
+        worker: the job and the folder of its rows.
         samples: rows to process, split by split.
     """
     worker.settle()
@@ -175,7 +175,7 @@ class _Trial:
         self._rows[sample.split] += 1
 
     def _measure_block(self, sample: SampledRows, writers: Sequence[ShardWriter]) -> bool:
-        """Measure rows that go in blocks, many more of them; return True if they do."""
+        """Measure rows in blocks, many more of them; return False if rows are not processed in blocks."""
         if sample.augmented or sample.copies != 1 or not self._in_blocks:
             return False
         first = sample.positions[0]
@@ -199,7 +199,7 @@ class _Trial:
         return True
 
     def _warm_up(self, row: IndexRow, sample: SampledRows) -> None:
-        """Process one row twice: the time of imports is not the time of a row."""
+        """Process one row twice, to separate the time of imports from that of a row."""
         times = []
         before = self._clock.seconds.copy()
         for _ in range(2):
@@ -230,7 +230,7 @@ class _Trial:
 
 
 class _Clock:
-    """Seconds by stage; of nested stages, the outer one counts."""
+    """Seconds by stage; nested stages count as the outer one."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -261,7 +261,7 @@ class _Timed:
         if name not in self._stages:
             return found
 
-        @functools.wraps(found)  # its signature says whether it asks for `rng`
+        @functools.wraps(found)  # keeps the signature, which says whether it takes `rng`
         def timed(*arguments: Any, **options: Any) -> Any:
             if self._clock.is_running:
                 return found(*arguments, **options)
@@ -277,7 +277,7 @@ class _Timed:
         return timed
 
     def _each(self, items: Iterator[Any], stage: str) -> Iterator[Any]:
-        """Yield items, and time how long each takes to be made."""
+        """Yield items, timing the creation of each."""
         while True:
             begun = time.perf_counter()
             self._clock.is_running = True
@@ -298,7 +298,7 @@ class _Timed:
 
 
 class _CountingFile:
-    """A file that only counts."""
+    """A file that only counts bytes."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -311,18 +311,18 @@ class _CountingFile:
 # ---------------------------------------------------------------- the estimate
 
 
-_ROOM = 1.05  # index and offsets, and what is on the disk twice for a moment
+_ROOM = 1.05  # index and offsets, and files that exist twice for a moment
 
 
 def estimate(job: Job, num_samples: int) -> Estimate:
-    """Measure a few rows in a worker, and return what a run from nothing will take; see `Materializer.estimate`."""
+    """Measure a few rows in a worker, and estimate a run from scratch; see `Materializer.estimate`."""
     if num_samples < 1:
         raise OptionError(f"estimate: num_samples is {num_samples!r}; want an int, 1 or more")
     begun = time.perf_counter()
     with job.planned() as planned, contextlib.ExitStack() as stack:
         samples = choose_rows(planned.chosen, num_samples)
         executor = stack.enter_context(open_executor(job.how.executor, job.how.workers, 1, job.how.logger))
-        # What holds the job is called, and no argument: an engine pickles arguments by its own rules.
+        # The job is the `self` of the call, not an argument: an engine pickles arguments by its own rules.
         call = executor.submit(functools.partial(measure_rows, PartWorker(job, planned.store.folder)), samples)
         measurement = result_of(call, executor, job.how.logger)
         start_s = time.perf_counter() - begun - measurement.elapsed_s
@@ -331,7 +331,7 @@ def estimate(job: Job, num_samples: int) -> Estimate:
     )
     if not found.fits:
         warnings.warn(
-            f"{job.output} will need about {found.needed_bytes / 1e6:,.1f} MB, and its disk has "
+            f"{job.output} needs about {found.needed_bytes / 1e6:,.1f} MB, but its disk has "
             f"{found.free_bytes / 1e6:,.1f} MB free; make room, or give an output on another disk",
             stacklevel=3,
         )
@@ -340,7 +340,7 @@ def estimate(job: Job, num_samples: int) -> Estimate:
 
 @frozen()
 class Estimate:
-    """What a run from scratch will take. `str` gives a summary; a notebook shows a table.
+    """The estimated cost of a run from scratch. `str` gives a summary; a notebook shows a table.
 
     Attributes:
         num_samples: number of rows that were measured.
@@ -351,7 +351,7 @@ class Estimate:
         worker_bytes: peak memory of each worker, including pages that it shares with others.
         free_bytes: free space on the disk of the output.
         stages: seconds per row on one core, by stage: "read", "decode", "augment", "encode", "write", "other".
-        failed: messages of the samples that failed, which the other numbers leave out.
+        failed: messages of failed samples, which the other numbers exclude.
     """
 
     num_samples: int
@@ -374,17 +374,17 @@ class Estimate:
         start_s: float,
         free_bytes: int,
     ) -> Estimate:
-        """Return what a measurement means for all rows.
+        """Extrapolate a measurement to all rows.
 
         Args:
-            measurement: seconds, bytes and memory that a worker measured.
-            samples: the rows that it measured.
+            measurement: the measurements of a worker.
+            samples: the measured rows.
             num_workers: number of workers that will share the work.
             start_s: seconds before the first row starts.
             free_bytes: free space on the disk of the output.
 
         Raises:
-            SampleError: every measured sample of a split failed, so there is nothing to estimate from.
+            SampleError: every measured sample of a split failed.
         """
         busy_s = num_bytes = 0.0
         for sample in samples:
@@ -413,7 +413,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the free space on the disk is enough."""
+        """Whether the free disk space suffices."""
         return self.needed_bytes <= self.free_bytes
 
     def _lines(self) -> list[tuple[str, str]]:

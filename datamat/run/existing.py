@@ -1,7 +1,7 @@
-"""What a run would replace or remove of what earlier runs finished, and whether it may.
+"""Judge which finished shards of earlier runs a run would replace or remove, and whether it may.
 
     manifest, entries, plan and receipts of earlier runs ──> of another dataset: refused
-    their fingerprints, against those of the plan ─────────> shards that would go: a warning, or refused
+    their fingerprints, against those of the plan ─────────> shards to be replaced: a warning, or refused
 
 Nothing here changes a file.
 """
@@ -46,15 +46,15 @@ __all__ = [
 
 Finished: TypeAlias = "tuple[Manifest | None, Mapping[str, ShardFiles]]"
 
-_SILENT_SHARE = 0.1  # of the finished rows: rebuilding more than this takes a warning
-_MOST_COMPARED = 4  # shards whose rows are compared for the reasons: what they all share shows in the first
+_SILENT_SHARE = 0.1  # of the finished rows: rebuilding more than this causes a warning
+_MOST_COMPARED = 4  # shards whose rows are compared for the reasons: common reasons show in the first
 
 
 def refuse_other_dataset(job: Job, finished: Finished) -> None:
-    """Refuse to write a dataset where another one is: it would be removed once this one is finished.
+    """Refuse to write where another dataset is: it would be removed once this one is finished.
 
     Args:
-        job: the job; its output and the name of its dataset count here.
+        job: the job, with its output and the name of its dataset.
         finished: manifest and shards of earlier runs, as `known_shards` returns them.
 
     Raises:
@@ -70,7 +70,7 @@ def refuse_other_dataset(job: Job, finished: Finished) -> None:
 
 
 def _datasets(output: pathlib.Path, work: pathlib.Path, finished: Finished) -> set[str]:
-    """Return the names of the datasets of which a directory holds finished shards or parts."""
+    """Return the names of the datasets with finished shards or parts in a directory."""
     manifest, known = finished
     found = {ShardName.parse(shard).dataset for shard in known}
     if manifest is not None:
@@ -85,9 +85,9 @@ def _datasets(output: pathlib.Path, work: pathlib.Path, finished: Finished) -> s
 
 
 def _datasets_by_their_files(output: pathlib.Path) -> set[str]:
-    """Return the names of the datasets in a directory, whatever became of the manifest.
+    """Return the names of the datasets in a directory, by file names, without the manifest.
 
-    A split without some of its shards is no dataset: a renamed file looks like that.
+    A split that lacks shards does not count: a renamed file looks like that.
     """
     found = _shards_by_their_files(output)
     numbers = collections.Counter((ShardName.parse(name).dataset, split, name[-5:]) for name, split in found.items())
@@ -95,9 +95,9 @@ def _datasets_by_their_files(output: pathlib.Path) -> set[str]:
 
 
 def _shards_by_their_files(output: pathlib.Path) -> dict[str, str]:
-    """Return the splits of the finished shards in a directory by name, whatever became of the manifest.
+    """Return the split of each finished shard in a directory, by file names, without the manifest.
 
-    An index is written once all shards are there. It names the splits; offset files distinguish shards from others.
+    An index is written once all shards exist. It names the splits; offset files distinguish shards from other files.
     """
     splits = sorted((path.stem for path in (output / INDEX_FOLDER).glob("*.index")), key=len)
     number = "[0-9]" * 5
@@ -110,23 +110,23 @@ def _shards_by_their_files(output: pathlib.Path) -> dict[str, str]:
 
 
 def judge_existing(planned: PlannedJob, finished: Finished) -> None:
-    """Warn, before a run, of the finished shards that it will rebuild, and why; or refuse.
+    """Before a run, warn about the finished shards that it will rebuild, and why; or refuse.
 
     Args:
-        planned: source and options as they are now, and the directory.
+        planned: the present source and options, and the directory.
         finished: manifest and shards of earlier runs, as `known_shards` returns them.
 
     Raises:
-        OutputError: finished rows or shards would go, which `existing` forbids: "update" where finished rows are no
-            longer in the source, "refuse" where any finished shard would be replaced or removed.
+        OutputError: `existing` forbids what the run would remove: "update" refuses if finished rows are no longer in
+            the source, "refuse" if any finished shard would be replaced or removed.
     """
     job, output, existing = planned.job, planned.job.output, planned.job.how.existing
     manifest, known = finished
     refuse = option("existing", "refuse")
     if existing == "refuse" and manifest is None and _shards_by_their_files(output):
         raise OutputError(
-            f"{output} holds finished shards, but its manifest is missing or damaged, and does not say which of them "
-            f"would be replaced, which {refuse} forbids; repair it first, or leave that out"
+            f"{output} holds finished shards, but its manifest is missing or damaged, so that it is unknown which of "
+            f"them would be replaced, which {refuse} forbids; repair it first, or leave that option out"
         )
     wanted = {shard.name: shard for shard in planned.plan.shards}
     stay = {name for name in known.keys() & wanted.keys() if planned.inputs.stand(wanted[name], known[name])}
@@ -134,7 +134,7 @@ def judge_existing(planned: PlannedJob, finished: Finished) -> None:
         raise OutputError(f"{job.place}: {problem}")
     mine = {shard.name for shard in planned.chosen} | (known.keys() - wanted.keys())
     going = (mine & known.keys()) - stay
-    if existing != "refuse" and manifest is not None:  # what has another name afterwards is not made again
+    if existing != "refuse" and manifest is not None:  # renamed shards are not rebuilt
         going -= {files[0].name for files in equal_shards(planned, known).values()}
     gone = {name for name in mine & known.keys() if any(lost_files(output, job.work, info) for info in known[name])}
     again = going if existing == "refuse" else going | gone
@@ -142,7 +142,7 @@ def judge_existing(planned: PlannedJob, finished: Finished) -> None:
     if not again or (existing != "refuse" and num_rows <= _SILENT_SHARE * _num_rows(known, known)):
         return
     if existing != "refuse" and manifest is not None and run_folder(job.work).exists():
-        return  # the unfinished run that this one continues has warned
+        return  # the unfinished run that this one continues has already warned
     share = num_rows / max(_num_rows(known, known), 1)
     made = ""
     if job.how.retry_failed and manifest is not None and existing != "refuse":
@@ -156,16 +156,16 @@ def judge_existing(planned: PlannedJob, finished: Finished) -> None:
             return
         made = f", of which {count_of(num_made, 'row')} are read again"
     reasons = _reasons(planned, manifest, known, going)
-    reasons += [f"{count_of(len(gone - going), 'shard')} gone, or no longer as written"] if gone - going else []
+    reasons += [f"{count_of(len(gone - going), 'shard')} missing or changed"] if gone - going else []
     affected = f"{len(again)} of {count_of(len(known), 'finished shard')} ({share:.0%} of the rows{made})"
     why = "; ".join(reasons)
     if existing == "refuse":
         raise OutputError(
-            f"{job.place}: {affected} would be replaced or removed, which {refuse} forbids: {why}; undo what "
-            "changed, give another output, or leave that out"
+            f"{job.place}: {affected} would be replaced or removed, which {refuse} forbids: {why}; undo the "
+            "change, give another output, or leave that option out"
         )
     raising = job.remedies.passing("existing", "refuse")
-    job.how.logger.warning("%s: %s will be made again: %s; %s stops instead", job.place, affected, why, raising)
+    job.how.logger.warning("%s: %s will be rebuilt: %s; %s stops instead", job.place, affected, why, raising)
 
 
 def _num_rows(known: Mapping[str, ShardFiles], names: Iterable[str]) -> int:

@@ -59,27 +59,27 @@ __all__ = ["infer_features", "materialize"]
 
 # ---------------------------------------------------------------- features of what a function returns
 #
-# The features of what a function returns are those of its first sample, which a worker makes. A list without items
-# shows no type; the next samples are then made, too, until one has items there.
+# Features are inferred from the function's first sample, which a worker makes. An empty list has no type; then further
+# samples are made until one has items there.
 #
 # A function that crashes, loops or exits does so in that worker, as in the run itself, and the error names the key.
-# Items that fail are skipped where the policy says so; the run then meets them again, and records them in the ledger.
+# Failing items are skipped if the policy allows it; the run then fails on them again, and records them in the ledger.
 
 
-_MOST_FAILED = 1000  # items in a row, after which none is expected to work
+_MOST_FAILED = 1000  # failures in a row after which no item is expected to work
 
 
 def infer_features(writer: FunctionWriter, seed: int, how: RunOptions) -> tuple[Features, float]:
-    """Return the features of the first sample that the function returns, and the seconds that it took.
+    """Return the features of the function's first sample, and the seconds that it took.
 
     Args:
-        writer: plug-in that calls the function.
-        seed: base seed of what the function draws.
-        how: engine, worker, and what happens to items that fail.
+        writer: writer that calls the function.
+        seed: base seed of the function's random draws.
+        how: engine, worker options and error policy.
 
     Raises:
-        SampleError: an item failed, ended its worker or ran out of time, and the policy is to raise.
-        IncompleteRunError: more failed than the policy allows, or all of the first ones.
+        SampleError: an item failed, killed its worker or timed out, and the policy is to raise.
+        IncompleteRunError: more items failed than the policy allows, or all of the first ones.
         WorkerDied: a worker died before it reached an item.
     """
     with contextlib.ExitStack() as stack:
@@ -92,7 +92,7 @@ def infer_features(writer: FunctionWriter, seed: int, how: RunOptions) -> tuple[
         while True:
             try:
                 first = run_here.submit(search.first, start, last)
-                import datamat.run.run  # noqa: F401 -- which is needed next: the worker is busy
+                import datamat.run.run  # noqa: F401 -- needed next; the worker is busy now
 
                 found: _First = result_of(first, run_here, logger)
                 break
@@ -107,7 +107,7 @@ def infer_features(writer: FunctionWriter, seed: int, how: RunOptions) -> tuple[
             try:
                 lists = run_here.submit(search.lists, found.position, found.empty_lists, frozenset(dead)).result()
                 return _with_lists(found, lists, len(writer), logger), found.seconds
-            except WorkerDied as error:  # the run will meet that item again
+            except WorkerDied as error:  # the run will fail on that item again
                 mark = RowMark.of(error)
                 if mark is None:
                     raise
@@ -115,7 +115,7 @@ def infer_features(writer: FunctionWriter, seed: int, how: RunOptions) -> tuple[
         return found.features, found.seconds
 
 
-_Path = tuple[str, ...]  # names of the dicts that a field lies in, and its own
+_Path = tuple[str, ...]  # names of the enclosing dicts of a field, and its own
 
 
 class _First(NamedTuple):
@@ -124,8 +124,8 @@ class _First(NamedTuple):
     Attributes:
         features: its features.
         position: number of its item.
-        empty_lists: paths of the fields that hold lists without items.
-        seconds: what the call of the function took.
+        empty_lists: paths of the fields with empty lists.
+        seconds: duration of the function call.
     """
 
     features: Features
@@ -155,7 +155,7 @@ def _at(sample: Any, path: _Path) -> Any:
 
 
 def _with_lists(first: _First, lists: Mapping[_Path, Any], num_items: int, logger: logging.Logger) -> Features:
-    """Return the features of a first sample, with those of its lists without items."""
+    """Return the features of a first sample, after inferring those of its empty lists."""
     from datamat.writers.samples import MOST_AHEAD
 
     def replaced(declared: Mapping[str, Any], path: _Path = ()) -> dict[str, Any]:
@@ -180,16 +180,16 @@ def _with_lists(first: _First, lists: Mapping[_Path, Any], num_items: int, logge
 
 @frozen(slots=False)
 class _Search:
-    """Goes through the items; travels to a worker.
+    """The search through the items; travels to a worker.
 
     Args:
-        writer: plug-in that calls the function.
-        seed: base seed of what the function draws.
-        workers: options of the worker: time and memory that one item may take.
+        writer: writer that calls the function.
+        seed: base seed of the function's random draws.
+        workers: options of the worker, with the time and memory limits of an item.
         errors: what happens to items that fail.
-        is_own_pool: whether the worker is datamat's own.
+        is_own_pool: whether the worker is one of datamat's own.
         state: state of the user's modules in the caller, which the worker restores.
-        switches: switches of libraries in the caller, likewise.
+        switches: switches of libraries in the caller, which it also restores.
     """
 
     writer: FunctionWriter
@@ -201,7 +201,7 @@ class _Search:
     switches: Switches = dataclasses.field(default_factory=Switches.of)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Take along what modules of the user hold, as the run does."""
+        """Include the state of the user's modules, as the run does."""
         return {**self.__dict__, "state": ModuleState.of(self._pipeline, is_own_pool=self.is_own_pool)}
 
     @property
@@ -213,7 +213,7 @@ class _Search:
 
         Args:
             start: number of the first item to try; all before it failed.
-            last: why the item before it failed; "" where that is unknown.
+            last: why the item before it failed; "" if unknown.
         """
         pipeline = self._settled_pipeline()
         error: SampleError | None = None
@@ -241,12 +241,12 @@ class _Search:
         ) from error
 
     def lists(self, start: int, paths: Sequence[_Path], dead: Collection[int]) -> dict[_Path, Any]:
-        """Return the features of lists, by their paths, as the first that has items shows them.
+        """Return the features of lists, by path, inferred from the first non-empty list of each.
 
         Args:
-            start: number of the first item to look at; a hundred are, at most.
+            start: number of the first item to look at; at most a hundred are.
             paths: paths of the fields.
-            dead: numbers of items that ended their workers.
+            dead: numbers of items that killed their workers.
         """
         from datamat.writers.samples import MOST_AHEAD, shows_type
 
@@ -260,7 +260,7 @@ class _Search:
                 try:
                     samples = self._samples(pipeline, row)
                 except (Skip, SampleError):
-                    continue  # the run meets it again
+                    continue  # the run fails on it again
                 for sample, path in itertools.product(samples, paths):
                     value = as_array(_at(sample, path))
                     if path not in found and shows_type(value):
@@ -272,7 +272,7 @@ class _Search:
         return found
 
     def after_death(self, error: WorkerDied, deaths: collections.Counter[int]) -> tuple[int, str]:
-        """Return the item to resume at after the death of a worker, and why the one it was at is skipped."""
+        """Return the item to resume at after the death of a worker, and why its last item is skipped."""
         mark = RowMark.of(error)
         if mark is None:
             raise error
@@ -287,7 +287,7 @@ class _Search:
         return mark.position + 1, str(failed)
 
     def _settled_pipeline(self) -> Pipeline:
-        """Return what makes the samples, with this process as the items of the run will find it."""
+        """Return the pipeline that makes the samples, after giving this process the state that a run's workers have."""
         self.switches.set()
         if self.state is not None:
             self.state.settle(self._pipeline)
@@ -296,12 +296,12 @@ class _Search:
         return self._pipeline
 
     def _rows(self, start: int) -> Iterator[tuple[int, IndexRow]]:
-        """Yield each item from `start` on, with its number, as the run will have it."""
+        """Yield the number and the row of each item from `start` on, as in the run."""
         for position, row in enumerate(itertools.islice(self.writer.index(None), start, None), start):
             yield position, row._replace(key=safe_key(row.key))
 
     def _samples(self, pipeline: Pipeline, row: IndexRow) -> list[Sample]:
-        """Return the samples of an item; raises `Skip` where the function leaves the item out."""
+        """Return the samples of an item; raise `Skip` if the function leaves the item out."""
         for attempt in itertools.count(1):
             try:
                 samples = pipeline.samples(row)
@@ -320,7 +320,7 @@ class _Search:
         raise AssertionError("unreachable")
 
     def _check(self, num_failed: int, error: SampleError) -> None:
-        """Raise where the policy allows no more failures."""
+        """Raise if the policy allows no more failures."""
         if self.errors.action == "raise":
             raise error
         limit = self.errors.limit(len(self.writer))
@@ -338,7 +338,7 @@ class _Search:
 
 @contextlib.contextmanager
 def _named(row: IndexRow) -> Iterator[None]:
-    """Give errors of inference the key of the item."""
+    """Add the key of the item to errors of inference."""
     try:
         yield
     except Exception as error:
@@ -351,7 +351,7 @@ def _named(row: IndexRow) -> Iterator[None]:
 def _marked(
     output: str | os.PathLike[str], dataset: DatasetKeywords, how: RunOptions
 ) -> contextlib.AbstractContextManager[object]:
-    """Hold the lock of an output, so that others see the run from its first sample on; tasks share theirs."""
+    """Hold the lock of an output, so that the run is visible from its first sample on; tasks share theirs."""
     if how.task_index is not None or not output:
         return contextlib.nullcontext()
     _, folder = output_place(output, dataset.get("storage_options"), how.scratch)
@@ -359,7 +359,7 @@ def _marked(
 
 
 @takes(*DATASET_PARAMETERS, *RUN_PARAMETERS)
-def materialize(  # noqa: PLR0913 -- all that there is to say of a function, by name
+def materialize(  # noqa: PLR0913 -- independent options, all but three by name
     fn: Callable[[Any], Sample],
     inputs: Iterable[Any],
     output: str | os.PathLike[str],
@@ -377,39 +377,39 @@ def materialize(  # noqa: PLR0913 -- all that there is to say of a function, by 
 
     Args:
         fn: callable of (item), or of (item, rng) if it draws random numbers, that returns a dict of values by feature
-            name; called in the workers, in any order. A list of such dicts, or a generator of them, gives several
-            samples, with the keys KEY#0-0, KEY#0-1 and so on. None, or `Skip("too dark")`, raised or returned, leaves
-            the item out.
+            name; called in the workers, in any order. A list or generator of such dicts gives several samples, with the
+            keys KEY#0-0, KEY#0-1 and so on. None, or `Skip("too dark")`, raised or returned, leaves the item out.
         inputs: the items; each is one sample. Or the path of a dataset that `Materializer(source=...)` reads, such as a
-            folder of Parquet files: its samples are the items, dicts that workers read, with its keys and splits;
+            folder of Parquet files: its samples, dicts that workers read, are the items, with its keys and splits;
             pictures are the bytes of their files.
         output: folder of the finished shards.
-        name: name of the dataset; the names of its shards begin with it.
-        features: the schema; None infers it, without loss, from the first item that works, in a worker. Where that has
-            a list without items, which shows no type, the first list that has some decides, of the next hundred items.
+        name: name of the dataset, with which the names of its shards begin.
+        features: the schema; None infers it, without loss, from the first item that works, in a worker. If that sample
+            has an empty list, its type comes from the first non-empty one among the next hundred items.
         key: function that returns the key of an item, a str or int; or, if items are dicts, the name of the field that
-            holds it. None: a path or string, also one from an array, is its own key (with a hash if it contains `/`, is
-            long or appears twice); other items use their position, so inserting one changes all after it.
+            holds it. None: a path or string (also from an array) is its own key, with a hash if it contains `/`, is
+                long
+            or appears twice; other items use their position, so inserting one changes all later keys.
         split: function that returns the split of an item, such as "train"; or, if items are dicts, the name of the
-            field that holds it. Items of which it is None, or all where this is None, are divided by `splits`.
+            field that holds it. Items whose split is None, or all items without this option, are divided by `splits`.
         files: paths of input files that every sample depends on, such as a label map that `fn` opens; if one
             changes, all shards are rebuilt. Items that are paths of files, or hold such paths (in tuples, lists, sets,
-            dicts, dataclasses, arrays), count by themselves.
-        block: callable of many items at once, a list of them (an array if `inputs` is one), that returns what `fn` does
-            for each, by columns, as `DatasetWriter.read_block` does: for numbers and arrays, where a call per item
-            costs more than the item itself. It draws no random numbers. If it returns None or raises, `fn` is called
-            for each item.
-        concurrency: number of calls of an `async def` function that run at once in each worker, up to 64, for downloads
-            and the answers of servers; None for 16. Samples come in the order of the items, and a call that fails or
-            exceeds its time is that of its item, as ever.
-        both: arguments by name of `Materializer`, such as `format`, `transform` or `copies`, and of its `run`, such as
-            `workers`, `errors` or `deadline`. `groups` names a field of items that are dicts; the `IndexRow` that a
-            function gets holds the fields of such an item, and any other item as the field "item".
+            dicts, dataclasses, arrays), are tracked automatically.
+        block: callable of a list of items (an array if `inputs` is one) that returns the results of `fn` for all of
+            them by columns, as `DatasetWriter.read_block` does: for numbers and arrays, where a call per item costs
+            more than the item itself. It must not draw random numbers. If it returns None or raises, `fn` is called for
+            each item.
+        concurrency: number of concurrent calls of an `async def` function in each worker, up to 64, for downloads and
+            requests; None for 16. Samples keep the order of the items, and a call that fails or times out affects only
+            its own item.
+        both: keyword arguments of `Materializer`, such as `format`, `transform` or `copies`, and of its `run`, such as
+            `workers`, `errors` or `deadline`. `groups` may name a field of items that are dicts; the `IndexRow` that a
+            function gets has the fields of such an item, or any other item as the field "item".
 
     Raises:
-        OptionError: there are no inputs, `block` is given and `fn` draws, `concurrency` is given and `fn` is not async,
-            or `Materializer` refuses an option.
-        SourceError: `key` gives no key for an item, or the same for two; or `split` gives what names no split.
+        OptionError: there are no inputs; or `block` is given and `fn` draws random numbers; or `concurrency` is given
+            and `fn` is not async; or `Materializer` refuses an option.
+        SourceError: `key` returns no key for an item, or the same for two; or `split` returns an invalid name.
         SampleError: an item failed, and the policy is to raise.
 
     Example:
@@ -440,12 +440,12 @@ def materialize(  # noqa: PLR0913 -- all that there is to say of a function, by 
         if features is None:
             try:
                 how = RunOptions.of(run)
-                run["deadline"] = how.deadline  # which counts from here: what comes first may take long
+                run["deadline"] = how.deadline  # counts from here: the first sample may take long
                 with _marked(output, dataset, how):
                     writer.features, row_s = infer_features(writer, dataset.get("seed", 0), how)
             except SampleError as error:
                 fold(error)
-                raise error.with_traceback(None)  # noqa: B904 -- it is the same error
+                raise error.with_traceback(None)  # noqa: B904 -- the same error
         made = Materializer(writer, None, output, **dataset)
         made._job = dataclasses.replace(made._job, remedies=Remedies("materialize(..., {})"), row_s=row_s)
         return made.run(**run)

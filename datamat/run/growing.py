@@ -1,10 +1,10 @@
-"""The files of a shard while they grow, for whoever writes to them: one process at a time, which holds their lock.
+"""The growing files of a shard; one process at a time, which holds their lock, writes to them.
 
-    receipts 0 .. k-1 say where their parts begin in the file  ──> the end of part k-1 is where part k goes
-    what follows that end, a worker that died left there       ──> it is cut off
+    receipts 0 .. k-1 give the positions of their parts in the file  ──> part k goes to the end of part k-1
+    bytes beyond that end were left by a worker that died            ──> truncated
 
-A receipt is the checkpoint: it is written once the bytes of its part are in the file, and nothing behind the last
-receipt counts. So an append may be killed at any byte, and another worker can repeat it.
+A receipt is a checkpoint: it is written once the bytes of its part are in the file, and bytes after the last receipt
+do not count. So an append may be killed at any byte, and another worker can repeat it.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ __all__ = [
 ]
 
 _COPY_BYTES = 1 << 20
-_FLUSH_BYTES = 8 << 20  # a disk takes this much at once as fast as more
-_MOST_WALKED = 64  # parts that lie apart in a row, behind which a worker still looks for the end of the file
+_FLUSH_BYTES = 8 << 20  # larger writes are no faster
+_MOST_WALKED = 64  # consecutive separate parts past which a worker still looks for the end of the file
 _POLL_S = 0.02
-WAIT_S = 3.0  # for a process that still writes: workers of a killed program end within some seconds
-SEAL_WAIT_S = 600.0  # for the same call, which another executor may run twice at once
+WAIT_S = 3.0  # for a process that is still writing: workers of a killed program end within seconds
+SEAL_WAIT_S = 600.0  # for the same call, which another executor may run twice at the same time
 
 
 def inputs_of_shard(shards: pathlib.Path, name: str) -> pathlib.Path:
-    """Return the file that records what the input files of a shard held.
+    """Return the file that records the content of a shard's input files.
 
     Args:
         shards: folder of the entries of shards.
@@ -86,15 +86,15 @@ def inputs_of_shard(shards: pathlib.Path, name: str) -> pathlib.Path:
 
 
 class GrowingShard:
-    """The files of a shard that is not finished.
+    """The files of an unfinished shard.
 
     Args:
         work: the `.datamat` folder.
         name: name of the shard.
-        fingerprint: fingerprint of the shard: receipts of another one do not count.
-        formats: formats that it is written in.
+        fingerprint: fingerprint of the shard: receipts with another one do not count.
+        formats: formats of the shard.
         num_parts: number of its parts.
-        run: mark of the run that writes to them, as `begin_run` returned it; "" for whoever only reads.
+        run: mark of the run that writes to them, as returned by `begin_run`; "" for reading only.
     """
 
     def __init__(
@@ -124,12 +124,12 @@ class GrowingShard:
 
     @contextlib.contextmanager
     def held(self, *, wait_s: float = 0.0) -> Iterator[bool | None]:
-        """Hold the lock of the files for the block, which the system releases when the process ends.
+        """Hold the lock of the files for the block; the system releases it when the process ends.
 
-        Yields False where another process keeps the lock, and None where the file system has none.
+        Yields False if another process keeps the lock, and None if the file system has no locks.
 
         Args:
-            wait_s: how long to wait for the lock, in seconds.
+            wait_s: seconds to wait for the lock.
         """
         import fcntl
 
@@ -141,7 +141,7 @@ class GrowingShard:
             yield is_held
         finally:
             with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for children that user code forked and left behind
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for children that user code has forked and abandoned
             os.close(descriptor)
 
     def check_run(self) -> None:
@@ -161,7 +161,7 @@ class GrowingShard:
             )
 
     def receipt(self, number: int) -> Receipt | None:
-        """Return the receipt of a part of this very shard; None if there is none."""
+        """Return the receipt of a part of this shard; None if there is none."""
         found = read_receipt(self.folder, number)
         if found is None or (found.number, found.fingerprint) != (number, self._fingerprint):
             return None
@@ -175,12 +175,12 @@ class GrowingShard:
         )
 
     def end_before(self, number: int) -> dict[str, int] | None:
-        """Return where a part begins in each file that joins parts, by extension, once those before it are there.
+        """Return where a part begins in each file that joins parts, by extension, after its predecessors.
 
-        Parts that lie apart right before it are joined first. Only while the lock is held.
+        Separate parts right before it are joined first. Requires the lock.
 
         Returns:
-            None where the parts before it are not done, or not as their receipts say.
+            None if its predecessors are not done, or do not match their receipts.
         """
         apart: list[Receipt] = []
         before: Receipt | None = None
@@ -198,12 +198,12 @@ class GrowingShard:
         try:
             for receipt in reversed(apart):
                 ends = self._ends(self._join(receipt, ends))
-        except DamagedPartError:  # the driver learns of it when the shard is sealed
+        except DamagedPartError:  # reported to the driver when the shard is sealed
             return None
         return ends
 
     def join_from(self, number: int) -> int:
-        """Join the parts that lie apart behind a joined one; return the number of the first that is not there."""
+        """Join the separate parts after a joined one; return the number of the first missing part."""
         before = self.receipt(number - 1) if number else None
         ends = self._ends(before)
         while number < self._num_parts and (receipt := self.receipt(number)):
@@ -212,13 +212,13 @@ class GrowingShard:
         return number
 
     def is_done(self, number: int) -> bool:
-        """Return True if a part has left a receipt, whatever it says."""
+        """Return True if a part has a receipt, whether valid or not."""
         return receipt_path(self.folder, number).exists()
 
     def whole(self, receipts: Mapping[int, Receipt]) -> dict[int, Receipt]:
-        """Return those receipts whose parts are on the disk, in every format, with their digests.
+        """Return the receipts whose parts are on disk, in every format, with the right digests.
 
-        Parts in the shard's files count as far as all of them are whole from the first on.
+        Parts in the shard's files count up to the first damaged one.
         """
         found: dict[int, Receipt] = {}
         ends = self._ends(None)
@@ -244,14 +244,14 @@ class GrowingShard:
         return False
 
     def drop(self, but: set[int]) -> None:
-        """Remove everything that other parts have left."""
+        """Remove everything of other parts."""
         kept = {f"{number:05d}" for number in but}
         for path in self.folder.iterdir():
             if path.name.partition(".")[0] not in kept:
-                path.unlink(missing_ok=True)  # a worker of a driver that was killed may clear up, too
+                path.unlink(missing_ok=True)  # a worker of a killed driver may be cleaning up, too
 
     def disown(self) -> None:
-        """Replace the files by copies of them: a process that still writes to them then does no harm."""
+        """Replace the files by copies, so that a process that is still writing to them does no harm."""
         for path in self.files.values():
             if path.exists():
                 copy = path.with_suffix(f".{os.getpid()}.tmp")
@@ -259,15 +259,15 @@ class GrowingShard:
                 os.replace(copy, path)
 
     def seal(self, *, is_alone: bool = True) -> Sealed:
-        """Complete and flush the files and their offsets, once all parts are done, and put together their inputs.
+        """When all parts are done, complete and flush the files and their offsets, and combine their inputs.
 
         Args:
-            is_alone: whether no other process of this run can be at the shard: then the lock may still be with a child
-                that a worker has left behind, which does no harm.
+            is_alone: whether no other process of this run can be working on the shard: then the lock may be held by
+                an abandoned child of a worker, which does no harm.
 
         Raises:
-            DamagedPartError: a part, or its offsets, differ from its receipt; the driver has it made again.
-            OutputLockedError: another process keeps the shard, or belongs to another run.
+            DamagedPartError: a part, or its offsets, differ from its receipt; the driver rebuilds it.
+            OutputLockedError: another process holds the shard, or it belongs to another run.
         """
         with self.held(wait_s=WAIT_S if is_alone else SEAL_WAIT_S) as is_held:
             if is_held is False and not is_alone:
@@ -278,7 +278,7 @@ class GrowingShard:
             return self.seal_held()
 
     def seal_held(self) -> Sealed:
-        """Do what `seal` does, while the lock is held."""
+        """Seal the shard, with the lock held; see `seal`."""
         receipts: list[Receipt] = []
         ends = self._ends(None)
         for number in range(self._num_parts):
@@ -299,10 +299,10 @@ class GrowingShard:
         return Sealed(self._shard, files, num_records, self._inputs_together(receipts))
 
     def _inputs_together(self, receipts: Sequence[Receipt]) -> str | None:
-        """Write what the input files of all parts held, and return its digest.
+        """Write the content of the input files of all parts, and return its digest.
 
         Returns:
-            None where rows have no input files, or a part has not left what its receipt says.
+            None if rows have no input files, or a part's record of them does not match its receipt.
         """
         found = []
         for receipt in receipts:
@@ -344,7 +344,7 @@ class GrowingShard:
         return SealedFile(made.extension, tuple(parts), head, tail, FilePart(num_bytes, offsets.hexdigest()))
 
     def _lines(self, receipts: Sequence[Receipt], made: ShardFormat) -> Iterator[bytes]:
-        """Yield the text of the offsets in the shard, one part at a time: those of a million records take 16 MB."""
+        """Yield the text of the offsets in the shard, part by part: a million records take 16 MB."""
         start = 0
         for receipt in receipts:
             yield from self._offsets(receipt, made).shifted(start).text_blocks()
@@ -353,12 +353,12 @@ class GrowingShard:
     def _assembled(self, made: ShardFormat, receipts: Sequence[Receipt]) -> Offsets:
         path = self.files[made.extension]
         self.check_run()
-        path.unlink(missing_ok=True)  # the assembler of an attempt that failed may still hold it, and finish it
+        path.unlink(missing_ok=True)  # the assembler of a failed attempt may still hold it, and finish it
         with contextlib.closing(made.assembler(path)) as assembler:
             for receipt in receipts:
                 part, expected = part_path(self.folder, receipt.number, made.extension), receipt.file_of(made.extension)
                 with _naming_part(receipt.number):
-                    # Before it is read: the reader of record batches may crash on damaged ones.
+                    # Checked before it is read: the reader of record batches may crash on damaged data.
                     _compare(digest_file(part), expected.digest, part)
                     self._offsets(receipt, made)
                     assembler.add(part)
@@ -372,7 +372,7 @@ class GrowingShard:
             return offsets
 
     def _ends(self, receipt: Receipt | None) -> dict[str, int]:
-        """Return where a joined part ends in each file that joins parts; the beginning for None."""
+        """Return where a joined part ends in each file that joins parts; the start of the files for None."""
         found = {}
         for place, made in enumerate(self._formats):
             if made.joins_parts:
@@ -381,7 +381,7 @@ class GrowingShard:
         return found
 
     def _join(self, receipt: Receipt, ends: Mapping[str, int]) -> Receipt:
-        """Copy a part that lies apart onto the end of each file, and note in its receipt where it is now."""
+        """Append a separate part to each file, and record its position in its receipt."""
         self.check_run()
         files = []
         for file in receipt.files:
@@ -398,10 +398,10 @@ class GrowingShard:
         return joined
 
     def _copy(self, number: int, part: PartInfo, end: int) -> None:
-        """Append the file of a part to that of the shard, and compare its bytes with the receipt on the way.
+        """Append the file of a part to that of the shard, comparing its bytes with the receipt.
 
-        The digest is why this is not left to `copy_file_range`: it costs 0.04 ms per MB where the copy costs 0.3, and
-        finds the bit that memory or disk flipped since the worker wrote the part.
+        `copy_file_range` would not compute the digest, which costs 0.04 ms per MB, compared to 0.3 for the copy, and
+        finds bits that memory or disk has flipped since the worker wrote the part.
         """
         path, target = part_path(self.folder, number, part.extension), self.files[part.extension]
         if end == 0 and self._is_linked(path, target, part):
@@ -416,7 +416,7 @@ class GrowingShard:
         _compare(digest.hexdigest(), part.digest, path)
 
     def _is_linked(self, path: pathlib.Path, target: pathlib.Path, part: PartInfo) -> bool:
-        """Link the file of the first part as that of the shard; return False where the disk has no links."""
+        """Hard-link the file of the first part as that of the shard; return False if the disk has no links."""
         _compare(digest_file(path), part.digest, path)
         target.parent.mkdir(exist_ok=True)
         target.unlink(missing_ok=True)
@@ -428,7 +428,7 @@ class GrowingShard:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Return True if this process now has the lock; None if the file system has no locks."""
+    """Try to take the lock; return True if this process has it, None if the file system has no locks."""
     import fcntl
 
     try:
@@ -441,10 +441,10 @@ def _lock(descriptor: int) -> bool | None:
 
 
 class _GrowingFile(io.FileIO):
-    """A shard's file, open_at at its end; the disk begins to take the bytes while later ones are made.
+    """A shard's file, opened at its end, whose bytes are written back while later ones are made.
 
-    Otherwise the flush at the end waits for all of them, and a processor with it. Only whole pieces of `_FLUSH_BYTES`,
-    counted from the start of the file, are sent, so that parts of a few bytes do not become writes of a few bytes.
+    Otherwise the final flush, and a core with it, would wait for all of them. Only whole blocks of `_FLUSH_BYTES`,
+    counted from the start of the file, are written back, so that tiny parts do not cause tiny writes.
     """
 
     def write(self, data: Any, /) -> int:
@@ -452,14 +452,14 @@ class _GrowingFile(io.FileIO):
         end = self.tell()
         start, sent = (end - taken) // _FLUSH_BYTES * _FLUSH_BYTES, end // _FLUSH_BYTES * _FLUSH_BYTES
         if sent > start and hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):  # it is a hint
-                # Linux starts to write the range, does not wait, and keeps pages that are not yet written.
+            with contextlib.suppress(OSError):  # only a hint
+                # Linux starts writing the range without waiting, and keeps pages that are not written yet.
                 os.posix_fadvise(self.fileno(), start, sent - start, os.POSIX_FADV_DONTNEED)
         return taken
 
 
 def open_at(path: pathlib.Path, end: int) -> BinaryIO:
-    """Open a growing file at its end, and cut off what follows."""
+    """Open a growing file at its end, and truncate it there."""
     path.parent.mkdir(exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     try:
@@ -472,7 +472,7 @@ def open_at(path: pathlib.Path, end: int) -> BinaryIO:
 
 
 def _has_digest(path: pathlib.Path, part: PartInfo) -> bool:
-    """Return True if a part is at its place in the growing file, or all that its own file holds."""
+    """Return True if a part is in its place in the growing file, or makes up its own file."""
     with contextlib.suppress(OSError, CorruptDataError):
         behind = path.stat().st_size - (part.start or 0) - part.num_bytes
         if behind == 0 or (behind > 0 and part.start is not None):
@@ -489,7 +489,7 @@ def _size(path: pathlib.Path) -> int:
 
 @contextlib.contextmanager
 def _naming_part(number: int) -> Iterator[None]:
-    """Turn an error about a file of a part into one that carries the number of the part."""
+    """Convert an error about a file of a part into one with the number of the part."""
     try:
         yield
     except DamagedPartError:

@@ -1,4 +1,4 @@
-"""Jobs by name, as a command line names them: MODULE:JOB, or a TOML file that holds the arguments.
+"""Jobs by name, as on the command line: MODULE:JOB, or a TOML file with the arguments.
 
 A job is a `Materializer` and options for its `run`. A module names one by a `Materializer`, a pair of it and a dict of
 run options, or a function that returns either; a file has the arguments of the `Materializer`, and a table `run`.
@@ -28,30 +28,30 @@ if TYPE_CHECKING:
 __all__ = ["RUN_OPTIONS", "NamedJob", "find_job"]
 
 RUN_OPTIONS = tuple(RunKeywords.__annotations__)
-"""The options of a run, by the names that a file and a dict of a job give them."""
+"""The names of run options in a file or a job's dict."""
 
 _WANTED = "want a Materializer, a pair of it and a dict of run options, or a function that returns one of them"
 _HOW = "want MODULE:JOB, as in jobs:camvid for `camvid` in jobs.py, or the name of a TOML file"
 _TABLES: dict[str, type] = {"shards": ShardOptions, "workers": WorkerOptions, "errors": ErrorPolicy}
-# Arguments that a file cannot hold, but name.
+# Arguments that a file cannot contain, only name.
 _NAMED = ("transform", "groups", "sidecars", "executor", "hooks", "logger")
 
 
 class NamedJob(NamedTuple):
-    """What a name stands for: a job, and options for its `run`."""
+    """A job found by its name, with options for its `run`."""
 
     materializer: Materializer
     options: dict[str, Any]
 
     def call(self, method: str, **given: Any) -> Any:
-        """Call a method of the `Materializer` with those options of the job that it takes; given ones win.
+        """Call a method of the `Materializer` with the job's options that it accepts; `given` ones take precedence.
 
         Args:
             method: name of the method.
             given: its arguments.
         """
         called, chosen = getattr(self.materializer, method), {**self.options, **given}
-        for name, field in (("workers", "num_workers"), ("errors", "action")):  # their other limits stay
+        for name, field in (("workers", "num_workers"), ("errors", "action")):  # keeps their other limits
             whole = self.options.get(name)
             if isinstance(whole, (WorkerOptions, ErrorPolicy)) and isinstance(given.get(name), int | str):
                 chosen[name] = dataclasses.replace(whole, **{field: given[name]})
@@ -59,12 +59,12 @@ class NamedJob(NamedTuple):
 
 
 def find_job(name: str) -> NamedJob:
-    """Return the job that "module:job" or the name of a TOML file stands for, and its run options.
+    """Return the job named by "module:job" or a TOML file, and its run options.
 
-    The module is one that a program in the current folder could import; paths in a file are relative to that folder.
+    The module must be importable from the current folder; paths in a file are relative to that folder.
 
     Raises:
-        OptionError: there is none of that name, or it is something else.
+        OptionError: there is no such job, or the name stands for something else.
     """
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as for `python -m`
@@ -84,7 +84,7 @@ def find_job(name: str) -> NamedJob:
         found = found()
     made, options = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
     if not isinstance(made, Materializer) or not isinstance(options, dict):
-        ran = "the report of a run, which is done by now, " if isinstance(made, RunReport) else ""
+        ran = "the report of a run that has already taken place, " if isinstance(made, RunReport) else ""
         raise OptionError(f"{name} gives {ran}{found!r}; {_WANTED}")
     for option in options:
         _refuse_unknown(f"{name}: option {option!r}", option, RUN_OPTIONS, "Materializer.run")
@@ -92,7 +92,7 @@ def find_job(name: str) -> NamedJob:
 
 
 def _needed_arguments(function: Callable[..., Any]) -> list[str]:
-    """Return the names of the arguments without which a function cannot be called; [] where Python cannot tell."""
+    """Return the required arguments of a function; [] if Python does not know its signature."""
     with contextlib.suppress(TypeError, ValueError):
         taken = inspect.signature(function).parameters.values()
         variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -101,10 +101,10 @@ def _needed_arguments(function: Callable[..., Any]) -> list[str]:
 
 
 def _find_object(name: str, wanted: str) -> Any:
-    """Return what "module:name" stands for.
+    """Return the object named by "module:name".
 
     Raises:
-        OptionError: there is no such module, or nothing of that name in it.
+        OptionError: there is no such module, or it has no such name.
     """
     module_name, _, attribute = name.partition(":")
     if module_name.endswith(".py") or "/" in module_name or "\\" in module_name:
@@ -148,7 +148,7 @@ def _job_of_file(path: pathlib.Path) -> NamedJob:
 def _arguments(
     path: pathlib.Path, table: str, given: Mapping[str, Any], known: Collection[str], taker: str
 ) -> dict[str, Any]:
-    """Return the arguments that a table of a file holds, as Python has them."""
+    """Return the arguments in a table of a file, as Python objects."""
     arguments = {}
     for name, value in given.items():
         _refuse_unknown(f"{path}: {table}{name}", name, known, taker)
@@ -168,7 +168,7 @@ def _refuse_unknown(place: str, name: str, known: Collection[str], taker: str) -
 
 
 def _named_objects(path: pathlib.Path, argument: str, value: Any) -> Any:
-    """Return what MODULE:NAME stands for, also in a list; "ray", an address, or the name of a field as it is."""
+    """Return the object named by MODULE:NAME, also in a list; "ray", an address or a field name stays unchanged."""
     if isinstance(value, list):
         return [_named_objects(path, argument, inner) for inner in value]
     if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""What stops a run before its end: time, disk, failed samples, and signals. The next run resumes from there."""
+"""Limits that stop a run early: time, disk, failed samples, and signals. The next run resumes from there."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ __all__ = [
 
 # ---------------------------------------------------------------- time, disk and failed samples
 #
-# What a run may use: time, disk, and samples that fail. Each limit stops it in a state from which the next continues.
+# Each limit stops a run in a state from which the next one continues.
 
 
 _MOST_NAMED = 10
-_ALL_FAIL = 100  # rows: if none of so many, and of half of all, gave a record, the others will not either
-_BESIDE_A_PART = 2048  # bytes of its receipt and its lines in the ledger
+_ALL_FAIL = 100  # rows: if none of this many, and of half of all, gave a record, none will
+_BESIDE_A_PART = 2048  # bytes of a part's receipt and its ledger lines
 
 
 def tree_bytes(folder: str | os.PathLike[str]) -> int:
-    """Return the size of all files below a folder, in bytes, without those that vanish meanwhile or are in a store."""
+    """Return the total size of the files below a folder, in bytes, except stand-ins and files that vanish meanwhile."""
     total = 0
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -63,19 +63,19 @@ def tree_bytes(folder: str | os.PathLike[str]) -> int:
 
 
 def free_bytes(path: pathlib.Path) -> int:
-    """Return the free space, for this user, on the disk that a path is or would be on, in bytes."""
+    """Return the space available to this user, in bytes, on the disk of a path, which need not exist."""
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
 
 
 class DiskLimit:
-    """How much the output folder may hold.
+    """The limit on the size of the output folder.
 
     Args:
-        folder: output folder, of which everything counts, `.datamat` too.
+        folder: output folder; everything in it counts, including `.datamat`.
         most: limit in bytes; None for no limit.
-        num_formats: number of formats that every record is written in.
+        num_formats: number of formats of each record.
     """
 
     def __init__(self, folder: pathlib.Path, most: int | None, *, num_formats: int = 1) -> None:
@@ -83,7 +83,7 @@ class DiskLimit:
         self._folder = folder
         self._most = most
         self._used = 0 if most is None else tree_bytes(folder)
-        self._bytes_per_cost: float | None = None  # of a part; learned from finished ones
+        self._bytes_per_cost: float | None = None  # learned from finished parts
 
     @property
     def is_set(self) -> bool:
@@ -91,37 +91,37 @@ class DiskLimit:
         return self._most is not None
 
     def add(self, cost: int, num_bytes: int) -> None:
-        """Learn how large a part turned out."""
+        """Record the size of a finished part."""
         if self._most is not None:
             self._used = tree_bytes(self._folder)
             self._bytes_per_cost = max(self._bytes_per_cost or 0.0, num_bytes / cost)
 
     def measure(self) -> None:
-        """Note that room has become free."""
+        """Measure the folder again after files were removed."""
         if self._most is not None:
             self._used = tree_bytes(self._folder)
 
     def allows(self, costs: Iterable[int]) -> bool:
-        """Return True if parts of these costs fit, with the largest twice: it is there twice while it is joined."""
+        """Return True if parts of these costs fit, counting the largest twice: it exists twice while it is joined."""
         if self._most is None:
             return True
         listed = list(costs)
-        # At first, assume files that are stored as they are: each output as large as the input.
+        # Initially assume that files are stored unchanged: each output is as large as the input.
         ratio = float(self._num_formats) if self._bytes_per_cost is None else self._bytes_per_cost
         beside = (len(listed) + 1) * _BESIDE_A_PART
         return self._used + (sum(listed) + max(listed)) * ratio + beside <= self._most
 
 
 class ErrorLimit:
-    """How many rows may fail.
+    """The limit on failed rows.
 
     Args:
-        policy: error policy, which sets the limit.
+        policy: error policy with the limit.
         num_rows: number of rows of the run.
-        remedies: what the user may do about it, for messages.
+        remedies: suggestions for messages.
     """
 
-    def __init__(self, policy: ErrorPolicy, num_rows: int, remedies: Remedies = Remedies()) -> None:  # noqa: B008 -- a frozen value
+    def __init__(self, policy: ErrorPolicy, num_rows: int, remedies: Remedies = Remedies()) -> None:  # noqa: B008 -- immutable
         self._remedies = remedies
         self._limit = policy.limit(num_rows)
         self._num_rows = num_rows
@@ -133,11 +133,11 @@ class ErrorLimit:
         """Count the rows of a part or of shards.
 
         Args:
-            counted: what has `num_rows` and `num_failed`: `Counts`, a receipt, a file of a shard.
-            failed: as many of the failed rows as are known.
+            counted: object with `num_rows` and `num_failed`: `Counts`, a receipt, a file of a shard.
+            failed: failed rows, as far as known.
 
         Raises:
-            IncompleteRunError: too many have failed, or all; names the first of them.
+            IncompleteRunError: too many rows have failed, or all; names the first ones.
         """
         self._num_done += counted.num_rows - counted.num_failed
         self.num_failed += counted.num_failed
@@ -148,7 +148,7 @@ class ErrorLimit:
             raise self._error("every one so far", "see what they have in common")
 
     def remove(self, counted: Any) -> None:
-        """Count no longer the rows of a part that is made again."""
+        """Stop counting the rows of a part that is rebuilt."""
         self._num_done -= counted.num_rows - counted.num_failed
         self.num_failed -= counted.num_failed
 
@@ -172,35 +172,35 @@ class ErrorLimit:
 
 # ---------------------------------------------------------------- signals
 #
-# Ctrl-C and SIGTERM during a run: it ends as at an error, and its state stays resumable.
+# Ctrl-C and SIGTERM end a run like an error; it stays resumable.
 #
-# The program then usually ends soon, too. At exit the interpreter would search all objects for garbage, repeatedly.
-# With TensorFlow imported that takes a second of processor time, ten times as long as the end of a run, and several
-# seconds on a busy machine. So after a signal these objects are left to the system, and only files are flushed.
+# The program then usually ends soon, too. At exit the interpreter searches all objects for garbage, repeatedly. With
+# TensorFlow imported that takes a second of CPU time, ten times as long as ending a run, and several seconds on a busy
+# machine. So after a signal these objects are left to the system, and only files are flushed.
 
 
 def interrupted(text: str) -> KeyboardInterrupt:
-    """Return what Ctrl-C, or the stop button of a notebook, makes of a run: a text that says how to go on.
+    """Return the `KeyboardInterrupt` of a run, with a text that says how to continue.
 
-    It is of no class of its own: a program that ends by one ends as by the signal only if it is this very one.
+    It is not a subclass: only this exact class makes a program end as if by the signal.
     """
     error = KeyboardInterrupt(text)
-    # IPython shows this; where the run was is nobody's concern, and would fill two screens.
+    # IPython shows this instead of a traceback of two screens.
     error._render_traceback_ = functools.partial(list, [text])  # type: ignore[attr-defined]
     return error
 
 
 _received: list[int] = []  # signals in the current block
-_raised_in: set[int] = set()  # processes in which a signal was raised: this one, and those that it was forked from
+_raised_in: set[int] = set()  # processes in which a signal was raised: this one and those it was forked from
 _WRITERS = (io.BufferedRandom, io.BufferedWriter, io.TextIOWrapper)
 
 
 @contextlib.contextmanager
 def signals_raised() -> Iterator[None]:
-    """Make SIGINT raise `KeyboardInterrupt`, and SIGTERM `SystemExit(143)`, in the block; restore the handlers then.
+    """In the block, make SIGINT raise `KeyboardInterrupt` and SIGTERM `SystemExit(143)`; then restore the handlers.
 
-    Only the main thread receives signals: in other threads nothing changes. A signal that is ignored, as SIGINT is
-    under nohup, stays ignored.
+    Only the main thread receives signals: in other threads nothing changes. An ignored signal, such as SIGINT under
+    nohup, stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -210,7 +210,7 @@ def signals_raised() -> Iterator[None]:
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             handler = signal.getsignal(number)
-            if handler is not signal.SIG_IGN and handler is not None:  # None: set by C code; we could not restore it
+            if handler is not signal.SIG_IGN and handler is not None:  # None: set by C code, and could not be restored
                 before[number] = handler
                 signal.signal(number, _raise)
         yield
@@ -234,11 +234,11 @@ def _raise(number: int, _frame: types.FrameType | None) -> NoReturn:
     _raised_in.add(os.getpid())
     if number == signal.SIGINT:
         raise KeyboardInterrupt
-    raise SystemExit(128 + number)  # the status that shells give a process that a signal ended
+    raise SystemExit(128 + number)  # the status that shells report for a process ended by a signal
 
 
 def _leave_garbage() -> None:
-    """Keep the interpreter from searching for garbage at exit, if a signal has ended a run of this process."""
+    """If a signal has ended a run of this process, keep the interpreter from collecting garbage at exit."""
     if os.getpid() not in _raised_in:
         return
     for found in gc.get_objects():
@@ -248,21 +248,21 @@ def _leave_garbage() -> None:
     gc.freeze()
 
 
-# At import, not at the signal: what is registered later runs earlier, and may use objects that are frozen here.
+# At import, not at the signal: handlers registered later run earlier, and may use objects that are frozen here.
 atexit.register(_leave_garbage)
 
 
 # ---------------------------------------------------------------- memory of a worker
 
 
-_LEAST_HEADROOM = 1 << 30  # bytes that one sample may always allocate, however small max_rss is
-_RESIDENT, _DATA = 1, 5  # places in /proc/self/statm
+_LEAST_HEADROOM = 1 << 30  # bytes that one sample may always allocate, even if max_rss is smaller
+_RESIDENT, _DATA = 1, 5  # positions in /proc/self/statm
 
 
 def limit_memory(max_rss: int) -> None:
-    """Let an allocation far above the worker's limit fail, before the system has to end some process.
+    """Make allocations far above the worker's limit fail, before the system has to kill a process.
 
-    Only Linux has such a limit; elsewhere a worker is replaced after the part in which it exceeded its own.
+    Only Linux has such a limit; elsewhere a worker is replaced after the part in which it exceeded its limit.
     """
     import resource
 
@@ -275,7 +275,7 @@ def limit_memory(max_rss: int) -> None:
 
 
 def resident_bytes() -> int:
-    """Return how much memory this process holds."""
+    """Return the resident memory of this process, in bytes."""
     found = _statm_bytes(_RESIDENT)
     if found is None:
         import psutil
@@ -287,7 +287,7 @@ def resident_bytes() -> int:
 def _statm_bytes(place: int) -> int | None:
     """Return an entry of proc_pid_statm(5) in bytes, which only Linux has.
 
-    psutil would cost each worker its import, and has no data size.
+    Each worker would have to import psutil, which has no data size.
     """
     try:
         with open("/proc/self/statm", "rb") as file:

@@ -4,7 +4,7 @@
                                                                        │ receipts, never pixels
     manifest <── index files <── shards, flushed and named <── parts joined in order <──┘
 
-Whatever stops a run, the next one takes over each finished part and continues from there.
+However a run was stopped, the next one reuses all finished parts and continues from there.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import inspect
 import os
 import pathlib
 
-# Each method imports what it needs: the class alone costs a program less than numpy does. Annotations name the same
-# as attributes of `datamat`, which loads them for `typing.get_type_hints`.
+# Each method imports what it needs, so that the class alone is cheaper to import than numpy. Annotations refer to
+# attributes of `datamat`, which loads them for `typing.get_type_hints`.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -52,63 +52,62 @@ __all__ = ["DATASET_PARAMETERS", "Materializer", "output_place"]
 
 
 class Materializer:
-    """Turns a source into finished shards.
+    """Turn a source into finished shards.
 
     Args:
-        writer: a `DatasetWriter`, a subclass, a registered name ("camvid"), or "package.module:Class"; or, without a
-            class, a kind of source ("parquet"), or the data itself, such as a table, a dataset or an iterator. None
-            detects the kind of source.
-        source: what the writer indexes, usually the folder of the raw data; `~` is your home folder.
-        output: folder of the finished shards, created if missing; `~` is your home folder. Or the URL of a folder in a
-            writable store (`s3://BUCKET/PATH`, `gs://`, `az://`, `memory://`, ...): workers upload each shard as soon
-            as it is finished; see the guide on storage.
-        format: name of the shard format ("tfrecord", "tfrecord.gz", "parquet", "webdataset", "arrayrecord", or one of
-            another package), a `ShardFormat` with its own options, or a list of these: each sample is then read and
-            drawn once and written in every format. `load` reads the first, unless you ask for another.
+        writer: a `DatasetWriter`, a subclass, a registered name ("camvid"), or "package.module:Class". Without a class:
+            a kind of source ("parquet"), or the data itself, such as a table, a dataset or an iterator. None detects
+            the kind of source.
+        source: source for the writer to index, usually the folder of the raw data; `~` is your home folder.
+        output: folder for the finished shards, created if missing; `~` is your home folder. Or the URL of a folder in a
+            writable store (`s3://BUCKET/PATH`, `gs://`, `az://`, `memory://`, ...), to which workers upload each shard
+            as soon as it is finished; see the guide on storage.
+        format: name of the shard format ("tfrecord", "tfrecord.gz", "parquet", "webdataset", "arrayrecord", or one from
+            another package), a `ShardFormat` with its own options, or a list of these: then each sample is read and
+            drawn once, and written in every format. `load` reads the first unless you ask for another.
         splits: fraction of each split ({"train": .8, "val": .2}) if the index names none, drawn by a hash of the key.
-        groups: the field of a row that holds what belongs together (a patient, a video), or a function of an `IndexRow`
-            that returns it: rows that agree in it land in the same split, which is drawn by its hash. New groups move
-            none of the old ones. The shares of `splits` are those of groups, however many rows each has. A group is a
-            str, int, bool, bytes, path, or a tuple of these, and never empty; 7 and "7" are one group.
-        shards: how samples are laid out in files: a number of shards per split, a size of each such as "256MB", or
-            `ShardOptions`.
+        groups: name of the field that identifies a row's group (a patient, a video), or a function of an `IndexRow`
+            that returns it. Rows of a group land in the same split, drawn by the hash of the group; new groups do not
+            move old ones. The shares in `splits` are shares of groups, whatever their numbers of rows. A group is a
+            non-empty str, int, bool, bytes, path, or a tuple of these; 7 and "7" are the same group.
+        shards: number of shards per split, their size, such as "256MB", or `ShardOptions`.
         transform: an albumentations pipeline, or a callable of (sample) or (sample, rng) that returns a sample or
-            several. It draws the splits that `copies` names; with a number there, "train", or all where no split is
-            called so. The plan says which.
-        copies: records per input row of the splits that are drawn: a number, or one for each such split by its name.
-            Any other split gets one copy, untransformed. The key of a copy is KEY#COPY.
-        seed: base seed, not negative; with the sample key it decides every random draw.
-        version: replaces the digests of the code of the writer and the transform and of what they hold: shards are
-            rebuilt when you change the version, and no longer when code or attributes change. None compares the code.
-        untouched: fields that geometric transforms leave alone on purpose, such as ("embedding",). An albumentations
-            pipeline that flips, rotates or crops is refused if it leaves out any other array field; its own
-            `additional_targets` names further fields for it to take.
-        sidecars: functions that write files of your own beside the shards, for other readers; see `Sidecar`.
-        follow_links: whether to follow links in the source that lead out of it, as in the cache of the Hugging Face
-            Hub, in DVC and git-annex; their targets then count as input. Otherwise such a link to a file is refused,
-            and one to a folder is not searched, because whoever packed an archive chose where its links lead. The same
-            holds for absolute paths in a table.
-        storage_options: options that fsspec gets with the URL of the output, such as `{"key": ..., "secret": ...}`.
-        source_options: the same for the URL of the source; None takes `storage_options`, unless the output is in
-            another kind of store. For URLs in rows (`url_fields` of a writer), by scheme or by the beginning of a URL:
-            `{"s3": ..., "https://data.example": {"headers": ...}}`. A table may name any web server, and "https" alone
-            is for the host of `source` only.
+            several. It applies to the splits that `copies` names; if `copies` is a number, to "train", or to all splits
+            if there is none of that name. The plan says which.
+        copies: records per input row in the transformed splits: a number, or a number per split by name. Other splits
+            get one copy, untransformed. The key of a copy is KEY#COPY.
+        seed: base seed, not negative; together with the sample key it determines every random draw.
+        version: replaces the digests of the code and attributes of the writer and the transform: shards are rebuilt
+            when the version changes, and no longer when code or attributes change. None compares the code.
+        untouched: fields that geometric transforms intentionally leave alone, such as ("embedding",). An albumentations
+            pipeline that flips, rotates or crops is refused if it leaves out any other array field; list further fields
+            for it to transform in its `additional_targets`.
+        sidecars: functions that write additional files beside the shards, for other readers; see `Sidecar`.
+        follow_links: whether to follow links that lead out of the source, as in the cache of the Hugging Face Hub, DVC
+            and git-annex; their targets then count as input. Otherwise such a link to a file is refused, and one to a
+            folder is not searched, because the author of an archive chooses where its links lead. The same holds for
+            absolute paths in a table.
+        storage_options: fsspec options for the URL of the output, such as `{"key": ..., "secret": ...}`.
+        source_options: the same for the URL of the source; None uses `storage_options`, unless the output is in another
+            kind of store. For URLs in rows (`url_fields` of a writer), by scheme or URL prefix:
+            `{"s3": ..., "https://data.example": {"headers": ...}}`. "https" alone applies only to the host of `source`,
+            since a table may name any web server.
 
     Raises:
-        OptionError: an argument makes no sense.
+        OptionError: an argument is invalid.
 
     Example:
         >>> Materializer("camvid", source="CamVid", output="out/camvid").run()   # doctest: +SKIP
     """
 
     @refusing_others
-    def __init__(  # noqa: PLR0913 -- all that decides the bytes of a dataset, by name
+    def __init__(  # noqa: PLR0913 -- everything that decides the bytes of a dataset, by name
         self,
         writer: datamat.DatasetWriter | type[datamat.DatasetWriter] | str | Any = None,
         source: Any = None,
         output: str | os.PathLike[str] | None = None,
         *,
-        format: str | datamat.formats.ShardFormat | Sequence[str | datamat.formats.ShardFormat] = "tfrecord",  # noqa: A002 -- the field's word, and DESIGN's
+        format: str | datamat.formats.ShardFormat | Sequence[str | datamat.formats.ShardFormat] = "tfrecord",  # noqa: A002 -- the usual word
         splits: Mapping[str, float] | None = None,
         groups: str | Callable[[datamat.IndexRow], Any] | None = None,
         shards: int | str | ShardOptions | None = None,
@@ -154,7 +153,7 @@ class Materializer:
             links_followed(follow_links),
             urls_in_errors(),
             placeholders_refused(),
-        ):  # a writer may look into its source when it is bound to it
+        ):  # a writer may read its source when it is bound
             bind_writer(writer, source)
         self._job = Job(
             records=Pipeline.of(writer, transform, seed, field_names(untouched or ())),
@@ -174,7 +173,7 @@ class Materializer:
             mirror=mirror,
             urls=self._given.urls(None, mirror) if writer.url_fields else None,
         )
-        self._part_worker: PartWorker | None = None  # of the copy that travels to the workers of a run
+        self._part_worker: PartWorker | None = None  # of the copy that is sent to the workers of a run
 
     def __repr__(self) -> str:
         return f"Materializer({self._job.writer_name!r}, {self._source_text!r}, {str(self._job.place)!r})"
@@ -201,13 +200,13 @@ class Materializer:
         ]
         try:
             tables = [feature_table(job.records.features)]
-        except OptionError:  # of `materialize`, before they are inferred
+        except OptionError:  # those of `materialize` are not inferred yet
             tables = []
         return render_html(f"Materializer of {job.name!r}", facts, tables)
 
     @property
     def _source_text(self) -> str:
-        """The path or URL of the source, without secrets; of anything else its class."""
+        """The path or URL of the source, without secrets; for other sources, the class."""
         from datamat.folders.urls import without_secrets
 
         source = self._job.source if self._job.mirror is None else str(self._job.mirror)
@@ -217,21 +216,21 @@ class Materializer:
 
     @property
     def writer(self) -> datamat.DatasetWriter:
-        """The plug-in that reads the samples."""
+        """The writer, which reads the samples."""
         found: datamat.DatasetWriter = self._job.records.writer
         return found
 
     @property
     def output(self) -> pathlib.Path | str:
-        """The folder of the finished shards, absolute, or its URL."""
+        """The absolute path or the URL of the folder of the finished shards."""
         return self._job.place
 
     def plan(self) -> datamat.Plan:
-        """Return which rows go to which shard; writes nothing but temporary files.
+        """Return the plan: which rows go to which shard. Writes only temporary files.
 
         Raises:
             SourceError: the source cannot be indexed.
-            OptionError: options and rows do not fit together.
+            OptionError: the options do not fit the rows.
             FingerprintError: the writer or the transform cannot be fingerprinted.
         """
         with self._job.planned() as planned:
@@ -246,23 +245,23 @@ class Materializer:
         exclude: str | Sequence[str] | None = None,
         **options: Unpack[WorkKeywords],
     ) -> datamat.Estimate:
-        """Process a few rows in one worker, and return what a run from scratch will take: time, bytes, memory.
+        """Process a few rows in one worker to estimate the time, size and memory of a run from scratch.
 
-        Nothing is written. The rows are spread over the shards that `include` and `exclude` choose; those that fail
-        are listed and not counted.
+        Nothing is written. The rows are spread over the shards that `include` and `exclude` choose; failing rows are
+        listed and not counted.
 
         Args:
-            num_samples: number of rows to process; each split has at least one.
-            include: shell patterns of the shards that the run will make; None for all.
-            exclude: shell patterns of the shards that it will leave out.
+            num_samples: number of rows to process; each split gets at least one.
+            include: shell patterns of the shards to make; None for all.
+            exclude: shell patterns of the shards to leave out.
             options: as for `run`.
 
         Warns:
-            UserWarning: the disk of the output has not enough free space.
+            UserWarning: the disk of the output does not have enough free space.
 
         Raises:
             SampleError: every row of a split failed.
-            WorkerDied: a row ended the worker.
+            WorkerDied: a row killed the worker.
             SourceError, OptionError, FingerprintError: as for `plan`.
         """
         from datamat.run.estimate import estimate
@@ -271,15 +270,15 @@ class Materializer:
         return estimate(self._made(dataclasses.replace(how, include=include, exclude=exclude)), num_samples)
 
     def preview(self, count: int = 4, *, copies: int = 3, opacity: float = 0.5) -> datamat.Picture:
-        """Return a picture of a few rows before and after the transform, as a run would store them; writes nothing.
+        """Return a picture of a few rows before and after the transform, as a run would store them. Writes nothing.
 
-        Each row of the picture is a sample as `read` gives it, and beside it its first copies, with the same random
+        Each row of the picture shows a sample as returned by `read`, followed by its first copies, with the same random
         draws as in the run. Everything happens in this process; the global random state is restored at the end.
 
         Args:
-            count: number of rows, at least 1, spread evenly over the splits that the transform changes; over all, where
+            count: number of rows, at least 1, spread evenly over the splits that the transform changes, or over all if
                 it changes none.
-            copies: how many copies of each to show at most, at least 1.
+            copies: maximum number of copies to show of each, at least 1.
             opacity: opacity of the masks, from 0 (invisible) to 1 (the image is hidden).
 
         Returns:
@@ -287,7 +286,7 @@ class Materializer:
 
         Raises:
             OptionError: an argument is out of range.
-            SampleError: a row fails, as it does in a run.
+            SampleError: a row fails, as it would in a run.
             SourceError, FingerprintError: as for `plan`.
 
         Example:
@@ -300,30 +299,31 @@ class Materializer:
 
     @takes(*RUN_PARAMETERS)
     def run(self, **options: Unpack[RunKeywords]) -> datamat.RunReport:
-        """Make what is missing in the output, and nothing else.
+        """Make whatever is missing in the output, and nothing else.
 
-        Where source, writer or options have changed, the affected shards are rebuilt. If that is more than a tenth of
-        what is finished, a warning says why before the work begins.
+        If source, writer or options have changed, the affected shards are rebuilt. If these are more than a tenth of
+        the finished rows, a warning says why before the work begins.
 
         Args:
-            options: how it is made, which of it now, and what becomes of what is there; `RunOptions` describes each.
+            options: how to run, which shards to make now, and how to treat existing output; see `RunOptions`.
 
         Returns:
-            What was done. Where the deadline or limit came first, the report is not complete and says how much is done;
-            the next run continues from there. In a script, `run(...).raise_if_incomplete()` makes that an error.
+            A report of what was done. If a deadline or limit stopped the run, the report is incomplete and says how
+            much is done; the next run continues from there. In a script, `run(...).raise_if_incomplete()` makes this an
+            error.
 
         Raises:
             SourceError: the source cannot be indexed.
-            SampleError: a sample failed, or ended its worker repeatedly; names its key. What is finished stays, and
-                the next run continues there.
-            IncompleteRunError: more samples failed than the policy allows, or all of them; or earlier runs left rows
-                out, and the policy is "raise".
-            OutputLockedError: another run writes to the output, or tasks that share it do; or another process is at
+            SampleError: a sample failed, or killed its worker repeatedly; names its key. Finished work is kept, and
+                the next run continues from there.
+            IncompleteRunError: more samples failed than the policy allows, or all of them; or rows failed in earlier
+                runs, and the policy is "raise".
+            OutputLockedError: another run, or tasks that share the output, are writing to it; or another process has
                 the same `task_index`.
-            OptionError: an option makes no sense, or belongs to the constructor; or the output is in a store in which
-                tasks cannot share it.
-            OutputError: the output cannot be written, or holds another dataset; or tasks of another definition make it;
-                or finished rows or shards would go, which `existing` forbids.
+            OptionError: an option is invalid or belongs to the constructor; or tasks cannot share an output in this
+                kind of store.
+            OutputError: the output cannot be written, or holds another dataset; or tasks with another definition are
+                making it; or finished rows or shards would be removed, which `existing` forbids.
 
         Example:
             >>> Materializer("camvid", "CamVid", "out/camvid").run(workers=4, deadline="23h30m")   # doctest: +SKIP
@@ -334,13 +334,13 @@ class Materializer:
 
     @takes(*WORK_PARAMETERS)
     def finalize(self, *, existing: Existing = "update", **options: Unpack[WorkKeywords]) -> datamat.RunReport:
-        """Write the manifest of an output that several tasks have made together; see `task_index` of `run`.
+        """Write the manifest of an output that several tasks made together; see `task_index` of `run`.
 
-        The last task does this itself; call it if that task was killed before it could. No shard is made.
+        The last task does this itself; call it if that task was killed first. No shard is made.
 
         Args:
-            existing: as the tasks had it.
-            options: as for `run`; `scratch` as the tasks had it.
+            existing: as in the tasks.
+            options: as for `run`; `scratch` as in the tasks.
 
         Raises:
             IncompleteRunError: shards are missing; names some.
@@ -353,10 +353,10 @@ class Materializer:
         return start(self._made(how), mode="finalize")
 
     def status(self) -> datamat.Status:
-        """Return how far the output has got, and which shards `run` would rebuild, each with the reason.
+        """Return the progress of the output, and which shards `run` would rebuild, each with the reason.
 
-        Works during a run, in this process or another, and after a crash; it only reads. An output in a store is
-        compared on any machine.
+        Works during a run in this or another process, and after a crash; it only reads. An output in a store can be
+        compared from any machine.
         """
         from datamat.directory.files import lock_holder
         from datamat.run.slices import session_of
@@ -365,7 +365,7 @@ class Materializer:
 
         job = self._job
         try:
-            if job.store is None or lock_holder(job.work / "lock"):  # a run here knows more than the store
+            if job.store is None or lock_holder(job.work / "lock"):  # a run on this machine knows more than the store
                 with job.planned() as planned:
                     return compared_status(planned)
             if (found := output_status(job)).state == "damaged":
@@ -381,7 +381,7 @@ class Materializer:
 
         Args:
             deep: also decode every record, not only the first of each shard.
-            sample: fraction of the rows, above 0 and up to 1, whose records are made again from the source, in this
+            sample: fraction of the rows, above 0 and up to 1, whose records are rebuilt from the source, in this
                 process, and compared byte for byte; each call draws different rows.
 
         Raises:
@@ -399,20 +399,20 @@ class Materializer:
 
     @takes(*WORK_PARAMETERS)
     def repair(self, **options: Unpack[WorkKeywords]) -> datamat.RunReport:
-        """Rebuild what is damaged, to the bytes that it had: shards, offsets, index files, manifest.
+        """Restore damaged files to their original bytes: shards, offsets, index files, manifest.
 
-        Files that belong to no shard are moved to `.datamat/quarantine/foreign`. In a store, a damaged
-        shard stays until the one that is made again is written in its place.
+        Files that belong to no shard are moved to `.datamat/quarantine/foreign`. In a store, a damaged shard stays
+        until the rebuilt one is written in its place.
 
         Args:
             options: as for `run`.
 
         Returns:
-            What was done.
+            A report of what was done.
 
         Raises:
-            OutputError: the run is not finished; source or options are not those that the output was made from; or the
-                source no longer gives the bytes that were there: all else is repaired then, and the manifest stays.
+            OutputError: the run is not finished; or the output was made from another source or other options; or the
+                source no longer gives the original bytes: then everything else is repaired, and the manifest stays.
             SampleError, SourceError, OutputLockedError: as for `run`.
         """
         from datamat.run.repair import repair
@@ -421,18 +421,18 @@ class Materializer:
         return repair(self._made(how))
 
     def replay(self, key: str, copy: int = 0) -> dict[str, Any]:
-        """Return the sample that a run stores for a row and copy, decoded, by processing that row here and now.
+        """Process a row here and now, and return the sample that a run would store for it, decoded.
 
-        For use with a debugger: everything happens in this process, with the same random draws as in the run. The
-        global random state is restored at the end.
+        For debugging: everything happens in this process, with the same random draws as in the run. The global random
+        state is restored at the end.
 
         Args:
             key: key of the row, or of a record: KEY#COPY.
-            copy: number of the copy, where the key does not name one.
+            copy: number of the copy, if the key does not name one.
 
         Raises:
             OptionError: there is no such row or copy.
-            SampleError: the row fails, as it does in a run; the cause is the error of `read` or of the transform.
+            SampleError: the row fails, as it would in a run; the cause is the error of `read` or of the transform.
         """
         from datamat.run.replay import replay
 
@@ -440,10 +440,10 @@ class Materializer:
             return replay(planned, key, copy)
 
     def provenance(self, key: str) -> datamat.Provenance:
-        """Return where a record came from: source paths, copy, seed, shard and position, as the index has it.
+        """Return the origin of a record, from the index: source paths, copy, seed, shard and position.
 
         Args:
-            key: key of the record; the key of a row with several records means the first.
+            key: key of the record; a row's key means the first of its records.
 
         Raises:
             OptionError: there is no such record.
@@ -457,15 +457,15 @@ class Materializer:
         return ProvenanceFinder(output, Manifest.read(output), self._job.source).find(key)
 
     def write_part(self, parts: Any, lost: Any = None, reused: Any = None) -> Any:
-        """Write consecutive parts of a shard: the bound method that a run dispatches to its workers.
+        """Write consecutive parts of a shard; a run dispatches this bound method to its workers.
 
         Args:
             parts: runs of rows of the shard.
-            lost: rows to leave out as failed, because they end their worker; None for parts whose worker has not died.
-            reused: rows whose records are taken from a finished shard; None if there are none.
+            lost: rows to leave out as failed, because they kill their worker; None for parts whose worker has not died.
+            reused: rows whose records are copied from a finished shard; None if there are none.
 
         Returns:
-            The receipts of the parts that are written, which are also on disk beside them.
+            The receipts of the written parts, which are also on disk beside them.
 
         Raises:
             OptionError: no run has dispatched it.
@@ -477,19 +477,19 @@ class Materializer:
         return self._part_worker.write_parts(parts, lost, reused)
 
     def _dispatched(self, worker: PartWorker) -> Callable[..., list[Receipt]]:
-        """Return the method of a copy for one run: what workers keep must not outlive it."""
+        """Return the method of a copy that serves one run: workers must not keep state beyond it."""
         traveller = copy.copy(self)
         traveller._part_worker, traveller._job = worker, worker.job
-        del traveller._given  # the source may be an iterator or a connection; workers have its rows
+        del traveller._given  # the source may be an iterator or a connection; workers only need its rows
         return traveller.write_part
 
     def _datamat_changing(self) -> None:
-        """Return nothing to compare between calls, as the part worker does not."""
+        """Return nothing to compare between calls, like the part worker."""
         assert self._part_worker is not None
         self._part_worker._datamat_changing()
 
     def _made(self, how: RunOptions) -> Job:
-        """Return the job, as it is made in one call."""
+        """Return the job with the options of one call."""
         from datamat.plan.pipeline import Pipeline
         from datamat.sources.fetching import urls_in_errors
         from datamat.sources.files import links_followed
@@ -507,7 +507,7 @@ class Materializer:
                 f"scratch is given, but output {os.fspath(given.output)!r} is no URL, and neither is the source: "
                 "shards are made where they stay; leave scratch out"
             )
-        if mirror is not None:  # whose files lie elsewhere now
+        if mirror is not None:  # its files are elsewhere now
             writer = copy.copy(writer)
             with links_followed(job.follow_links), urls_in_errors():
                 writer.bind(mirror.path)
@@ -524,12 +524,12 @@ DATASET_PARAMETERS = tuple(
     for one in inspect.signature(Materializer.__init__).parameters.values()
     if one.kind is inspect.Parameter.KEYWORD_ONLY
 )
-"""The parameters by name of `Materializer`, for the signatures of what takes them by `**options`."""
+"""The keyword parameters of `Materializer`, for the signatures of functions that take them as `**options`."""
 
 
 @frozen(slots=False)
 class _Given:
-    """Where the data is and where it goes, as the user named it: `scratch` decides the rest."""
+    """The source and the output as given by the user; `scratch` decides the rest."""
 
     source: Any
     output: str | os.PathLike[str]
@@ -537,7 +537,7 @@ class _Given:
     source_options: Mapping[str, Any] | None
 
     def urls(self, scratch: str | os.PathLike[str] | None, mirror: SourceMirror | None) -> UrlFiles:
-        """Return what brings the files behind URLs that rows name."""
+        """Return the fetcher of files behind URLs in rows."""
         from datamat.sources.url_files import UrlFiles, url_folder
 
         root = "" if mirror is None else str(mirror.root)
@@ -549,7 +549,7 @@ def output_place(
     options: Mapping[str, Any] | None,
     scratch: str | os.PathLike[str] | None,
 ) -> tuple[Folder | None, pathlib.Path]:
-    """Return the store of an output and its scratch folder; for one on a disk None and its folder.
+    """Return the store of an output and its scratch folder; for an output on disk, None and its folder.
 
     Raises:
         OptionError: the URL cannot be written, or options for a store are given without one.
@@ -566,7 +566,7 @@ def output_place(
 
 
 def _absolute(source: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Return a source that another working folder leaves as it is; a text that names no file is the writer's matter."""
+    """Make the path of a source absolute; a text that names no file is left to the writer."""
     from datamat.folders.local import expand_home
     from datamat.folders.urls import is_url
 

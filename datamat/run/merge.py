@@ -1,4 +1,4 @@
-"""`merge`: finished directories that were made apart become one, without a record being written again."""
+"""`merge`: combine finished directories into one without rewriting records."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def merge(
 
     Shards keep their bytes: they are hard links if the disk supports them, otherwise copies. They get new names,
     because their numbers change; those of the first directory come first in each split. Index, manifest and sidecars
-    are rewritten, and the ledger carries over which samples failed or were left out. The directories are only read.
+    are rewritten, and the ledger takes over the failed and dropped samples. The directories are only read.
 
     A killed merge starts over when it is called again.
 
@@ -90,10 +90,10 @@ def merge(
         The manifest of the new directory.
 
     Raises:
-        OptionError: the directories do not fit together, and the message says why; or a key is in two of them; or
-            there is a URL among them.
-        OutputError: one of them is not finished; or the output holds something, or cannot be written.
-        CorruptDataError: a file is not as its manifest says.
+        OptionError: the directories do not fit together (the message says why); or a key is in two of them; or one is
+            a URL.
+        OutputError: one of them is not finished; or the output is not empty, or cannot be written.
+        CorruptDataError: a file does not match its manifest.
 
     Example:
         >>> merge(["out/monday", "out/tuesday"], "out/week")   # doctest: +SKIP
@@ -116,12 +116,12 @@ def merge(
 
 @frozen(eq=False)
 class FinishedSet:
-    """A directory that becomes a part of another.
+    """A directory that becomes part of another.
 
     Attributes:
-        folder: where its shards are, and its index.
+        folder: the folder with its shards and its index.
         manifest: its manifest.
-        place: where its ledger is, too; None for the folder.
+        place: the place of its ledger; None for the folder.
     """
 
     folder: pathlib.Path
@@ -130,8 +130,8 @@ class FinishedSet:
 
 
 def _common_name(sets: Sequence[FinishedSet], name: str | None) -> str:
-    if len(sets) < 2:  # one is nothing to merge
-        raise OptionError(f"merge: {len(sets)} directories are given; want two at least")
+    if len(sets) < 2:  # a single one cannot be merged
+        raise OptionError(f"merge: {len(sets)} directories are given; want at least two")
     names = sorted({one.manifest.name for one in sets})
     if name is None and len(names) > 1:
         raise OptionError(f"merge: the datasets are called {', '.join(names)}; give the name of the new one, name=...")
@@ -147,11 +147,11 @@ def _check_fit(sets: Sequence[FinishedSet], target: pathlib.Path) -> None:
     for one in sets:
         if target.resolve() in (one.folder.resolve(), *one.folder.resolve().parents):
             raise OptionError(
-                f"merge: output {target} is, or holds, {one.folder}, which is to be merged; give a new folder"
+                f"merge: output {target} is, or contains, {one.folder}, which is to be merged; give a new folder"
             )
         if one.folder.resolve() in target.resolve().parents:
             raise OptionError(
-                f"merge: output {target} lies in {one.folder}, which is to be merged; give a folder outside of it"
+                f"merge: output {target} is inside {one.folder}, which is to be merged; give a folder outside it"
             )
         _check_alike(first, one)
     _check_keys(sets)
@@ -168,10 +168,10 @@ def _check_alike(first: FinishedSet, other: FinishedSet) -> None:
 
 
 def differences(manifest: Manifest, features: Features, formats: Sequence[str], copies: Mapping[str, int]) -> list[str]:
-    """Return why shards would not fit a finished set, in words; none where they do.
+    """Return the reasons why shards do not fit a finished set; empty if they do.
 
     Args:
-        manifest: of the set.
+        manifest: manifest of the set.
         features: schema of the shards.
         formats: names of their formats.
         copies: records per row, by split.
@@ -191,7 +191,7 @@ def differences(manifest: Manifest, features: Features, formats: Sequence[str], 
 
 
 def _check_keys(sets: Sequence[FinishedSet]) -> None:
-    """Raise `OptionError` if a row's key is in two directories, in whichever splits."""
+    """Raise `OptionError` if a row's key is in two directories, in any splits."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -212,8 +212,8 @@ def _check_keys(sets: Sequence[FinishedSet]) -> None:
 
 
 def check_size(sets: Sequence[FinishedSet], name: str) -> None:
-    """Raise `OptionError` if no reader would take the manifest."""
-    index = {info.file: info for one in sets for info in one.manifest.index}  # as long as that which is not made yet
+    """Raise `OptionError` if the manifest would be too large for readers."""
+    index = {info.file: info for one in sets for info in one.manifest.index}  # as long as the index will be
     num_bytes = len(joined_manifest(sets, name, renamed_in(sets, name), tuple(index.values())).render())
     if num_bytes > MOST_MANIFEST_BYTES:
         raise OptionError(
@@ -223,11 +223,11 @@ def check_size(sets: Sequence[FinishedSet], name: str) -> None:
 
 
 def _begin(target: pathlib.Path) -> None:
-    """Make the folder of the output, which must be missing, empty, or of a merge that was killed."""
+    """Make the folder of the output, which must be missing, empty, or left by a killed merge."""
     work = target / WORK
     found = sorted(os.listdir(target)) if target.is_dir() else []
     if found and not (work / _MARK).exists():
-        raise OutputError(f"merge: {target} holds {join_problems(found)}; give a folder that is missing or empty")
+        raise OutputError(f"merge: {target} holds {join_problems(found)}; give a new or empty folder")
     work.mkdir(parents=True, exist_ok=True)
     refuse_links(work)
     (work / _MARK).touch()
@@ -268,13 +268,13 @@ def _merged(
 
 
 def renamed_in(sets: Sequence[FinishedSet], name: str) -> Renamed:
-    """Return the files of each split and directory as they are, and as they will be."""
+    """Return the files of each split and directory, with their old and new names."""
     splits = dict.fromkeys(split for one in sets for split in one.manifest.splits)
     return {split: _renamed_split(sets, name, split) for split in splits}
 
 
 def _renamed_split(sets: Sequence[FinishedSet], name: str, split: str) -> list[list[tuple[ShardInfo, ShardInfo]]]:
-    """Return, for each directory, the files of a split as they are, and as they will be."""
+    """Return, for each directory, the files of a split, with their old and new names."""
     extensions = [shards[0].extension for shards in sets[0].manifest.by_format.values()]
     counts = [len(one.manifest.splits.get(split, ())) for one in sets]
     found = []
@@ -293,10 +293,10 @@ def _renamed_split(sets: Sequence[FinishedSet], name: str, split: str) -> list[l
 
 
 def _bring(folder: pathlib.Path, old: ShardInfo, target: pathlib.Path, new: ShardInfo) -> None:
-    """Link or copy a shard and its offsets, once it is known to be whole."""
+    """Check a shard, then link or copy it with its offsets."""
     path = regular_path(folder, old.file)
     if not (old.is_whole(path) and old.has_offsets(folder / old.index_file)):
-        raise CorruptDataError(f"{verify(folder)}\nnothing was merged: repair {folder}, and merge again")
+        raise CorruptDataError(f"{verify(folder)}\nnothing was merged: repair {folder} and merge again")
     for source, name in ((regular_path(folder, old.index_file), new.index_file), (path, new.file)):
         final = target / name
         final.unlink(missing_ok=True)  # of a merge that was killed
@@ -315,7 +315,7 @@ def write_joined_index(
     Args:
         sets: the directories.
         split: the split.
-        target: folder in which the files go to `_index`.
+        target: folder whose `_index` receives the files.
         through: folder for temporary files.
     """
     import pyarrow as pa
@@ -349,7 +349,7 @@ def write_joined_index(
 
 
 def take_samples(sets: Sequence[FinishedSet], ledger: Ledger, renamed: Renamed) -> None:
-    """Take over what the ledgers say of single samples, with the new names of their shards."""
+    """Copy the ledgers' lines about single samples, with the new names of their shards."""
     for number, one in enumerate(sets):
         place = one.place or LocalFolder(one.folder)
         names = {old.name: new.name for each in renamed.values() for old, new in each[number]}
@@ -371,7 +371,7 @@ def joined_manifest(
     Args:
         sets: the directories.
         name: name of the dataset.
-        renamed: their files, as `renamed_in` returns them.
+        renamed: their files, as returned by `renamed_in`.
         index: the files of the new index.
     """
     first = sets[0].manifest

@@ -1,15 +1,15 @@
-"""The state of the user's modules in workers: the same as in the program that called `run`, or they refuse to start.
+"""Give workers the state of the user's modules in the program that called `run`, or refuse to start them.
 
-A worker that was not forked from that program imports the user's modules on its own, and gets what their files say,
-not what the program has set since (`cfg.size = 512`, the usual result of argparse). So a job that travels takes along
-what its code reads from modules: a digest of each value, and the values that can be sent.
+A worker that was not forked from that program imports the user's modules itself, and misses what the program has set
+since (`cfg.size = 512`, the usual result of argparse). So a job that is sent to it carries what its code reads from
+modules: a digest of each value, and the values that can be sent.
 
     caller   ModuleState.of(records) ── travels with the job ──> worker   settle(records)
              examines writer and transform,                               examines both: equal, nothing to do
              pickles what they read                                       else sets what differs, and again
                                                                           still different: FingerprintError
 
-Workers that were forked from the program have all of its state, and compare nothing.
+Workers forked from the program have all of its state, and compare nothing.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ if TYPE_CHECKING:
 
 __all__ = ["ModuleState", "main_namespaces"]
 
-_LARGEST = 256 << 20  # bytes of a value that is sent; a larger one belongs on the writer
+_LARGEST = 256 << 20  # largest value that is sent; larger ones belong on the writer
 _MOST_NAMED = 3
 _Place = TypeVar("_Place")
 _Sent: TypeAlias = "tuple[tuple[_Place, ...], bytes, tuple[bytes, ...]]"
-"""Places of one object, its pickle, and the buffers of that."""
+"""Places of one object, its pickle, and the pickle's buffers."""
 
-_settled: set[str] = set()  # in a worker: tokens of the states that it has compared
+_settled: set[str] = set()  # in a worker: tokens of the states already compared
 
 
 @frozen()
 class ModuleState:
-    """What code reads of the user's modules, in the program that called `run`.
+    """The state of the user's modules that code reads, in the program that called `run`.
 
     Attributes:
         token: unique name of the state.
-        expected: path (`writer.read -> cfg.size`) and digest of each value that is read, by where it can be set.
+        expected: path (`writer.read -> cfg.size`) and digest of each value that is read, by the place to set it.
         packages: versions of the installed packages that the code uses, by name.
-        versions: what is known of installed modules; empty where the worker has to look on its own.
-        values: pickles of what is read, each with the places where it is.
-        memos: the same of memos; they are set unseen, as the caller's.
-        caches: the caches of functions among these, empty ones too.
-        unsent: names of the memos that are filled and cannot be sent.
+        versions: known versions of installed modules; empty if the worker must find them itself.
+        values: pickles of the values that are read, each with its places.
+        memos: the same for memos; these are set to the caller's without comparison.
+        caches: the function caches among these, including empty ones.
+        unsent: names of filled memos that cannot be sent.
     """
 
     token: str
@@ -82,17 +82,17 @@ class ModuleState:
 
     @classmethod
     def of(cls, records: RecordSource, *, is_own_pool: bool) -> ModuleState | None:
-        """Return what the code of a writer and a transform reads in this process; None if that cannot be found out.
+        """Return the state that a writer and a transform read in this process; None if it cannot be determined.
 
         Args:
-            records: where the job takes its records from, with its writer and its transform.
-            is_own_pool: whether the job goes to datamat's own workers: processes of this machine and installation.
+            records: record source of the job, with its writer and transform.
+            is_own_pool: whether the job goes to datamat's own workers, on this machine and installation.
         """
         try:
             places, packages, memo_places = _examined(records)
-        except FingerprintError:  # `run` has refused it, unless the user vouches for it by a version
+        except FingerprintError:  # `run` has refused it, unless the user has given a version
             return None
-        # Code of the others travels with what it uses of them.
+        # Code of other modules travels with what it uses of them.
         places = {home: place for home, place in places.items() if not is_by_value(home[0])}
         sent = {home: place.value for home, place in places.items() if _is_worth_sending(home, place)}
         values, _ = _pickled(sent)
@@ -110,7 +110,7 @@ class ModuleState:
 
     @property
     def remark(self) -> str:
-        """What the user should know of memos that workers lack; "" for none."""
+        """A remark for the user on memos that workers lack; "" for none."""
         if not self.unsent:
             return ""
         more = f" and {len(self.unsent) - _MOST_NAMED} more" if len(self.unsent) > _MOST_NAMED else ""
@@ -121,10 +121,10 @@ class ModuleState:
         )
 
     def settle(self, records: RecordSource) -> None:
-        """In a worker, before its first part: set what modules have differently here.
+        """In a worker, before its first part: set the module values that differ here.
 
         Args:
-            records: the copy of what `of` was given that has travelled here.
+            records: the copy here of the argument of `of`.
 
         Raises:
             FingerprintError: a value differs and cannot be set; names it.
@@ -151,7 +151,7 @@ class ModuleState:
         _settled.add(self.token)
 
     def _set_memos(self, main: list[dict[str, Any]]) -> None:
-        """Make memos hold what they do in the caller, as far as it was sent."""
+        """Fill memos with the caller's content, as far as it was sent."""
         clear_caches(self.caches, main)
         for memos, stream, buffers in self.memos:
             try:
@@ -171,7 +171,7 @@ class ModuleState:
         return wrong, packages
 
     def _set(self, differing: list[Home], main: list[dict[str, Any]]) -> Exception | None:
-        """Set what differs, as far as it was sent.
+        """Set the values that differ, as far as they were sent.
 
         Args:
             differing: modules and names whose values differ here.
@@ -189,7 +189,7 @@ class ModuleState:
                     cause = error
                     continue
                 for home in {*homes} & {*differing}:
-                    with contextlib.suppress(AttributeError, TypeError):  # the comparison that follows shows it
+                    with contextlib.suppress(AttributeError, TypeError):  # the following comparison shows it
                         set_memo(Memo(home), values[home], main)
         return cause
 
@@ -200,7 +200,7 @@ def _transform(records: RecordSource) -> Any:
 
 def _examined(records: RecordSource) -> tuple[dict[Home, ModuleValue], dict[str, str], set[Home]]:
     foreign: dict[str, type] = {}
-    with contextlib.suppress(OptionError):  # features that are not known yet are inferred: none of them is the user's
+    with contextlib.suppress(OptionError):  # unknown features will be inferred, so that none is the user's
         foreign = {name: type(feature) for name, feature in records.features.foreign.items()}
     found = [
         examine(as_written(records.writer), where=getattr(records.writer, "_datamat_name", "writer")),
@@ -213,7 +213,7 @@ def _examined(records: RecordSource) -> tuple[dict[Home, ModuleValue], dict[str,
 
 
 def _is_worth_sending(home: Home, place: ModuleValue) -> bool:
-    """Return True if a value may differ in a worker: what is pickled by its name is the worker's own."""
+    """Return True if a value may differ in a worker: objects pickled by name are the worker's own."""
     _, path = home
     value = place.value
     if isinstance(value, types.ModuleType):
@@ -223,9 +223,9 @@ def _is_worth_sending(home: Home, place: ModuleValue) -> bool:
 
 
 def _sent_memos(places: Iterable[Home]) -> tuple[tuple[_Sent[Memo], ...], tuple[Home, ...], tuple[str, ...]]:
-    """Return pickles of what memos hold, which of them are caches, and the names of those that cannot be sent."""
+    """Return pickles of the memos' contents, which of them are caches, and the names of those that cannot be sent."""
     memos, untold = read_memos(places)
-    # Globals of code that travels by value travel with it.
+    # Globals of by-value code travel with it.
     values = {
         memo: value for memo, value in memos.items() if memo.home[1].endswith("()") or not is_by_value(memo.home[0])
     }
@@ -237,14 +237,14 @@ def _sent_memos(places: Iterable[Home]) -> tuple[tuple[_Sent[Memo], ...], tuple[
 
 
 def _pickled(values: dict[_Place, Any], *, allow_standins: bool = True) -> tuple[list[_Sent[_Place]], list[_Place]]:
-    """Return pickles of the values that can be sent: one per object, so that a failure affects no other.
+    """Return pickles of the values that can be sent: one per object, so that failures are independent.
 
     Args:
-        values: by where they are.
-        allow_standins: whether a value can be sent that holds an object for which a stand-in would travel.
+        values: values by place.
+        allow_standins: whether to send values that contain objects replaced by stand-ins.
 
     Returns:
-        The pickles, and where those are that cannot be sent.
+        The pickles, and the places of the values that cannot be sent.
     """
     groups: dict[int, dict[_Place, Any]] = {}
     for place, value in values.items():
@@ -267,7 +267,7 @@ def _pickled(values: dict[_Place, Any], *, allow_standins: bool = True) -> tuple
 
 
 def main_namespaces(records: RecordSource) -> list[dict[str, Any]]:
-    """Return the namespaces of the main program: if multiprocessing ran it again, its functions have another one."""
+    """Return the namespaces of the main program: it has a second one if multiprocessing ran it again."""
     writer, transform = records.writer, _transform(records)
     found = [vars(sys.modules["__main__"])]
     classes = [base for each in (writer, transform) for base in type(each).__mro__]
@@ -283,7 +283,7 @@ def main_namespaces(records: RecordSource) -> list[dict[str, Any]]:
 
 
 def _refusal(paths: list[str]) -> FingerprintError:
-    """Return the error that names what differs: of paths where one continues another, only the longest."""
+    """Return the error that names the differences; of paths that extend one another, only the longest."""
     ends = [path for path in paths if not any(other.startswith(path) and other != path for other in paths)]
     more = f" and {len(ends) - _MOST_NAMED} more" if len(ends) > _MOST_NAMED else ""
     return FingerprintError(

@@ -1,4 +1,4 @@
-"""Where the shards of a run go, as the run asks for it: they lie in its folder, or they go to a store; see `upload`."""
+"""The output of a run, as the run uses it: its folder, or a store; see `upload`."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 __all__ = ["STAGE", "LocalOutput", "StoredObject", "StoredShard", "UploadTask"]
 
 STAGE = f"{WORK}/append"
-"""Folder of an output in which rows that are appended wait, as a set of their own."""
+"""Folder of an output that holds appended rows, as a set of their own, until they are published."""
 
 
 @frozen()
 class StoredObject:
-    """A file of a store, as it was when it was written.
+    """The state of a stored file when it was written.
 
     Attributes:
-        version: the version that the store gave it.
-        checksum: checksum of its content, as `digest_file` returns it.
+        version: its version in the store.
+        checksum: checksum of its content, as returned by `digest_file`.
     """
 
     version: str
@@ -46,12 +46,12 @@ class StoredObject:
 
 @frozen()
 class StoredShard:
-    """A shard as notes describe it.
+    """A finished shard and its files in the output.
 
     Attributes:
         files: its entry in each format.
-        folder: with what the names of its objects begin: "" where they have those that readers look for.
-        objects: what a store says of each of its files, by name in `folder`; none of a shard on a disk.
+        folder: prefix of the names of its objects; "" for the names that readers use.
+        objects: version and checksum of each file in a store, by name in `folder`; empty for a shard on disk.
     """
 
     files: ShardFiles
@@ -64,7 +64,7 @@ class StoredShard:
         return self.files[0].name
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return it as a JSON value."""
         return {
             "files": [info.to_json() for info in self.files],
             "folder": self.folder,
@@ -73,10 +73,10 @@ class StoredShard:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StoredShard:
-        """Return what `to_json` was called on.
+        """Return the shard that `to_json` was called on.
 
         Raises:
-            ValueError, TypeError, LookupError, AttributeError, CorruptDataError: it is something else.
+            ValueError, TypeError, LookupError, AttributeError, CorruptDataError: the value is not valid.
         """
         return cls(
             tuple(ShardInfo.from_json(info) for info in value["files"]),
@@ -90,12 +90,12 @@ class UploadTask:
     """A finished shard to upload; travels to a worker.
 
     Attributes:
-        store: where it goes.
+        store: its destination.
         shard: name of the shard.
-        files: path and entry of its file in each format, and the path of the offsets of that.
-        folder: with what the names of its objects begin: "" where they get those that readers look for.
+        files: path and entry of its file in each format, and the path of its offsets.
+        folder: prefix of the names of its objects; "" for the names that readers use.
         entry: name of the object that makes it count, written last.
-        made: local folder for what is made from the shard, once it is gone from the disk.
+        made: local folder for files derived from the shard, which is then no longer on disk.
     """
 
     store: Folder
@@ -107,15 +107,15 @@ class UploadTask:
 
 
 class LocalOutput:
-    """An output in its folder; only while the lock of that is held. A store has more to do at each step of a run.
+    """An output in a folder, whose lock must be held. The subclass for stores does more at each step of a run.
 
     Args:
         folder: the folder.
 
     Attributes:
-        holds_shards: whether finished shards are files of the folder, which can be read and renamed there.
+        holds_shards: whether finished shards are files in the folder, which can be read and renamed there.
         is_shared: whether other tasks write there, too.
-        has_others: whether runs of other plans have begun there, which are not published.
+        has_others: whether unpublished runs of other plans have begun there.
     """
 
     holds_shards = True
@@ -128,56 +128,56 @@ class LocalOutput:
         self._seen_here = ""  # version of the manifest in the folder
 
     def begin(self) -> None:
-        """Finish what is half published, and take note of what is there, from which the run is planned."""
+        """Finish an interrupted publication, and record the present state, from which the run is planned."""
         finish_publication(self._here)
         self._seen_here = version_there(self._here)
 
     def adopt(self, plan: Plan, made: Mapping[str, StoredShard] | None = None) -> None:
-        """Take over the shards of a plan that are whole elsewhere.
+        """Take over shards of a plan that are complete elsewhere.
 
         Args:
             plan: the plan.
-            made: shards that tasks have made, by name: of several of one name, these count; None for those known.
+            made: shards made by tasks, by name, which take precedence; None for those already known.
         """
 
     def show_plan(self, plan: Plan) -> None:
-        """Have others see what is made here, before anything is made."""
+        """Publish the plan before anything is made, so that other runs see it."""
 
     def take_over(self, files: ShardFiles, renamed: ShardFiles, below: str = "") -> None:
-        """Have a finished shard wait under another name.
+        """Keep a finished shard under another name until it is published.
 
         Args:
             files: entries of its files.
             renamed: the same under the other name.
-            below: where they are: "" for a shard of the published set, else a folder of the output.
+            below: the folder of the files in the output; "" for a published shard.
         """
         take_over(self._folder, files, renamed, below)
 
     def task(self, shard: str, files: ShardFiles, *, waits: bool) -> UploadTask | None:
-        """Return what brings a finished shard to where it goes; None if it is there."""
+        """Return the task that uploads a finished shard; None if nothing is to be done."""
         return None
 
     def settle(self, task: UploadTask, stored: StoredShard) -> None:
-        """Take note of what a task of `task` has done."""
+        """Record that the task returned by `task` is done."""
 
     def stored(self, files: ShardFiles) -> StoredShard:
-        """Return where a finished shard is."""
+        """Return the location of a finished shard."""
         return StoredShard(files)
 
     def has(self, files: ShardFiles) -> bool:
-        """Return True if a shard, with its names or waiting, is where it goes."""
+        """Return True if a shard has arrived in the output, under its final names or waiting."""
         return True
 
     def publish(self, manifest: Manifest, waiting: Collection[str], going: Iterable[str]) -> None:
-        """Have readers see a finished set, as `publish_manifest` does, unless they see it already.
+        """Publish a finished set, as `publish_manifest` does, unless it is published already.
 
         Args:
             manifest: its manifest; the files of its index are in the folder.
-            waiting: names of the files that wait until they are published.
-            going: names of files of the set before.
+            waiting: names of the files that wait to be published.
+            going: names of files of the previous set that are to be removed.
 
         Raises:
-            OutputError: another has published meanwhile; or a shard is gone.
+            OutputError: another run has published meanwhile; or a shard is gone.
         """
         if manifest.render() != self._here.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES):
             place = run_folder(self._folder / WORK).relative_to(self._folder)
@@ -186,7 +186,7 @@ class LocalOutput:
             self.remove_stage()
 
     def remove_stage(self) -> None:
-        """Remove what was made to be appended, its manifest last: by that it is known to be published."""
+        """Remove the set made for appending, its manifest last, since that shows that it was published."""
         stage = self._here.child(STAGE)
         for name in stage.list(deep=True):
             if name != MANIFEST_FILE:
@@ -195,47 +195,47 @@ class LocalOutput:
         shutil.rmtree(self._folder / STAGE, ignore_errors=True)
 
     def withdraw_sidecars(self, before: Manifest | None, logger: logging.Logger) -> None:
-        """Remove sidecars of the shards that are published, which are about to change or have changed."""
+        """Remove sidecars of published shards, which are about to change or have changed."""
         self.fetch_edited(shards=() if before is None else {info.name for info in before.all_files})
         self.delete(withdraw_sidecars(self._folder, before, logger))
 
     def write_sidecars(
         self, manifest: Manifest, logger: logging.Logger, sidecars: Sequence[Sidecar], before: Manifest | None
     ) -> None:
-        """Write the sidecars of a set that is finished, and bring all small files to where they go.
+        """Write the sidecars of a finished set, and store all small files.
 
         Args:
             manifest: its manifest.
-            logger: hears of files that were edited.
-            sidecars: those of the user.
-            before: manifest of the set before.
+            logger: receives warnings about edited files.
+            sidecars: the user's sidecars.
+            before: manifest of the previous set.
         """
         self.fetch_edited(sidecar_names(manifest), shards={info.name for info in manifest.all_files})
         write_sidecars(self._folder, manifest, logger, sidecars=sidecars, trusted=before)
         self.send_small(manifest)
 
     def fetch_edited(self, names: Collection[str] = (), *, shards: Collection[str]) -> None:
-        """Bring here what somebody else has written under the names of files for other readers.
+        """Fetch files for other readers that somebody else has edited.
 
         Args:
-            names: names of these files, but for those that datamat has written there.
-            shards: names of the shards; indexes of one are nobody's to edit.
+            names: names of files for other readers.
+            shards: names of the shards; per-shard indexes are never edited by users.
         """
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete files, which are gone here, that describe shards that change."""
+        """Delete files that describe changing shards, and no longer exist here."""
 
     def send_small(self, manifest: Manifest) -> None:
-        """Bring small files to where they go, as far as they are not there."""
+        """Store small files that are not stored yet."""
 
     def sweep(self) -> None:
-        """Remove what runs have left, once the set is published."""
+        """Remove leftovers of runs once the set is published."""
         work = self._folder / WORK
         for folder in (work / "parts", work / "shards", run_folder(work)):
             shutil.rmtree(folder, ignore_errors=True)
 
     def give_up(self) -> None:
-        """Delete what this run has made, as far as the set of another that is published lacks it."""
+        """Delete what this run has made, unless the set published by another run contains it."""
 
     def end(self) -> None:
-        """Bring the ledger and what is in quarantine to where they go."""
+        """Store the ledger and the quarantine."""

@@ -1,10 +1,10 @@
-"""What becomes of each row of a part: its records are made and appended, or it fails, and the policy says what then.
+"""Process the rows of a part: make and append the records of each row, or handle its failure by the policy.
 
     rows of the part ── RowWatch: noted ── Pipeline.records ──> all copies, then appended
                                                      └── fails ──> policy ──> recorded in the receipt
 
-Whether a row fails, and which bytes the others give, depends on the row alone: so a shard with rows left out is the
-same for any number of workers.
+Whether a row fails, and which bytes the others give, depends on the row alone: so a shard without some rows is the same
+for any number of workers.
 """
 
 from __future__ import annotations
@@ -84,26 +84,26 @@ __all__ = [
     "pause",
 ]
 
-_ROWS_PER_CHECK = 200  # processing one of so many rows twice costs half a per cent
-_MOST_READS = 4  # of a row whose files change meanwhile
-_MOST_TOLD = 2  # parts after which a worker tells what memos hold
-_MOST_SLOW = 3  # rows of a part whose time is kept
-_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # before reading again a file that could not be read
-_ROWS_AT_ONCE = 4096  # of a part that are held in memory
-_MOST_OBSERVED, _OBSERVED_BYTES = 2048, 1 << 20  # records whose statistics are made at once, and their bytes
-_MOST_HELD_BYTES = 16 << 20  # of the copies of a row; beyond that they wait in a file
+_ROWS_PER_CHECK = 200  # one of this many rows is processed twice, at half a per cent of the cost
+_MOST_READS = 4  # attempts to read a row whose files change meanwhile
+_MOST_TOLD = 2  # parts after which a worker reports the contents of memos
+_MOST_SLOW = 3  # slowest rows of a part to report
+_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # before retrying a file that could not be read
+_ROWS_AT_ONCE = 4096  # rows of a part held in memory
+_MOST_OBSERVED, _OBSERVED_BYTES = 2048, 1 << 20  # records whose statistics are computed together, and their bytes
+_MOST_HELD_BYTES = 16 << 20  # bytes of a row's copies held in memory before spilling to disk
 
 
 class _RowRecords:
-    """The records of a row until the last is made: a row is there with all that it gives, or not at all.
+    """Holds the records of a row until the last is made: a row is stored with all its records or not at all.
 
-    They are held in memory; where they are many, in a file without a name, which goes with the process.
+    They are held in memory, or, if large, in an unnamed file, which vanishes with the process.
 
     Args:
-        folder: folder on a disk with room for a file of records.
+        folder: folder on a disk with room for the file.
 
     Attributes:
-        dropped: why a record was left out on purpose, by its key.
+        dropped: reason why a record was intentionally left out, by key.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -145,7 +145,7 @@ class _RowRecords:
 
 
 class _Observer:
-    """Gathers what statistics keep of the records of a part, some hundred at a time, in a tenth of the time.
+    """Collects the statistics of a part's records, hundreds at a time, in a tenth of the time.
 
     Args:
         features: schema of the records.
@@ -165,7 +165,7 @@ class _Observer:
         self._num_in_blocks = self._bytes_in_blocks = 0
 
     def add(self, record: Record) -> None:
-        """Take note of one record."""
+        """Add one record."""
         if isinstance(record, MadeColumns):
             self._add_seen(record.seen)
         for column, values in self._values.items():
@@ -174,14 +174,14 @@ class _Observer:
                 value = one_bytes(value)
             if column in self._parts:
                 value = self._parts[column](value)
-            values.append(value.copy() if isinstance(value, np.ndarray) else value)  # `read` may fill it anew
+            values.append(value.copy() if isinstance(value, np.ndarray) else value)  # `read` may reuse its array
             self._num_bytes += num_bytes_of(value)
         self._num_records += 1
         if self._num_records >= _MOST_OBSERVED or self._num_bytes > _OBSERVED_BYTES:
             self._flush()
 
     def add_block(self, block: Mapping[str, Any], num_records: int) -> None:
-        """Take note of the records of a block."""
+        """Add the records of a block."""
         if isinstance(block, MadeColumns):
             self._add_seen(block.seen)
         held = {name: ragged(block[name]) for name in self._kinds}
@@ -193,7 +193,7 @@ class _Observer:
             self._flush_blocks()
 
     def lines(self) -> tuple[str, ...]:
-        """Return what was found."""
+        """Return the statistics."""
         self._flush()
         self._flush_blocks()
         return self._found.to_lines()
@@ -245,17 +245,17 @@ class PartTask:
         self._ahead: FetchAhead | None = None
         self._outcome = Outcome()
         self._observer = _Observer(shared.source.features)
-        self._known: Statistics | None = Statistics()  # of records that are copied
-        self.slowest: list[tuple[float, str]] = []  # rows made one by one that took longest, as (seconds, key)
-        # In a long part one row is read twice, even if the process has done so in an earlier part.
+        self._known: Statistics | None = Statistics()  # of copied records
+        self.slowest: list[tuple[float, str]] = []  # the slowest of the rows made one by one, as (seconds, key)
+        # In a long part one row is read twice, even if the process has already checked one in an earlier part.
         self._is_checked = shared.is_checked and spec.stop - spec.start < _ROWS_PER_CHECK
         self._positions = np.asarray(shared.store.order[spec.start : spec.stop])
         self._inputs = PartInputs(shared.store, self._positions, shared.digests) if shared.store.file_fields else None
-        # Makes many rows at once: blocks of them, or samples read one at a time. None where copies are drawn.
+        # Makes many rows at once: blocks of them, or samples read one at a time. None if copies are drawn.
         self._pipeline = None if spec.augmented or spec.copies > 1 else self._source.pipeline
 
     def do(self, lost: Sequence[FailedRow] | None, reused: ReusedRows | None) -> Outcome:
-        """Write the records of all rows except the lost ones."""
+        """Write the records of all rows except `lost`."""
         if reused is not None:
             self._pipeline = None
         with self._fetching(lost or (), reused):
@@ -270,7 +270,7 @@ class PartTask:
 
     @contextlib.contextmanager
     def _fetching(self, lost: Sequence[FailedRow], reused: ReusedRows | None) -> Iterator[None]:
-        """Fetch the files of the rows that are to be read ahead, where they are behind a URL; they go at the end."""
+        """Prefetch the files of rows behind URLs; they are removed at the end."""
         if not fetches_files() or not self._shared.store.file_fields:
             yield
             return
@@ -296,7 +296,7 @@ class PartTask:
                 self._outcome.input_times = self._shared.store.times(self._spec.start, self._spec.stop)
 
     def _write(self, lost: Sequence[FailedRow] | None) -> None:
-        # Files that are fetched stay for one row: a block of them could fill the disk.
+        # Fetched files are kept for one row: those of a block could fill the disk.
         if lost is not None or self._ahead is not None or self._pipeline is None or not self._pipeline.makes_blocks:
             self._write_rows(self._spec.start, self._positions, lost)
             return
@@ -308,19 +308,18 @@ class PartTask:
                 if self._write_block(self._pipeline, self._spec.start + first, positions):
                     continue
             except SampleError as error:
-                block_error = error  # one at a time, they show which one it was
+                block_error = error  # processing them one at a time shows which one it was
             self._write_rows(self._spec.start + first, positions, None)
             if block_error is not None and len(self._outcome.failed) == num_failed:
                 raise block_error
 
     def _write_rows(self, start: int, positions: np.ndarray, lost: Sequence[FailedRow] | None) -> None:
-        """Write rows that are read one by one.
+        """Write rows, reading them one by one.
 
         Args:
             start: position of the first in the order of the plan.
             positions: numbers of the rows in the index.
-            lost: rows that are not done again, where a worker died: then none are encoded together, to find out which
-                row it is.
+            lost: rows to leave out after a worker died; then none are encoded together, so that the culprit shows.
         """
         left_out = {failed.position: failed for failed in lost or ()}
         pipeline = self._pipeline if self._inputs is None and lost is None else None
@@ -355,17 +354,17 @@ class PartTask:
         self._watch.at(position)
         begun, num_failed = time.perf_counter(), len(self._outcome.failed)
         self._append(position, row, self._reused(position) or self._records(position, row, failure, samples))
-        if len(self._outcome.failed) == num_failed:  # else the time is that of an attempt that was given up
+        if len(self._outcome.failed) == num_failed:  # otherwise the time is that of an abandoned attempt
             self._note_time(row.key, time.perf_counter() - begun)
 
     def _write_gathered(self, rows: Sequence[IndexRow], first: int, position: int, columns: SampleColumns) -> int:
-        """Write rows whose samples are encoded together, and the next one if it cannot be; return how many.
+        """Write rows whose samples are encoded together, and the next one if it cannot be; return their number.
 
         Args:
             rows: rows, in order.
-            first: number of the first that is written.
+            first: number of the first row to write.
             position: position of that row in the order of the plan.
-            columns: takes the samples.
+            columns: collects the samples.
         """
         assert self._pipeline is not None, "it reads them"
         self._notes.clear()
@@ -383,7 +382,7 @@ class PartTask:
         return done
 
     def _append_gathered(self, position: int, found: GatheredRows, columns: SampleColumns) -> bool:
-        """Append the samples of gathered rows; return False, and append none, if one is not as declared."""
+        """Append the samples of gathered rows; if one does not fit the schema, append none and return False."""
         if keys := columns.keys:
             assert self._pipeline is not None, "it has read them"
             self._watch.at(position, found.num_rows)
@@ -409,7 +408,7 @@ class PartTask:
         return found
 
     def _append(self, position: int, row: IndexRow, records: Collection[tuple[str, Record]]) -> None:
-        """Append the records of a row, and note which of them were left out."""
+        """Append the records of a row, and record which of them were left out."""
         dropped = records.dropped if isinstance(records, _RowRecords) else {}
         self._drop(position, row, dropped, is_whole=not records)
         if not self._source.is_observed and self._known is not None:
@@ -435,13 +434,13 @@ class PartTask:
         stage_clock.add("write", begun)
 
     def _drop(self, position: int, row: IndexRow, dropped: Mapping[str, Skip], *, is_whole: bool) -> None:
-        """Note what was left out of a row on purpose.
+        """Record what was intentionally left out of a row.
 
         Args:
             position: position of the row in the order of the plan.
             row: row of the index.
-            dropped: why each record was left out, by its key.
-            is_whole: whether that leaves no record of the row; then one line stands for all.
+            dropped: reason for each dropped record, by key.
+            is_whole: whether no record of the row is left; then one line covers all.
         """
         for key, skip in itertools.islice(dropped.items(), 1 if is_whole else None):
             named = row.key if is_whole else key
@@ -454,13 +453,13 @@ class PartTask:
         first: SampleError | SystemExit | None = None,
         samples: Sequence[Sample | Skip] | None = None,
     ) -> Collection[tuple[str, Record]]:
-        """Return all records of a row; none where it fails and the policy continues without it.
+        """Return all records of a row; none if it fails and the policy continues without it.
 
         Args:
             position: position of the row in the order of the plan.
             row: row of the index, with paths that can be opened.
-            first: how the first attempt failed, if it was made.
-            samples: what it read, if it was made.
+            first: error of the first attempt, if it has been made.
+            samples: samples that it read, if it has been made.
         """
         spec = self._spec
         failure: SampleError | None = None
@@ -469,10 +468,10 @@ class PartTask:
             try:
                 if first is not None and attempt == 1:
                     raise first
-                # Make all copies before the first is appended: a row is stored with all of them, or not at all.
+                # Make all copies before the first is appended: a row is stored with all of them or not at all.
                 records = self._made(position, row, read, samples if attempt == 1 else None)
-                if read is not None and len(records):  # else the next row that gives records is read twice
-                    self._watch.at(position)  # its time starts again
+                if read is not None and len(records):  # otherwise the next row that gives records is read twice
+                    self._watch.at(position)  # restart its time limit
                     self._source.check_determined(row, read, augmented=spec.augmented)
                     self._shared.is_checked = self._is_checked = True
             except (SampleError, SystemExit) as raised:
@@ -495,7 +494,7 @@ class PartTask:
         read: dict[str, str] | None,
         samples: Sequence[Sample | Skip] | None,
     ) -> _RowRecords:
-        """Return the records of a row, read again if its files changed meanwhile."""
+        """Return the records of a row; read it again if its files changed meanwhile."""
         spec = self._spec
         for _ in range(_MOST_READS):
             self._notes.clear()
@@ -534,7 +533,7 @@ class PartTask:
         self._leave_out(row, failed, text)
 
     def _leave_out(self, row: IndexRow, failed: FailedRow, text: str) -> None:
-        """Note that a row gives no record; `text` is its whole traceback, or what else is known, for the quarantine."""
+        """Record that a row gives no record; `text` is its traceback, or whatever is known, for the quarantine."""
         number = self._positions[failed.position - self._spec.start : failed.position - self._spec.start + 1]
         (files,) = self._shared.store.input_paths(number)
         paths = [without_urls(path, nested_paths(row.fields)) for field in files for path in field]
@@ -545,7 +544,7 @@ class PartTask:
         self._outcome.failed.append(failed)
 
     def _write_block(self, pipeline: Pipeline, start: int, positions: np.ndarray) -> bool:
-        """Write rows all at once; return False where the plug-in needs them one at a time."""
+        """Write rows as one block; return False if the writer needs them one at a time."""
         store = self._shared.store
         names = store.keys(positions)
         self._watch.at(start, len(names))
@@ -571,12 +570,12 @@ def exit_error(row: IndexRow, error: SystemExit) -> SampleError:
 
 
 def may_pass(error: SampleError) -> bool:
-    """Return True if another attempt may succeed: a mismatch with the declaration does not pass."""
+    """Return True if another attempt may succeed; a mismatch with the declaration is permanent."""
     return not isinstance(error.__cause__, SchemaError)
 
 
 def pause(error: SampleError, attempt: int) -> None:
-    """Wait a little, longer each time, for a disk or network that does not answer; other failures get no wait."""
+    """Wait, longer each time, if a disk or network does not answer; other errors cause no wait."""
     cause: Any = error.__cause__
     if isinstance(cause, OSError) or isinstance(getattr(cause, "__cause__", None), OSError):
         time.sleep(min(_PAUSE_S * 2 ** (attempt - 1), _LONGEST_PAUSE_S))
@@ -588,14 +587,14 @@ def _failed_row(position: int, error: SampleError, action: str, attempts: int) -
 
 
 class SharedByParts:
-    """What the parts that one process writes share.
+    """State shared by the parts that one process writes.
 
     Args:
-        job: the job, without what stays with the caller.
-        folder: folder of the rows; beside it are the parts.
+        job: the job, without the caller's objects.
+        folder: folder of the rows; the parts are beside it.
         run: mark of the run.
-        opened: notes the files that this process opens, until the end of its first part; None notes nothing.
-        appends: whether parts may go straight into the shards' files.
+        opened: records the files that this process opens until the end of its first part; None records nothing.
+        appends: whether parts may be appended directly to the shards' files.
     """
 
     def __init__(self, job: Job, folder: pathlib.Path, run: str, opened: OpenedFiles | None, *, appends: bool) -> None:
@@ -606,15 +605,15 @@ class SharedByParts:
         self.source = job.records
         self._columns = job.records.features.columns
         self.errors = job.how.errors
-        self.is_checked = False  # whether a row, read twice in this process, draws from its seed alone
+        self.is_checked = False  # whether a row, read twice in this process, was found to draw only from its seed
         self.is_block_checked = False  # the same for a block
-        self.digests: dict[tuple[tuple[str, ...], int, int], bytes] = {}  # of input files that rows share
+        self.digests: dict[tuple[tuple[str, ...], int, int], bytes] = {}  # of input files shared by rows
         self._formats = job.formats
         self._workers = job.how.workers
         self._opened = opened
         self._memos = read_places(folder)
-        self._num_told = 0  # parts after which the caller was told what memos hold
-        # One part at a time per process: a transform holds the generators of its current draw.
+        self._num_told = 0  # parts after which the contents of memos were reported
+        # One part at a time per process: a transform holds the random generators of its current draw.
         self._lock = threading.Lock()
         self._no_limit: tuple[int, int] | None = None
         if job.how.workers.max_rss is not None and is_worker():
@@ -629,7 +628,7 @@ class SharedByParts:
         watch = RowWatch(self._workers.sample_timeout_s)
         made = PartWriter(self.work, spec, self._formats, self._columns, self._run, appends=self._appends)
         if not self._appends and (first := made.first()):
-            return first  # of a worker that was lost after it
+            return first  # written by a worker that was lost afterwards
         try:
             with self._lock, global_state_kept(), watch, made as writer, noting_files() as notes:
                 started, began_at, begun = time.process_time(), time.time(), time.perf_counter()
@@ -640,11 +639,11 @@ class SharedByParts:
                     try:
                         outcome = part.do(lost, reused)
                     except MemoryError:
-                        # Too little memory even to report it. The note still names the row.
+                        # There is too little memory even to report it. The crash note still names the row.
                         if self._no_limit is not None:
                             import resource
 
-                            resource.setrlimit(resource.RLIMIT_DATA, self._no_limit)  # the next line needs some
+                            resource.setrlimit(resource.RLIMIT_DATA, self._no_limit)  # the next line needs memory
                             os.kill(os.getpid(), signal.SIGKILL)
                         raise
                 outcome.undeclared = tuple(undeclared)
@@ -658,7 +657,7 @@ class SharedByParts:
             if isinstance(error, OutputError):
                 raise
             if isinstance(error, FileNotFoundError):
-                made.check_run()  # another run has finished, and removed what parts are made in
+                made.check_run()  # another run has finished, and removed the folder of parts
             raise OutputError(
                 f"part {spec.number} of {spec.shard} cannot be written below {self.work}: {error.strerror or error}; "
                 "make room or repair the disk, and run again to continue"
@@ -668,7 +667,7 @@ class SharedByParts:
         return receipt
 
     def _memos_now(self) -> dict[str, str]:
-        """Return the digests of what memos hold, once some rows are read; only one that varies changes after that."""
+        """Return the digests of memos' contents after some rows; later, only varying ones change."""
         if not self._memos or self._num_told == _MOST_TOLD:
             return {}
         self._num_told += 1
@@ -676,7 +675,7 @@ class SharedByParts:
 
     @contextlib.contextmanager
     def _opened_files(self, spec: PartSpec) -> Iterator[list[str]]:
-        """Yield a list that holds, after the block, the opened files that no row declares."""
+        """Yield a list that, after the block, contains the opened files that no row declares."""
         opened, self._opened = self._opened, None
         undeclared: list[str] = []
 
@@ -684,12 +683,12 @@ class SharedByParts:
             return self.store.input_paths(np.asarray(self.store.order[spec.start : spec.stop]))
 
         if opened is None:
-            # Not in threads of one process, which would hear of each other's files.
+            # Not in threads of one process, which would record each other's files.
             is_alone = is_worker() or threading.current_thread() is threading.main_thread()
             with placeholders_refused(declared) if is_alone else contextlib.nullcontext():
                 yield undeclared
             return
-        before = declared()  # paths of URLs make a folder, which goes with the part
+        before = declared()  # paths for URLs create a folder, which is removed with the part
         failure = None
         try:
             yield undeclared
@@ -698,7 +697,7 @@ class SharedByParts:
         finally:
             opened.stop()
         undeclared += opened.undeclared(before)
-        said = next(filter(None, map(remedy, undeclared)), "")  # root reads zeros there, and the row may not even fail
+        said = next(filter(None, map(remedy, undeclared)), "")  # root reads zeros there, without an error
         if failure is not None:
             known = not said or said in failure.reason
             raise failure if known else SampleError(failure.key, f"{failure.reason}; {said}") from failure.__cause__

@@ -1,4 +1,4 @@
-"""The bytes of a part: onto the end of its shard's files, or into files of its own where its predecessors lack."""
+"""Write the bytes of a part: at the end of its shard's files, or to separate files if predecessors are missing."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ __all__ = [
 
 
 class PartWriter:
-    """Writes the records of a part, each once in every format. Used as a context manager.
+    """Writes the records of a part, each in every format. A context manager.
 
     Args:
         work: the `.datamat` folder.
         spec: the part.
-        formats: formats that it is written in.
+        formats: formats of the part.
         columns: kinds of the columns of the records.
         run: mark of the run; "" for a part that belongs to none.
-        appends: whether the part may go straight into the shard's files. An engine that may make a call twice at once
-            must not append.
+        appends: whether the part may be appended directly to the shard's files; never with an engine that may run a
+            call twice at the same time.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class PartWriter:
 
     def __enter__(self) -> PartWriter:
         self._started = time.perf_counter()
-        # Not its parents: a run whose output was removed must not bring the folder back.
+        # Not its parents: a run whose output was removed must not recreate the folder.
         self._folder.parent.mkdir(exist_ok=True)
         self._folder.mkdir(exist_ok=True)
         with self._stack:
@@ -87,7 +87,7 @@ class PartWriter:
         return self
 
     def _end_before(self) -> dict[str, int]:
-        """Return where the part goes in the shard's files, whose lock is then held; {} where it must lie apart."""
+        """Return the part's position in the shard's files, whose lock is then held; {} if it needs separate files."""
         number = self._spec.number
         if not self._appends or (number and not self._growing.is_done(number - 1)):
             return {}
@@ -105,12 +105,12 @@ class PartWriter:
         return PartFile(part_path(self._folder, self._spec.number, made.extension))
 
     def append(self, record: Record) -> None:
-        """Append one record; raises `SchemaError` where it does not match its columns."""
+        """Append one record; raise `SchemaError` if it does not match its columns."""
         for writer in self._writers:
             writer.append(record)
 
     def append_block(self, columns: Block) -> None:
-        """Append n records given column by column; raises `SchemaError` as `append` does."""
+        """Append n records given by columns; raise `SchemaError` like `append`."""
         for writer in self._writers:
             writer.append_block(columns)
 
@@ -122,9 +122,9 @@ class PartWriter:
         self._growing.check_run()
 
     def first(self) -> Receipt | None:
-        """Return the receipt of the same call in another worker, where an engine made it twice and that one is done.
+        """Return the receipt of another worker if an engine made the call twice and that worker is done.
 
-        The first that completes a part has it: nobody writes to it again.
+        The first to complete a part wins: it is never written again.
         """
         number = self._spec.number
         found = self._growing.receipt(number)
@@ -137,7 +137,7 @@ class PartWriter:
     def finish(self, outcome: Outcome, busy_s: Callable[[], float]) -> Receipt:
         """Complete the part and return its receipt, which is also on disk.
 
-        Parts that lie apart behind it are then joined to it; if the shard lacks none, it is sealed.
+        Separate parts after it are then joined; if the shard is complete, it is sealed.
 
         Args:
             outcome: results of its rows.
@@ -189,9 +189,9 @@ class PartWriter:
         )
 
     def _join_others(self) -> Sealed | None:
-        """Join the parts that lie apart behind this one, and seal the shard if it is now complete."""
+        """Join the separate parts after this one, and seal the shard if it is now complete."""
         growing, number = self._growing, self._spec.number
-        with contextlib.suppress(DamagedPartError):  # the driver then has the shard sealed, and learns of it
+        with contextlib.suppress(DamagedPartError):  # the driver then lets the shard be sealed, and gets the error
             if any(file.start is not None for file in self._files):
                 reached = growing.join_from(number + 1)
                 if reached == self._spec.num_parts:
@@ -199,7 +199,7 @@ class PartWriter:
                 self._lock.close()
             else:
                 reached = number
-            # Meanwhile another worker may have completed a part: whoever sees both receipts joins it.
+            # Meanwhile another worker may have completed a part: the one that sees both receipts joins it.
             while growing.is_done(reached):
                 with growing.held() as is_held:
                     if not is_held:
@@ -213,10 +213,10 @@ class PartWriter:
 
 
 class PartFile:
-    """Where the bytes of a part go in one format: a binary file that digests what goes through it.
+    """A binary file that takes the bytes of a part in one format, and digests them.
 
     Args:
-        path: name of the part's own file when it is complete; or, with `start`, the growing file of the shard.
+        path: final name of the part's own file; or, with `start`, the growing file of the shard.
         start: first byte of the part in the growing file.
 
     Attributes:
@@ -239,7 +239,7 @@ class PartFile:
         return self
 
     def write(self, data: Buffer) -> int:
-        """Write all of `data`; the file is unbuffered because the writers of formats buffer."""
+        """Write all of `data`; the file is unbuffered, since format writers buffer."""
         self._digest.update(data)
         write_all(self._file, memoryview(data))
         self.num_bytes += len(memoryview(data))
@@ -255,6 +255,6 @@ class PartFile:
             self._temporary.unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """Name the file of a part that lies apart."""
+        """Give the file of a separate part its final name."""
         if self.start is None:
             os.replace(self._temporary, self._path)

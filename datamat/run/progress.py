@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a bar on a terminal or in a notebook, and lines in the log."""
+"""Show the progress of a run: a bar on a terminal or in a notebook, and lines in the log."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _BAR_WIDTH = 10
 
 
 class ProgressBar:
-    """Shows one bar over records, and the summary at the end.
+    """Shows a bar that counts records, and the summary at the end.
 
-    In a terminal it is a line of standard error that is drawn over; in a notebook a display of its own, which no front
-    end paints as an error; elsewhere, as in the log of a batch job, it is a line every half minute.
+    In a terminal it is a line of standard error that is redrawn; in a notebook its own display, which no front end
+    shows as an error; elsewhere, as in the log of a batch job, it is a line every half minute.
 
     Args:
-        logger: logger of the run: where it shows the summary on the console, the bar does not repeat it.
+        logger: logger of the run: if it shows the summary on the console, the bar does not repeat it.
     """
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
@@ -51,13 +51,13 @@ class ProgressBar:
     def _begin(self, name: str, total: int) -> None:
         self._name, self._total = name, total
         self._num_workers = 0
-        self._num_records = 0  # that are there, also from earlier runs
+        self._num_records = 0  # existing ones, also from earlier runs
         self._num_new = self._num_failed = 0
         self._totals = Totals()
         self._began = time.perf_counter()
 
     def __call__(self, event: RunEvent) -> None:
-        """Take an event; kinds that are not here say nothing to it."""
+        """Handle an event; other kinds are ignored."""
         match event:
             case RunStarted():
                 self._say(f"{event.name}: indexing the source")
@@ -84,7 +84,7 @@ class ProgressBar:
                 self._end("" if event.report is None or _shows_on_console(self._logger) else str(event.report))
 
     def _say(self, what: str) -> None:
-        """Show what the run does before it has a part, which may take a while."""
+        """Show what the run is doing before its first part, which may take a while."""
         self._screen = self._screen or _open_screen()
         self._screen.say(what)
 
@@ -115,10 +115,10 @@ class ProgressBar:
 
 
 class _Screen:
-    """Where the bar is drawn: nothing but a line every half minute, here.
+    """The place where the bar is drawn; this one writes a line every half minute.
 
     Args:
-        every_s: least time from one line to the next, in seconds.
+        every_s: minimum seconds between two lines.
     """
 
     def __init__(self, every_s: float = _LINE_EVERY_S) -> None:
@@ -126,14 +126,14 @@ class _Screen:
         self._next = time.perf_counter() + (every_s if every_s > 1 else 0)
 
     def show(self, line: Callable[[], str]) -> None:
-        """Draw the line if its time has come."""
+        """Draw the line if it is due."""
         now = time.perf_counter()
         if now >= self._next:
             self._next = now + self._every_s
             self._draw(line())
 
     def say(self, what: str) -> None:
-        """Draw what the run does now: at once on a screen, and in a log if it is time for a line."""
+        """Show what the run is doing: immediately on a screen, in a log if a line is due."""
         self.show(lambda: what)
 
     def close(self, line: str, summary: str) -> None:
@@ -152,7 +152,7 @@ class _Screen:
 
 
 class _Terminal(_Screen):
-    """A terminal, where each line is drawn over the one before."""
+    """A terminal, where each line overwrites the previous one."""
 
     def __init__(self) -> None:
         super().__init__(_DRAW_EVERY_S)
@@ -161,7 +161,7 @@ class _Terminal(_Screen):
         self._draw(what)
 
     def close(self, line: str, summary: str) -> None:
-        self._draw(line)  # over what it said last, if there is none
+        self._draw(line)  # over the last message, if there is no line
         if line:
             self._write("\n")
         super().close("", summary)
@@ -171,7 +171,7 @@ class _Terminal(_Screen):
 
 
 class _Notebook(_Screen):
-    """A notebook, where one display is replaced: by the summary in the end."""
+    """A notebook, where one display is updated, and shows the summary in the end."""
 
     def __init__(self, display: Callable[..., Any]) -> None:
         super().__init__(_DRAW_EVERY_S)
@@ -203,7 +203,7 @@ def _open_screen() -> _Screen:
 
 
 def _shows_on_console(logger: logging.Logger | None) -> bool:
-    """Return True if what a logger takes at level INFO is seen where the bar is."""
+    """Return True if INFO messages of a logger appear where the bar is."""
     if logger is None or not logger.isEnabledFor(logging.INFO):
         return False
     one: logging.Logger | None = logger
@@ -223,7 +223,7 @@ def _clock_text(seconds: float) -> str:
 
 
 class RunLog:
-    """Logs what goes wrong, and the report.
+    """Logs problems and the report.
 
     Args:
         logger: receives warnings and, at the end, the report.
@@ -233,7 +233,7 @@ class RunLog:
         self._logger = logger
 
     def __call__(self, event: RunEvent) -> None:
-        """Take an event; kinds that are not here say nothing to it."""
+        """Handle an event; other kinds are ignored."""
         match event:
             case WorkerLost():
                 at = "before its first row" if event.key is None else f"at sample {event.key!r}"

@@ -1,21 +1,21 @@
-"""The index that was used, beside the shards: `_index/SPLIT.index`, one row per input sample, in shard order.
+"""The index of the dataset, beside the shards: `_index/SPLIT.index`, one row per input sample, in shard order.
 
 Parquet, with the columns
 
 key             string  of the input row
 shard           int32   number of the shard in the split
-record          int64   number of the row's first record in the shard; null in shards where rows differ in how many
-FIELD                   each field of the row; `field_FIELD` where it has the name of one of these
-FIELD:size      int64   of fields that hold the path of an input file: its size in bytes, ...
-FIELD:digest    binary  ... and the digest of what was read of it, XXH3-128
+record          int64   number of the row's first record in the shard; null if rows of the shard differ in their counts
+FIELD                   each field of the row; `field_FIELD` if its name is one of these
+FIELD:size      int64   for fields with the path of an input file: its size in bytes, ...
+FIELD:digest    binary  ... and the XXH3-128 digest of the content that was read
 
-The last two are null where the row has no such file; of several files in one field, or a folder, size is that of all,
-and digest is a digest of those of each. Further files that rows name are in the column `files`. Paths are text; lists,
-tuples, dicts and fields of mixed types are JSON, as `encode_value` writes it: `column_values` reads them back.
-Times of files are not here but below `.datamat` (see `inputs`): the same content gives the same bytes.
+The last two are null if the row has no such file; for several files in one field, or a folder, size is the total, and
+digest combines the digests. Further files of rows are in the column `files`. Paths are text; lists, tuples, dicts and
+fields of mixed types are JSON, written by `encode_value`; `column_values` reads them back. File times are not stored
+here but in `.datamat` (see `inputs`), so that the same content gives the same bytes.
 
-Beside it lies `_index/SPLIT.keys`, which readers map into memory: `sorted_hashes` of the keys, uint64, and then the
-numbers of their rows in the index, uint32 (uint64 beyond 2**32 rows), little-endian. Nothing else: 12 bytes a row.
+Beside it is `_index/SPLIT.keys`, which readers map into memory: `sorted_hashes` of the keys, uint64, followed by the
+numbers of their rows in the index, uint32 (uint64 beyond 2**32 rows), little-endian. That is 12 bytes per row.
 """
 
 from __future__ import annotations
@@ -65,20 +65,20 @@ def write_index_files(
     place: Callable[[IndexInfo], pathlib.Path],
     wanted: Iterable[IndexInfo] = (),
 ) -> tuple[IndexInfo, ...]:
-    """Write the index of every split, and return what the manifest says of it.
+    """Write the index of every split, and return its entries for the manifest.
 
     Args:
         output: directory of the finished shards.
         store: the rows, in the order of the plan.
         plan: shard of each row.
         infos: the finished shards, as in the plan.
-        inputs: returns, for a shard, what the input files of its rows held, as `INPUT` (rows, file fields).
+        inputs: returns the content of the input files of a shard's rows, as `INPUT` (rows, file fields).
         through: folder for the temporary files.
-        place: returns the folder that a file goes into: that directory, or one where it waits until it is published.
-        wanted: files that are to be as they were: one that is stays, and one that does not come out so is not written.
+        place: returns the folder for a file: the output, or a folder where it waits to be published.
+        wanted: files to restore: an intact one is kept, and one that comes out differently is not written.
 
     Raises:
-        OutputError: a file came out as another than was wanted.
+        OutputError: a file came out differently from `wanted`.
     """
     known = {info.name: info for info in wanted}
     by_name = {info.name: info for info in infos}
@@ -135,7 +135,7 @@ def _write_keys(file: BinaryIO, store: RowStore, shards: Sequence[tuple[ShardSpe
 def _groups(
     store: RowStore, shards: Sequence[tuple[ShardSpec, ShardInfo]], inputs: Callable[[ShardSpec], np.ndarray]
 ) -> Iterator[Any]:
-    """Yield tables of up to `_GROUP_ROWS` rows at a time: memory stays at one group."""
+    """Yield tables of up to `_GROUP_ROWS` rows, so that only one group is in memory."""
     import pyarrow as pa
 
     first, last = shards[0][0].start, shards[-1][0].stop
@@ -167,7 +167,7 @@ def _groups(
 
 
 def _column(field: RowField, store: RowStore, rows: np.ndarray) -> tuple[Any, str]:
-    """Return a field as an array of Arrow, and what stands behind its values: "path", "json", or "" for themselves."""
+    """Return a field as an Arrow array, and the kind of its values: "path", "json", or "" for plain values."""
     if field.kind == "json":
         types = set(field.types) - {"NoneType"}
         plain = _NULLABLE.get(next(iter(types))) if len(types) == 1 and "NoneType" in field.types else None
@@ -183,7 +183,7 @@ def _column(field: RowField, store: RowStore, rows: np.ndarray) -> tuple[Any, st
 
 
 def _texts(texts: Texts) -> Any:
-    """Return texts as an array of Arrow, without a Python object for each."""
+    """Return texts as an Arrow array, without a Python object for each."""
     import pyarrow as pa
 
     ends = np.concatenate([np.zeros(1, np.uint64), texts.ends])
@@ -197,7 +197,7 @@ def _texts(texts: Texts) -> Any:
 def _inputs_of(
     shards: Sequence[ShardSpec], places: np.ndarray, inputs: Callable[[ShardSpec], np.ndarray]
 ) -> np.ndarray:
-    """Return what the input files of consecutive rows held, from the shards that they are in."""
+    """Return the content of the input files of consecutive rows, from their shards."""
     first, last = int(places[0]), int(places[-1])
     found = []
     for number in range(bisect.bisect_right(shards, first, key=lambda shard: shard.start) - 1, len(shards)):
@@ -221,11 +221,11 @@ def _input_columns(store: RowStore, inputs: np.ndarray) -> dict[str, Any]:
     return columns
 
 
-# Arrays are made of their buffers: `pa.array` imports pandas where it is installed, which takes 0.4 s and 40 MB.
+# Arrays are made from their buffers: `pa.array` imports pandas if installed, which takes 0.4 s and 40 MB.
 
 
 def _numbers(values: np.ndarray, valid: np.ndarray | None = None) -> Any:
-    """Return an array of numbers or truth values; those that are not valid are null."""
+    """Return an array of numbers or booleans; invalid ones are null."""
     import pyarrow as pa
 
     is_bool = values.dtype == np.bool_

@@ -1,10 +1,10 @@
-"""The quarantine: what is kept of each sample that failed, to find out why, in `.datamat/quarantine/SPLIT/KEY/`.
+"""The quarantine: evidence of each failed sample, in `.datamat/quarantine/SPLIT/KEY/`.
 
-    image-0001TP_006690.png    the bytes of each readable input file, as FIELD-NAME
+    image-0001TP_006690.png    a copy of each readable input file, as FIELD-NAME
     traceback.txt              the traceback of the error
-    sample.json                key, split, fields, error, and the path of each file
+    sample.json                key, split, fields, error and the path of each file
 
-A sample appears there complete or not at all, and replaces an earlier one of the same key.
+A sample appears there complete or not at all, and replaces an earlier one with the same key.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ __all__ = ["QUARANTINE_FOLDER", "kept_names", "quarantine", "release", "safe_nam
 
 QUARANTINE_FOLDER = "quarantine"
 _LARGEST_FILE = 64 << 20
-_LONGEST_NAME = 100  # bytes of a key or name that are kept in a file name, which may have 255
+_LONGEST_NAME = 100  # bytes of a key or name in a file name, whose limit is 255
 _PLAIN = re.compile(r"[\w=+@,~ -][\w.=+@,~ -]*\Z")
 
 
 def quarantine(work: pathlib.Path, row: IndexRow, failed: FailedRow, traceback: str) -> None:
-    """Keep a sample that failed.
+    """Keep the evidence of a failed sample.
 
     Args:
         work: `.datamat` folder of the output.
         row: row of the sample, with paths that can be opened.
-        failed: the row as the ledger describes it: error, message, number of attempts.
+        failed: the row's ledger entry: error, message, number of attempts.
         traceback: traceback of the error, as text.
 
     Raises:
@@ -92,12 +92,12 @@ def kept_names(work: pathlib.Path, split: str) -> set[str]:
 
 
 def release(work: pathlib.Path, split: str, key: str) -> None:
-    """Remove what was kept of a sample that has since succeeded."""
+    """Remove the evidence of a sample that has since succeeded."""
     shutil.rmtree(work / QUARANTINE_FOLDER / safe_name(split) / safe_name(key), ignore_errors=True)
 
 
 def safe_name(text: str) -> str:
-    """Return a file name that shows the text and is different for every text."""
+    """Return a file name that shows the text and is unique to it."""
     if _PLAIN.match(text) and len(text.encode()) <= _LONGEST_NAME:
         return text
     cut = text.encode(errors="replace")[:_LONGEST_NAME].decode(errors="ignore")
@@ -108,13 +108,13 @@ def safe_name(text: str) -> str:
 def _make_empty(folder: pathlib.Path) -> None:
     try:
         folder.mkdir()
-    except FileExistsError:  # left by a killed process of the same number; rmtree refuses a link
+    except FileExistsError:  # left by a killed process with the same id; rmtree refuses a link
         shutil.rmtree(folder)
         folder.mkdir()
 
 
 def _paths(row: IndexRow) -> list[tuple[str, str]]:
-    """Return the paths in fields, nested ones too, and in `files`: those that are absolute or exist."""
+    """Return the paths in fields, including nested ones, and in `files`, that are absolute or exist."""
     found = []
     for name, value in {**row.fields, "files": list(row.files)}.items():
         paths = list(nested_paths(value))
@@ -124,12 +124,12 @@ def _paths(row: IndexRow) -> list[tuple[str, str]]:
 
 
 def _readable(fields: Mapping[str, Any]) -> Any:
-    """Return fields as JSON has them: paths as text, tuples as lists."""
+    """Return fields as JSON values: paths as text, tuples as lists."""
     return json.loads(json.dumps(dict(fields), default=str, skipkeys=True))
 
 
 def _keep(folder: pathlib.Path, field: str, path: str) -> dict[str, Any]:
-    """Copy an input file; return its path, and the name of the copy or the reason why there is none."""
+    """Copy an input file; return its path, and the name of the copy or why there is none."""
     base = os.path.basename(path)
     name = safe_name(f"{field}-{base}")
     try:

@@ -1,12 +1,12 @@
-"""What a worker leaves of a part beside its records: the receipt, which says where they are and what they are.
+"""Receipts: what a worker leaves for a part besides its records, saying where and what they are.
 
     .datamat/parts/SHARD/00003.json         the receipt, written last: a part without one does not count
                          00003.EXT.idx      where its records begin, counted from the part's first byte
                          00003.EXT.part     its records in one format, where they are not in the shard's file yet
                          00003.inputs       what its input files held, see `inputs`
 
-Nothing is flushed to the disk: a receipt holds the digests of the bytes of its part and of their offsets. A part that
-does not match them, because a power cut tore it or memory or disk flipped a bit, is made again and never joined.
+Nothing is flushed to disk: a receipt contains the digests of the bytes of its part and of their offsets. A part that
+does not match them, because of a power cut or a flipped bit in memory or on disk, is rebuilt and never joined.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ _MOST_OFFSETS_BYTES = 1 << 32
 
 
 class DamagedPartError(CorruptDataError):
-    """A part is not what its receipt says; it can be made again.
+    """A part does not match its receipt; it can be rebuilt.
 
     Args:
         number: number of the part in its shard.
-        message: which file is damaged, what was found, and what the receipt says.
+        message: the damaged file, what was found, and what the receipt says.
     """
 
     def __init__(self, number: int, message: str) -> None:
@@ -85,13 +85,13 @@ class Outcome:
         num_done: number of rows that gave all their records.
         failed: rows that gave no record.
         retried: rows that gave their records when tried again.
-        dropped: rows, and single records of other rows, that were left out on purpose.
-        inputs: digest of the content of the input files; "" if there are none, or it is unknown.
-        input_times: digest of the rows with sizes and times of their input files; "" where these do not count.
-        undeclared: opened files that no row of the part declares; only for the first part of a worker.
-        memos: digests of what memos hold, by name; only for the first parts of a worker.
-        remarks: what the user should know of the transform, as `Pipeline.records` gives it.
-        statistics: what is known of the values of the records, as `Statistics.to_lines` gives it.
+        dropped: rows, and single records of other rows, that were intentionally left out.
+        inputs: digest of the content of the input files; "" if there are none or it is unknown.
+        input_times: digest of the rows with the sizes and times of their input files; "" if these do not count.
+        undeclared: opened files that no row of the part declares; only for a worker's first part.
+        memos: digests of memos' contents, by name; only for a worker's first parts.
+        remarks: remarks for the user on the transform, as returned by `Pipeline.records`.
+        statistics: statistics of the records' values, as returned by `Statistics.to_lines`.
     """
 
     keys: KeyDigest = dataclasses.field(default_factory=KeyDigest)
@@ -116,7 +116,7 @@ class PartInfo:
         num_bytes: number of its bytes.
         digest: XXH3-128 of its bytes.
         offsets_digest: XXH3-128 of the file with its offsets.
-        start: its first byte in the shard's growing file; None while it lies apart, in a file of its own.
+        start: its first byte in the shard's growing file; None while it is in a separate file.
     """
 
     extension: str
@@ -128,12 +128,12 @@ class PartInfo:
 
 @frozen()
 class SealedFile:
-    """A complete and flushed file of a shard, which has no name yet.
+    """A complete and flushed file of a shard, not under its final name yet.
 
     Attributes:
         extension: file extension of the format.
-        parts: the size and the digest of each of its parts.
-        head, tail, offsets: its ends, and the file of its offsets, as in `ShardInfo`.
+        parts: size and digest of each of its parts.
+        head, tail, offsets: its two ends and its offsets file, as in `ShardInfo`.
     """
 
     extension: str
@@ -145,15 +145,15 @@ class SealedFile:
 
 @frozen()
 class Sealed:
-    """What a worker returns for a shard that it has completed.
+    """A worker's reply for a completed shard.
 
     Attributes:
         shard: name of the shard.
         files: its files, in the order of the formats.
-        num_records: number of records of the parts that it was made of.
-        inputs: digest of what its input files held, which the worker has put together in `shards/SHARD.inputs`; None
-            where that is left to the driver.
-        damaged: the part that has to be made again, where that prevented it.
+        num_records: number of records of its parts.
+        inputs: digest of the content of its input files, which the worker has combined in `shards/SHARD.inputs`; None
+            if that is left to the driver.
+        damaged: the damaged part to rebuild that prevented completion, if any.
     """
 
     shard: str
@@ -165,30 +165,30 @@ class Sealed:
 
 @frozen()
 class Receipt:
-    """What a worker returns for a part: never pixels.
+    """A worker's reply for a part: never pixels.
 
     Attributes:
         shard, number: name of the shard, and number of the part in it.
-        start, stop: range of its rows, as positions in the order of the plan.
+        start, stop: range of its rows, as positions in the plan.
         fingerprint: fingerprint of the shard.
         num_records: number of records in each of its files.
-        files: its files, one per format, in the order of the formats.
+        files: its files, one for each format, in order.
         keys: digest of the keys of its records, in order.
         busy_s: processor seconds that the worker spent on it.
-        elapsed_s: wall time that it took, in seconds.
+        elapsed_s: wall time in seconds.
         num_done: number of rows that gave all their records.
-        failed: rows that gave no record, and why.
-        retried: rows that gave their records only when tried again.
-        dropped: rows, and single records of other rows, that were left out on purpose.
+        failed: rows that gave no record, with the reason.
+        retried: rows that gave their records only on another attempt.
+        dropped: rows, and single records of other rows, that were intentionally left out.
         inputs, input_times: digests of input files, as in `Outcome`.
-        statistics: what is known of the values of its records, as in `Outcome`.
-        undeclared: opened files that no row declares, as far as the worker watched; not stored on disk.
-        memos: digests of what memos hold in the worker, as in `Outcome`; not stored on disk.
-        remarks: what the user should know of the transform; not stored on disk.
-        sealed: the complete shard, where this part was the last that it lacked; not stored on disk.
-        is_repeated: whether an engine made the call again, after another worker had completed the part; not stored on
+        statistics: statistics of the values of its records, as in `Outcome`.
+        undeclared: opened files that no row declares, if the worker watched; not stored on disk.
+        memos: digests of memos' contents in the worker, as in `Outcome`; not stored on disk.
+        remarks: remarks for the user on the transform; not stored on disk.
+        sealed: the completed shard, if this was its last part; not stored on disk.
+        is_repeated: whether an engine repeated the call after another worker had completed the part; not stored on
             disk.
-        trace: when and where it was made; not stored on disk.
+        trace: time and place of the work; not stored on disk.
     """
 
     shard: str
@@ -227,7 +227,7 @@ class Receipt:
 
     @property
     def num_lost(self) -> int:
-        """Number of rows that it does not account for: 0, unless datamat has a bug."""
+        """Number of rows that are unaccounted for: 0, unless datamat has a bug."""
         return self.num_rows - self.num_done - len({row.position for row in self.failed}) - self.num_dropped
 
     @property
@@ -238,31 +238,31 @@ class Receipt:
     @property
     def num_dropped(self) -> int:
         """Number of rows of which every record was left out."""
-        if not self.dropped:  # asked several times for each part
+        if not self.dropped:  # called several times per part
             return 0
         return sum(RecordKey.row_of(row.key) == row.key for row in self.dropped)
 
     @property
     def num_dropped_records(self) -> int:
-        """Number of records that were left out of rows that gave others."""
+        """Number of records left out of rows that gave others."""
         return len(self.dropped) - self.num_dropped
 
     @classmethod
     def from_json(cls, value: Any) -> Receipt:
-        """Return the receipt that a part left; raises `TypeError`, `KeyError` or `AttributeError` for anything else."""
+        """Return a receipt from its JSON value; raise `TypeError`, `KeyError` or `AttributeError` for anything else."""
         rows = {name: tuple(FailedRow(**row) for row in value.pop(name)) for name in ("failed", "retried", "dropped")}
         files = tuple(PartInfo(**file) for file in value.pop("files"))
         return cls(**{**value, **rows, "files": files, "statistics": tuple(value["statistics"])})
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the part leaves on disk."""
+        """Return the JSON value that is stored on disk."""
         value = dataclasses.asdict(self)
-        for name in ("undeclared", "memos", "remarks", "sealed", "is_repeated", "trace"):  # they concern this run only
+        for name in ("undeclared", "memos", "remarks", "sealed", "is_repeated", "trace"):  # they only concern this run
             del value[name]
         return value
 
     def is_for(self, spec: PartSpec) -> bool:
-        """Return True if this is the receipt of a part of the present plan."""
+        """Return True if the receipt is for a part of the present plan."""
         mine = (self.shard, self.number, self.start, self.stop, self.fingerprint)
         return mine == (spec.shard, spec.number, spec.start, spec.stop, spec.fingerprint)
 
@@ -291,7 +291,7 @@ def read_offsets(folder: pathlib.Path, number: int, part: PartInfo) -> Offsets:
 
     Raises:
         OSError: they cannot be read.
-        CorruptDataError: they differ from what the receipt says.
+        CorruptDataError: they differ from the receipt.
     """
     path = part_path(folder, number, part.extension).with_suffix(".idx")
     content = read_regular(path, max_bytes=_MOST_OFFSETS_BYTES)
@@ -301,14 +301,14 @@ def read_offsets(folder: pathlib.Path, number: int, part: PartInfo) -> Offsets:
 
 
 def read_receipt(folder: pathlib.Path, number: int) -> Receipt | None:
-    """Return the receipt of a part, or None if there is no whole one."""
+    """Return the receipt of a part; None if it is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
         return Receipt.from_json(read_json(receipt_path(folder, number)))
     return None
 
 
 def write_receipt(folder: pathlib.Path, receipt: Receipt) -> None:
-    """Write a receipt atomically: from then on its part counts."""
+    """Write a receipt atomically; from then on its part counts."""
     replace_file(receipt_path(folder, receipt.number), json.dumps(receipt.to_json()).encode())
 
 
@@ -320,7 +320,7 @@ def replace_file(path: pathlib.Path, data: bytes) -> None:
 
 
 def temporary_suffix() -> str:
-    """Return the end of a name that nobody else uses: two hosts may have processes of one number."""
+    """Return a unique suffix for a name: two hosts may have processes with the same id."""
     return f".{uuid.uuid4().hex}.tmp"
 
 

@@ -1,4 +1,4 @@
-"""Makes single records again, in the caller's process and with the same draws as a run: for debugging and comparing."""
+"""Rebuild single records in the caller's process, with the same draws as a run, for debugging and comparison."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ __all__ = ["Recomputation", "preview_copies", "replay", "verify_sample"]
 
 
 def replay(planned: PlannedJob, key: str, copy: int) -> Sample:
-    """Return the sample that a run stores for a row and copy, decoded, by processing that row here and now.
+    """Process a row here and now, and return the sample that a run would store for it, decoded.
 
-    A breakpoint in `read`, `augment` or the transform stops here. Earlier copies are drawn, too, because a copy that
-    equals one of them is drawn again. The global random state is restored at the end.
+    Breakpoints in `read`, `augment` and the transform work. Earlier copies are drawn, too, because a copy that equals
+    one of them is drawn again. The global random state is restored at the end.
 
     Args:
         planned: job with its rows and its plan.
-        key: key of the row, or of a record: KEY#COPY, or KEY#COPY-NUMBER where a copy gives several.
-        copy: number of the copy, where the key does not name one.
+        key: key of the row, or of a record: KEY#COPY, or KEY#COPY-NUMBER if a copy gives several.
+        copy: number of the copy, if the key does not name one.
 
     Raises:
         OptionError: there is no such row, or no such copy of it.
-        SampleError: the row fails, as it does in a run.
+        SampleError: the row fails, as it would in a run.
     """
     planned.pipeline.setup_worker()
     meant = [one for one in RecordKey.meant_by(key) if planned.store.find(one.row_key) is not None]
@@ -60,20 +60,20 @@ def replay(planned: PlannedJob, key: str, copy: int) -> Sample:
 
 
 def preview_copies(planned: PlannedJob, count: int, copies: int, opacity: float) -> Picture:
-    """Return a picture of a few rows: each as it was read, and beside it the first copies that a run stores of it.
+    """Return a picture of a few rows: each as read, followed by the first copies that a run would store.
 
     Everything happens in this process, as in `replay`, and nothing is written.
 
     Args:
         planned: job with its rows and its plan.
-        count: number of rows, at least 1, spread evenly over the splits that the transform changes; over all, where it
+        count: number of rows, at least 1, spread evenly over the splits that the transform changes, or over all if it
             changes none.
-        copies: how many copies to show at most, at least 1.
+        copies: maximum number of copies to show, at least 1.
         opacity: opacity of the masks, from 0 to 1.
 
     Raises:
         OptionError: an argument is out of range.
-        SampleError: a row fails, as it does in a run.
+        SampleError: a row fails, as it would in a run.
     """
     if count < 1 or copies < 1:
         raise OptionError(f"preview: count={count}, copies={copies}; want at least 1 of each")
@@ -94,7 +94,7 @@ def preview_copies(planned: PlannedJob, count: int, copies: int, opacity: float)
 
 
 def _as_read(features: Features, sample: Sample) -> Mapping[str, Any]:
-    """Return a sample as it would be stored, or as the transform gets it where only what that makes can be stored."""
+    """Return a sample as it would be stored, or as the transform gets it if it can only be stored transformed."""
     try:
         return features.decode(features.encode(sample))
     except SchemaError:
@@ -102,12 +102,12 @@ def _as_read(features: Features, sample: Sample) -> Mapping[str, Any]:
 
 
 def verify_sample(planned: PlannedJob, share: float, *, deep: bool) -> VerifyReport:
-    """Do what `verify` does, and make the records of a share of the rows again, to compare them byte for byte.
+    """Verify an output, and rebuild the records of a share of its rows, to compare them byte for byte.
 
     Args:
         planned: job with its rows and its plan.
         share: share of the rows, above 0 and up to 1.
-        deep: whether to decode every record, too.
+        deep: whether to also decode every record.
 
     Raises:
         OutputError: the run is not finished.
@@ -123,11 +123,11 @@ def verify_sample(planned: PlannedJob, share: float, *, deep: bool) -> VerifyRep
 
 
 class Recomputation:
-    """Compares records of some rows with those that their source gives now, one at a time, in order.
+    """Compares records of some rows with those that the source gives now, one at a time, in order.
 
     Args:
         planned: job with its rows and its plan.
-        share: share of the rows whose records are made again, above 0 and up to 1; at least one row.
+        share: share of the rows whose records are rebuilt, above 0 and up to 1; at least one row.
 
     Raises:
         OptionError: the share is not between 0 and 1.
@@ -137,7 +137,7 @@ class Recomputation:
         if not 0 < share <= 1:
             raise OptionError(f"verify: sample={share!r}; want a share of the rows, above 0 and up to 1")
         number = max(round(share * len(planned.store)), 1)
-        # Other rows each time, so that a check that is repeated often covers all of them.
+        # Different rows each time, so that repeated checks eventually cover all of them.
         chosen = np.random.default_rng().choice(len(planned.store), number, replace=False)
         self._planned = planned
         self._left = set(planned.store.keys(np.sort(chosen)))
@@ -147,7 +147,7 @@ class Recomputation:
         planned.pipeline.setup_worker()
 
     def difference(self, key: str, record: Mapping[str, Any]) -> str:
-        """Return how a stored record differs from what its row gives now; "" if it does not, or is not checked."""
+        """Return how a stored record differs from the one that its row gives now; "" if it is equal or not checked."""
         row_key = RecordKey.row_of(key)
         if row_key not in self._chosen:
             return ""
@@ -166,10 +166,10 @@ class Recomputation:
         return f"differs from what its source gives now, in {', '.join(differing)}" if differing else ""
 
     def missing(self) -> list[str]:
-        """Return the chosen rows of the source that have no record, but give some now."""
+        """Return the chosen rows of the source that have no record but would give some now."""
         missing = []
         for key in sorted(self._left):
-            with contextlib.suppress(DatamatError):  # it fails, as it did in the run
+            with contextlib.suppress(DatamatError):  # it fails, as in the run
                 missing += [key] if self._recomputed(key) else []
         return missing
 
@@ -180,7 +180,7 @@ class Recomputation:
 
 
 def _is_same(stored: Any, made: Any) -> bool:
-    """Return True if a column as it was read equals one as it is written, byte for byte, numbers too."""
+    """Return True if a column as read equals one as written, byte for byte, including numbers."""
     if isinstance(made, np.ndarray):
         return isinstance(stored, np.ndarray) and stored.dtype == made.dtype and stored.tobytes() == made.tobytes()
     return isinstance(stored, (list, bytes)) and _listed(stored) == _listed(made)

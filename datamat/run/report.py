@@ -1,4 +1,4 @@
-"""What a run reports at its end, counted while it goes on."""
+"""The report of a run, counted while it goes on."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ __all__ = [
     "describe_dropped",
 ]
 
-_MOST_FAILURES = 10  # that a notebook shows
-_LARGEST_FILE, _MOST_PIXELS, _THUMBNAIL = 16 << 20, 32 << 20, 96  # of their pictures: bytes, pixels, and pixels a side
+_MOST_FAILURES = 10  # shown in a notebook
+_LARGEST_FILE, _MOST_PIXELS, _THUMBNAIL = 16 << 20, 32 << 20, 96  # of their pictures: bytes, pixels, pixels per side
 
 
 class RunTally:
-    """Counts what the report says.
+    """Counts the numbers of the report.
 
     Args:
-        began: when the run began, by `time.perf_counter`.
+        began: start of the run, by `time.perf_counter`.
     """
 
     def __init__(self, began: float) -> None:
@@ -59,16 +59,16 @@ class RunTally:
         self._left_aside = ""
         self._workers = WorkersStarted(num_workers=0, start_method="")
         self._shards: dict[str, ShardFinished] = {}
-        self._parts: dict[str, dict[int, PartDone]] = {}  # of shards that are not finished
+        self._parts: dict[str, dict[int, PartDone]] = {}  # of unfinished shards
         self._failed: dict[tuple[str, int], list[SampleFailed]] = {}  # by shard and part
-        self._failed_now: list[SampleFailed] = []  # of the part that was done last
+        self._failed_now: list[SampleFailed] = []  # of the last finished part
         self._num_written = 0
         self._num_resumed = self._num_repeated = 0
         self._busy_s = 0.0
         self._timeline = TimelineBuilder(time.time() - (time.perf_counter() - began))
 
     def __call__(self, event: RunEvent) -> None:
-        """Take an event; kinds that are not here say nothing to it."""
+        """Handle an event; other kinds are ignored."""
         match event:
             case PlanMade():
                 self._num_rows_planned = event.num_rows
@@ -97,16 +97,16 @@ class RunTally:
                 self._parts.pop(event.shard, None)
 
     def limit_reached(self, limit: Literal["deadline", "max_disk"]) -> LimitReached:
-        """Return the event of a limit that stops the run now."""
+        """Return the event for a limit that stops the run now."""
         return LimitReached(limit=limit, **self._done().by_name(), num_rows_planned=self._num_rows_planned)
 
     def report(self, job: Job, *, is_complete: bool, stopped: str) -> RunReport:
-        """Return the report of the run, as it is now.
+        """Return the report of the run so far.
 
         Args:
-            job: the job; names output and remedies.
+            job: the job, with its output and remedies.
             is_complete: whether every shard of the plan is finished.
-            stopped: "deadline" or "max_disk" where that ended the run, else "".
+            stopped: "deadline" or "max_disk" if that ended the run, else "".
         """
         elapsed_s = time.perf_counter() - self._began
         num_reused = sum(shard.is_reused for shard in self._shards.values())
@@ -136,18 +136,18 @@ class RunTally:
 
     def _failures(self, extension: str) -> Iterator[Failure]:
         for event in itertools.chain.from_iterable(self._failed.values()):
-            if event.action != "raise":  # after which there is no report
+            if event.action != "raise":  # there is no report after an error
                 split = ShardName.parse(event.shard).split
                 values = {name: getattr(event, name) for name in [field.name for field in dataclasses.fields(event)]}
                 yield Failure.of(values, event.action, split=split, shard=f"{event.shard}.{extension}")
 
     def _done(self) -> Counts:
-        """Return what finished shards hold, and finished parts of the others."""
+        """Return the totals of finished shards and of finished parts of other shards."""
         return Counts.of(*self._shards.values(), *(part for parts in self._parts.values() for part in parts.values()))
 
 
 def describe_dropped(num_dropped: int, num_dropped_records: int) -> str:
-    """Return how much was left out on purpose, for a summary; "" where nothing was."""
+    """Describe how much was intentionally left out, for a summary; "" if nothing was."""
     samples = count_of(num_dropped, "sample")
     of_others = " of other samples" if num_dropped else ""
     records = f"{count_of(num_dropped_records, 'record')}{of_others}"
@@ -157,39 +157,38 @@ def describe_dropped(num_dropped: int, num_dropped_records: int) -> str:
 
 @frozen()
 class RunReport:
-    """What a run did. Its `str` is the summary.
+    """The report of a run. Its `str` is a summary.
 
     Attributes:
         output: folder of the finished shards.
         is_complete: whether every shard of the plan is finished and the manifest written; False if `include` or
             `exclude` left some out.
-        num_rows, num_records, num_bytes: totals of what is finished, including finished parts if the run stopped early.
-        num_shards_written, num_shards_reused: number of shards that this run made, and that it left as they were.
+        num_rows, num_records, num_bytes: totals of finished shards, plus finished parts if the run stopped early.
+        num_shards_written, num_shards_reused: number of shards that this run made, and that it kept unchanged.
         num_parts_written, num_parts_resumed: number of parts that this run made, and that it reused from an interrupted
             one.
         elapsed_s: wall time of the run, in seconds.
-        busy_s: processor time of all workers for parts, in seconds.
+        busy_s: CPU time of all workers for parts, in seconds.
         at_work_s: wall time of all workers for parts, in seconds.
-        num_workers: number of datamat's own worker processes; 0 if there was nothing to do, or an `executor` did it.
-        start_method: start method of the workers, and why it was chosen.
-        engine: name of the engine that did the work, such as "Dask at tcp://10.0.0.7:8786"; "" for datamat's own
-            workers.
+        num_workers: number of datamat's own worker processes; 0 if there was nothing to do or an `executor` was used.
+        start_method: start method of the workers, and the reason for it.
+        engine: name of the engine, such as "Dask at tcp://10.0.0.7:8786"; "" for datamat's own workers.
         num_failed: rows among `num_rows` that failed, in this run or earlier; the ledger says why.
-        num_dropped: rows among `num_rows` of which every record was left out on purpose, by `Skip` or None, in this run
+        num_dropped: rows among `num_rows` whose records were all intentionally left out, by `Skip` or None, in this run
             or earlier; the ledger says why.
-        num_dropped_records: records, such as single copies, that were left out, from rows that gave others.
-        num_parts_repeated: number of parts that an engine is known to have made twice; the first of the two counts.
-        num_rows_planned: number of rows in the shards that this run was to make.
-        stopped: "deadline" or "max_disk" if that ended the run before it was done, else "".
-        num_shards_held: number of finished shards without a name: they replace others, and wait in `.datamat` until
-            the whole plan is finished, so that no reader finds old and new ones together.
-        left_aside: number, suffixes and first names of the files of the source that the index has not taken.
+        num_dropped_records: records, such as single copies, left out from rows that gave others.
+        num_parts_repeated: number of parts that an engine is known to have made twice; the first one counts.
+        num_rows_planned: number of rows in the shards that this run had to make.
+        stopped: "deadline" or "max_disk" if that ended the run early, else "".
+        num_shards_held: number of finished shards that are not published yet: they replace others, and wait in
+            `.datamat` until the whole plan is finished, so that readers never see a mixture.
+        left_aside: number, suffixes and first names of source files that the index does not use.
         remedies: calls that `str` recommends next.
-        timeline: which worker made which part when, and how long each stage took.
-        num_rows_there: of an append, rows of the source that were already there and were left alone.
-        num_rows_differing: how many of these differ from the source now.
-        failures: the samples that this run skipped or quarantined, in the order in which parts were done; those of
-            shards that it left as they were are among `datamat.failures(output)`.
+        timeline: which worker made which part when, and the duration of each stage.
+        num_rows_there: for an append, the rows of the source that were already there and were left alone.
+        num_rows_differing: the number of these that now differ from the source.
+        failures: the samples that this run skipped or quarantined, in the order of finished parts; those of unchanged
+            shards are in `datamat.failures(output)`.
     """
 
     output: pathlib.Path | str
@@ -223,28 +222,28 @@ class RunReport:
 
     @property
     def did_nothing(self) -> bool:
-        """Whether everything was there already."""
+        """Whether there was nothing to do."""
         return not self.stopped and self.num_shards_written == 0 and self.num_parts_written == 0
 
     @property
     def busy_share(self) -> float:
-        """Share of the run in which its workers were at a part, 0 to 1; 0 where an `executor` did the work."""
+        """Share of the run in which its workers worked on parts, 0 to 1; 0 with an `executor`."""
         whole_s = self.elapsed_s * self.num_workers
         return min(self.at_work_s / whole_s, 1.0) if whole_s else 0.0
 
     @property
     def limit(self) -> str:
-        """What limited the run, and what to change, in a sentence; "" if that is not known."""
+        """What limited the run, and what to change, in a sentence; "" if unknown."""
         return self.timeline.advice
 
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline of the run in Chrome's Trace Event Format: open the file in ui.perfetto.dev.
 
         Args:
-            path: file to write; its folder must be there.
+            path: file to write; its folder must exist.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
 
         Example:
             >>> job.run().to_chrome_trace("run.json")   # doctest: +SKIP
@@ -255,10 +254,10 @@ class RunReport:
     def raise_if_incomplete(self) -> RunReport:
         """Raise if the run stopped before the whole plan was finished; return the report otherwise.
 
-        A script that does not catch the error exits with status 1, so that a scheduler starts it again.
+        A script that does not catch the error exits with status 1, so that a scheduler restarts it.
 
         Raises:
-            IncompleteRunError: says why the run stopped, how much is done, and how to resume.
+            IncompleteRunError: the run is incomplete; says why it stopped, how much is done, and how to resume.
 
         Example:
             >>> job.run(deadline="23h30m").raise_if_incomplete()   # doctest: +SKIP
@@ -361,7 +360,7 @@ class RunReport:
 
 
 def _thumbnail(failure: Failure, output: pathlib.Path | str) -> bytes | str:
-    """Return the picture of a sample that failed, small, as a JPEG file; "" where there is none that can be read."""
+    """Return a thumbnail of a failed sample's picture as a JPEG; "" if it has no readable one."""
     import cv2
 
     from datamat import codecs

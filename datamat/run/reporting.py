@@ -1,4 +1,4 @@
-"""Passes the events of a run to whoever hears them, and writes those that the ledger keeps.
+"""Pass the events of a run to its hooks, and write the ledger.
 
 Run, PartQueue ── one frozen record per event ──> RunEvents ──> LedgerHook, RunTally (the report)
                                                       └──> hooks of the user, ProgressBar, RunLog
@@ -55,9 +55,9 @@ class RunEvents:
     """Passes the events of one run to its hooks.
 
     Args:
-        ledger: writes the ledger; called first, and its errors end the run: what is not recorded has not happened.
-        tally: counts what the report says; called next.
-        hooks: all other hooks, in their order; one that raises is switched off.
+        ledger: writes the ledger; called first, and its errors end the run: unrecorded work does not count.
+        tally: counts the numbers of the report; called next.
+        hooks: all other hooks, in order; a hook that raises is disabled.
         logger: logger for hooks that raise.
     """
 
@@ -69,7 +69,7 @@ class RunEvents:
         self._has_ended = False
 
     def emit(self, event: RunEvent) -> None:
-        """Pass an event on; raises `OutputError` where the ledger cannot take it."""
+        """Pass an event on; raise `OutputError` if the ledger cannot be written."""
         self.ledger(event)
         self.tally(event)
         self._has_ended = isinstance(event, RunEnded)
@@ -77,7 +77,7 @@ class RunEvents:
             self._call(hook, event)
 
     def emit_part(self, receipt: Receipt, *, is_resumed: bool) -> None:
-        """Pass on that a part is done, and which of its rows failed, were retried or left out."""
+        """Emit the events of a finished part: its failed, retried and dropped rows, and the part itself."""
         done = PartDone(
             shard=receipt.shard,
             part=receipt.number,
@@ -92,13 +92,13 @@ class RunEvents:
             self.emit(_sample_event(receipt.shard, row, is_resumed=is_resumed))
 
     def fail(self, error: BaseException) -> None:
-        """Pass on the error that ends the run, to every hook; a ledger that cannot take it hides nothing."""
+        """Pass the error that ends the run to every hook, even if the ledger cannot be written."""
         ending: list[RunEvent] = [RunEnded(report=None, error=error)]
         if isinstance(error, SampleError):
             kind = type(error.__cause__ or error).__name__
             ending.insert(0, _sample_event("", FailedRow(-1, error.key, kind, error.reason, "raise"), is_resumed=False))
         for event in [] if self._has_ended else ending:
-            with contextlib.suppress(OutputError):  # the disk may be what failed
+            with contextlib.suppress(OutputError):  # the disk may have failed
                 self.ledger(event)
             for hook in self._hooks[:]:
                 self._call(hook, event)
@@ -109,7 +109,7 @@ class RunEvents:
         except Exception:
             self._hooks = [other for other in self._hooks if other is not hook]
             self._logger.warning(
-                "hook %s raised at %s; the run continues, and calls this hook no more",
+                "hook %s raised at %s; the run continues without this hook",
                 getattr(hook, "__qualname__", type(hook).__qualname__),
                 type(event).__name__,
                 exc_info=True,
@@ -118,11 +118,11 @@ class RunEvents:
 
 @contextlib.contextmanager
 def reporting(job: Job, *, began: float) -> Iterator[RunEvents]:
-    """Report a run from its start to its end, which is an error where the block raises one.
+    """Report a run from its start to its end, or to the error that the block raises.
 
     Args:
         job: the job, with its output, ledger and hooks.
-        began: when the run began, by `time.perf_counter`.
+        began: start of the run, by `time.perf_counter`.
     """
     ledger = Ledger(job.work / LEDGER_FILE)
     how, logger = job.how, job.how.logger
@@ -166,15 +166,15 @@ class LedgerHook:
     """Writes the lines of the ledger.
 
     Args:
-        ledger: ledger that is open for writing; the caller closes it.
+        ledger: ledger open for writing; the caller closes it.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._recorded: set[tuple[str, str, str, str]] | None = None  # rows that have a line already
+        self._recorded: set[tuple[str, str, str, str]] | None = None  # rows that already have a line
 
     def __call__(self, event: RunEvent) -> None:
-        """Take an event; kinds that are not here say nothing to it."""
+        """Handle an event; other kinds are ignored."""
         match event:
             case PartDone(is_resumed=False):
                 self._ledger.write(
@@ -247,7 +247,7 @@ class LedgerHook:
                 self._ledger.write(kind, error=type(event.error).__name__, message=str(event.error))
 
     def record_lack(self, shard: ShardInfo, keys: Sequence[str]) -> None:
-        """Write which rows failed of a shard, and flush it: once the shard has its name, only the ledger tells."""
+        """Write and flush a shard's failed rows: once it has its final name, only the ledger lists them."""
         for start in range(0, len(keys), _KEYS_PER_LINE):
             part = list(keys[start : start + _KEYS_PER_LINE])
             self._ledger.write("shard_lacks", shard=shard.name, checksum=shard.checksum, keys=part)
@@ -255,14 +255,13 @@ class LedgerHook:
             self._ledger.sync()
 
     def sync(self) -> None:
-        """Flush what was written to the disk."""
+        """Flush the ledger to disk."""
         self._ledger.sync()
 
     def _write_row(self, kind: str, event: SampleFailed | SampleRetried | SampleDropped) -> None:
-        """Write the line of a row once, however many runs it takes to finish the output.
+        """Write the line of a row once, even if several runs are needed to finish the output.
 
-        A run that is killed after its worker left the receipt has no line of it yet; then the next run, which takes the
-        part over, writes it.
+        If a run is killed after its worker left the receipt, the next run, which reuses the part, writes the line.
         """
         if self._recorded is None:
             self._recorded = self._ledger.recorded_rows()

@@ -1,8 +1,8 @@
-"""Which row a worker is at: a step in its crash note, which outlives the worker.
+"""Record the row that a worker is processing, as a step in its crash note, which outlives the worker.
 
-A sample that crashes a library, uses up all memory or loops forever takes its worker down, and no exception says
-which sample it was. So the worker notes each row before it starts it. Where samples have a time limit, each sets an
-alarm: a handler in C, which runs without Python, writes the stack into the note and ends the process.
+A sample that crashes a library, uses up all memory or loops forever kills its worker without an exception that names
+it. So the worker records each row before it starts. If samples have a time limit, each sets an alarm, whose C handler
+runs without Python: it writes the stack into the note and ends the process.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = [
 
 @frozen()
 class RowMark:
-    """The rows that a worker is at.
+    """The rows that a worker is processing.
 
     Attributes:
-        position: position of the first row in the order of the plan.
-        num_rows: number of rows processed at once: more than one in a block.
+        position: position of the first row in the plan.
+        num_rows: number of rows processed together: more than one in a block.
     """
 
     position: int
@@ -38,16 +38,16 @@ class RowMark:
 
     @classmethod
     def of(cls, error: WorkerDied) -> RowMark | None:
-        """Return the mark of a worker that died; None if it was at no row."""
+        """Return the mark of a worker that died; None if it was not processing a row."""
         position, num_rows = error.worker_exit.step
         return cls(position, num_rows) if num_rows else None
 
 
 class RowWatch:
-    """Notes the row that this process is at, in datamat's own workers. Used as a context manager.
+    """Records the row that this process is at, in datamat's own workers. A context manager.
 
     Args:
-        timeout_s: seconds that a row may take; None for no limit. The alarm ends the process.
+        timeout_s: time limit of a row in seconds, after which the process is ended; None for no limit.
     """
 
     def __init__(self, timeout_s: float | None) -> None:
@@ -57,19 +57,19 @@ class RowWatch:
     def __enter__(self) -> Self:
         if self._timeout_s is not None:
             assert self._note is not None
-            # chain: afterwards the default action of this signal ends the process
+            # chain: then the default action of this signal ends the process
             faulthandler.register(signal.SIGALRM, self._note, all_threads=True, chain=True)
         return self
 
     def at(self, position: int, num_rows: int = 1) -> None:
-        """Note that a row, or a number of rows beginning with it, starts now."""
+        """Record that a row, or several rows beginning with it, starts now."""
         if self._note is not None:
             self._note.write_step(position, num_rows)
         if self._timeout_s is not None:
             signal.setitimer(signal.ITIMER_REAL, self._timeout_s * num_rows)
 
     def rest(self) -> None:
-        """Note that no row is under way: what happens next is no row's fault."""
+        """Record that no row is in progress, so that none is blamed for what happens next."""
         if self._timeout_s is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
         if self._note is not None:

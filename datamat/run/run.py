@@ -1,10 +1,10 @@
-"""One run, from the call to its report: the lock, what is finished, what is missing, and the commit.
+"""One run, from the call to its report: the lock, finished shards, missing parts, and the commit.
 
     manifest, entries, receipts of earlier runs ──> missing parts ──> PartQueue ──> receipts ──> shards ──> manifest
 
-The order of the last steps keeps a directory honest: shards are flushed and named, then the index files, and the
-manifest last. What would take the place of something that is published or visible waits until the whole plan is
-finished, and is then published by one write, see `datamat.directory.publication`: until then the old set is whole.
+The order of the last steps keeps a directory consistent: shards are flushed and named, then the index files, and the
+manifest last. Files that would replace published or visible ones wait until the whole plan is finished, and are then
+published by one write, see `datamat.directory.publication`: until then the old set is complete.
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ __all__ = [
 ]
 
 Mode: TypeAlias = Literal["make", "finalize", "repair"]
-"""What a run is for: "make" makes what is missing; "finalize" only commits what is there, and makes no shard; "repair"
-restores the output to its former state, which may lack rows that failed."""
+"""The purpose of a run: "make" makes what is missing; "finalize" only commits existing shards; "repair" restores the
+output to its former state, which may lack failed rows."""
 
 _MOST_NAMED = 10  # rows named in an error
-_MOST_DAMAGED = 3  # times that a part may be damaged before that is no accident
+_MOST_DAMAGED = 3  # times that a part may be damaged before the run gives up
 
 
 def run_job(
@@ -110,9 +110,9 @@ def run_job(
 
     Args:
         job: the job, with its options checked and resolved.
-        mode: what the run is for.
-        task: which of several tasks that share the output this is; None for the only one.
-        wanted: what must come out, of a repair.
+        mode: purpose of the run.
+        task: which of several tasks that share the output this is; None for a single task.
+        wanted: required result of a repair.
     """
     began = time.perf_counter()
     refuse_own_source(job)
@@ -125,7 +125,7 @@ def run_job(
             report = _run_locked(job, mode, place, session, began, wanted)
             if report.is_complete:
                 session.take_ledgers(job.work)
-        # Once the ledger is uploaded. What tasks have made on a disk is moved by now, whatever this run still lacks.
+        # After the ledger is uploaded. Shards made by tasks on a disk have been moved by now, even if some are missing.
         if report.is_complete or (session.is_local and task is None):
             session.remove()
     if report.is_complete:
@@ -149,7 +149,7 @@ def _run_locked(
         empty_folder(job.work / "rows")
         planned = job.planned_in(job.work / "rows")
         try:
-            if mode != "repair":  # which restores what was there
+            if mode != "repair":  # which restores the former state
                 judge_existing(planned, finished)
                 claim_names(planned, *finished)
             place.adopt(planned.plan, session.made())
@@ -177,13 +177,13 @@ def _run_locked(
 
 
 class Run:
-    """One run, once its output is locked and its plan is made.
+    """A run whose output is locked and whose plan is made.
 
     Args:
         planned: the job, its rows and its plan.
-        events: passes what happens on to ledger, report and hooks.
+        events: passes events to ledger, report and hooks.
         place: the output, in its folder or in a store.
-        claims: what this task takes, where several share an output, of which `.output` is the task's folder.
+        claims: claims of this task if several share an output; its `.output` is then the task's folder.
         mode: what the run is for.
         wanted: what must come out, of a repair.
     """
@@ -219,24 +219,24 @@ class Run:
             claims=claims,
         )
         self._reused: dict[str, ReusedRows] = {}
-        self._builders: dict[str, ShardBuilder] = {}  # of the chosen shards, where anything is to be done
+        self._builders: dict[str, ShardBuilder] = {}  # of the chosen shards, if there is anything to do
         self._in_quarantine = {split: kept_names(job.work, split) for split in planned.plan.splits}
-        self._before: Manifest | None = None  # what is published
+        self._before: Manifest | None = None  # the published manifest
         self._is_current = False
         self._finished: dict[str, ShardFiles] = {}
-        self._waiting: set[str] = set()  # finished shards whose files have no names yet
-        self._replaces = place.is_shared  # where a late task can do no harm
+        self._waiting: set[str] = set()  # finished shards whose files are not named yet
+        self._replaces = place.is_shared  # so that a late task can do no harm
         self._damaged: collections.Counter[tuple[str, int]] = collections.Counter()
         self._wanted = wanted
         self._is_repair = mode == "repair"
-        self._unlike: dict[str, str] = {}  # by shard: why its bytes are not those that a repair wants
+        self._unlike: dict[str, str] = {}  # by shard: why its bytes differ from those that a repair wants
 
     def execute(self) -> RunReport:
-        """Make what is missing, check that every row is accounted for, and write the manifest.
+        """Make what is missing, account for every row, and write the manifest.
 
         Raises:
-            IncompleteRunError: a shard does not hold its rows, too many rows failed, or an earlier run left rows out
-                and the policy is "raise".
+            IncompleteRunError: a shard lacks rows, too many rows failed, or rows failed in an earlier run and the
+                policy is "raise".
         """
         self._is_current = self._claims is None and self._is_up_to_date()
         if not self._is_current:
@@ -253,7 +253,7 @@ class Run:
         return self.end(is_complete=not self._queue.stopped and self._finish())
 
     def end(self, *, is_complete: bool) -> RunReport:
-        """Tell hooks and ledger that the run is over, and return its report."""
+        """Tell hooks and ledger that the run is over; return its report."""
         if self._queue.stopped:
             self._events.emit(self._events.tally.limit_reached(self._queue.stopped))
         report = self._events.tally.report(self._job, is_complete=is_complete, stopped=self._queue.stopped)
@@ -265,7 +265,7 @@ class Run:
         return ShardBuilder(self._work, self._output, shard, self._job.formats, self._inputs, listed)
 
     def _is_up_to_date(self) -> bool:
-        """Return True if the last finished run left exactly what the plan says; otherwise record what it left."""
+        """Return True if the output matches the plan exactly; otherwise record what is there."""
         try:
             manifest = Manifest.read(self._output)
         except AbsentError:
@@ -303,11 +303,11 @@ class Run:
 
     @functools.cached_property
     def _listed(self) -> dict[str, ShardFiles]:
-        """The shards that the published manifest lists, by name."""
+        """The shards in the published manifest, by name."""
         return {} if self._before is None else by_shard(self._before.all_files)
 
     def _refuse_left_out(self, shards: Sequence[ShardFiles], rows: Sequence[FailedRow] = ()) -> None:
-        """Refuse to resume from work that lacks rows, if the policy wants all of them.
+        """Refuse to resume from work that lacks rows if the policy requires all of them.
 
         Args:
             shards: finished shards of the present plan.
@@ -343,7 +343,7 @@ class Run:
         self._events.emit(ShardFinished.of(shard, files, is_reused=is_reused, is_held=shard.name in self._waiting))
 
     def _set_complete(self, shard: ShardSpec, files: ShardFiles, *, is_reused: bool) -> None:
-        """Record a finished shard; for a store, once a worker has uploaded it."""
+        """Record a finished shard; for a store, after a worker has uploaded it."""
         task = self._place.task(shard.name, files, waits=shard.name in self._waiting)
         if task is None:
             self._set_finished(shard, files, is_reused=is_reused)
@@ -352,14 +352,14 @@ class Run:
             self._queue.add(task)
 
     def _stands(self, files: ShardFiles) -> bool:
-        """Return True unless rows of this finished shard are tried again."""
+        """Return True unless rows of this finished shard are to be retried."""
         return not (self._retries and files[0].num_failed)
 
     def _make(self) -> None:
         self._builders = {shard.name: self._builder(shard) for shard in self._planned.chosen}
         planned, waiting = {shard.name for shard in self._plan.shards}, run_folder(self._work)
         for name, files in read_entries(waiting).items():
-            if name not in planned:  # it waits for a plan that is gone, and takes up disk space
+            if name not in planned:  # it waits for an obsolete plan, and takes up disk space
                 remove_waiting(waiting, files)
         if not self._is_repair:
             self._take_over()
@@ -367,7 +367,7 @@ class Run:
         self._take_results(self._missing(list(self._builders.values())))
 
     def _take_over(self) -> None:
-        """Have published shards wait under the names that the plan has for equal ones, which are not made again."""
+        """Reuse published shards for equal ones in the plan: they wait under their new names."""
         planned = {shard.name: shard for shard in self._planned.chosen}
         waiting = read_entries(run_folder(self._work))
         for name, files in equal_shards(self._planned, self._listed).items():
@@ -377,7 +377,7 @@ class Run:
             self._place.take_over(files, renamed)
 
     def _missing(self, builders: Sequence[ShardBuilder]) -> list[PartSpec]:
-        """Resume from what earlier runs left of shards; return the parts to make."""
+        """Resume from earlier runs; return the parts to make."""
         for builder in builders:
             self._resume(builder)
         self._inputs.save()
@@ -405,10 +405,10 @@ class Run:
                         self._take(result)
 
     def _make_claimed(self, claims: TaskClaims) -> None:
-        """Make the shards that this task can claim, until those of all tasks are done."""
+        """Make the shards that this task can claim, until all tasks' shards are done."""
 
         def more() -> list[PartSpec]:
-            """Claim shards until one lacks parts, and return these; none if there is no shard to claim now."""
+            """Claim shards until one has missing parts, and return these; none if no shard can be claimed now."""
             while shard := claims.take():
                 builder = self._builders[shard.name] = self._builder(shard)
                 if parts := self._missing([builder]):
@@ -426,11 +426,11 @@ class Run:
                 self._queue.stopped = "deadline"
                 break
             claims.beat()
-            time.sleep(claims.pause_s)  # other tasks have the rest; watch their heartbeats
+            time.sleep(claims.pause_s)  # other tasks hold the rest; watch their heartbeats
         self._inputs.save()
 
     def _resume(self, builder: ShardBuilder) -> None:
-        """Resume from what an earlier run left of a shard."""
+        """Resume a shard of an earlier run."""
         shard = builder.spec
         files = self._found(builder)
         if files is not None and self._stands(files):
@@ -442,7 +442,7 @@ class Run:
             reused = find_reusable(self._planned, self._manifest_before, shard, previous[0], self._old_index)
             if reused is not None:
                 self._reused[shard.name] = reused
-                self._inputs.records(shard.start, shard.stop)  # workers find their digests in the store
+                self._inputs.records(shard.start, shard.stop)  # so that workers find their digests in the row store
         for receipt in builder.resume(with_failed=not self._retries):
             self._limit.add(receipt, receipt.failed)
             self._events.emit_part(receipt, is_resumed=True)  # the run that made it may not have recorded its rows
@@ -451,7 +451,7 @@ class Run:
 
     @functools.cached_property
     def _manifest_before(self) -> Manifest | None:
-        """The manifest of the last finished run, where records of its shards may be reused."""
+        """The manifest of the last finished run, if records of its shards may be reused."""
         if self._retries and self._place.holds_shards:
             with contextlib.suppress(AbsentError, CorruptDataError):
                 return Manifest.read(self._output)
@@ -459,7 +459,7 @@ class Run:
 
     @functools.cached_property
     def _old_index(self) -> Callable[[str], IndexTable]:
-        """Returns the index of a split that the last finished run left."""
+        """Returns the index of a split of the last finished run."""
         return index_reader(self._job.output, self._manifest_before)
 
     def _take(self, receipt: Receipt) -> None:
@@ -471,14 +471,14 @@ class Run:
         self._limit.add(receipt, receipt.failed)
         builder.add(receipt)
         if not builder.is_complete:
-            return  # even if sealed: the receipt of another part is on disk, and its worker has yet to return it
+            return  # even if sealed: another part's receipt is on disk, but its worker has yet to return it
         if receipt.sealed is not None:
             self._publish(builder, receipt.sealed)
         else:
             self._queue.add(builder.spec)
 
     def _forgotten(self, builder: ShardBuilder, error: DamagedPartError) -> tuple[PartSpec, ...]:
-        """Discard a part that was damaged on its way into the shard; return the parts to make again."""
+        """Discard a part that was damaged on its way into the shard; return the parts to rebuild."""
         name = builder.spec.name
         self._damaged[name, error.number] += 1
         if self._damaged[name, error.number] > _MOST_DAMAGED:
@@ -495,7 +495,7 @@ class Run:
         return parts
 
     def _recovered(self, receipt: Receipt, split: str) -> list[str]:
-        """Release quarantined rows that are good now; return their keys."""
+        """Release quarantined rows that have succeeded; return their keys."""
         kept = self._in_quarantine[split]
         if not kept:
             return []
@@ -508,7 +508,7 @@ class Run:
 
     def _publish(self, builder: ShardBuilder, sealed: Sealed) -> None:
         if any(receipt.failed or receipt.dropped for receipt in builder.taken()):
-            self._events.ledger.sync()  # once the shard is finished, only the ledger says which rows it lacks
+            self._events.ledger.sync()  # once the shard is finished, only the ledger lists its missing rows
         files = builder.complete(sealed)
         try:
             files = self._judge(files)
@@ -524,11 +524,11 @@ class Run:
         self._set_complete(builder.spec, files, is_reused=False)
 
     def _judge(self, files: ShardFiles) -> ShardFiles:
-        """Return the entries of a shard about to be published; raise if a repair wants other bytes."""
+        """Return the entries of a shard to be published; raise if a repair requires other bytes."""
         self._wanted.judge(files)
         keys = [row.key for receipt in self._builders[files[0].name].taken() for row in receipt.failed]
         self._events.ledger.record_lack(files[0], keys)
-        # A repair does not encode the parts that it kept: the old statistics hold for equal bytes.
+        # A repair does not encode the parts that it keeps: the old statistics hold for equal bytes.
         return tuple(
             dataclasses.replace(info, statistics=info.statistics or known.statistics)
             if (known := self._known.get(info.file, info)).checksum == info.checksum
@@ -539,11 +539,11 @@ class Run:
 
     @functools.cached_property
     def _known(self) -> dict[str, ShardInfo]:
-        """The entry of each file that the published manifest lists."""
+        """The entry of each file in the published manifest."""
         return {info.file: info for info in self._before.all_files} if self._before else {}
 
     def _may_have_names(self, files: Iterable[ShardInfo | IndexInfo]) -> bool:
-        """Return True if the files replace nothing, or files with the same bytes."""
+        """Return True if the files replace nothing, or only files with the same bytes."""
         if self._before is None:
             return not self._replaces
         index = self._before.index_infos
@@ -595,7 +595,7 @@ class Run:
         return is_complete
 
     def _publish_set(self, finished: Sequence[ShardFiles]) -> None:
-        """Write the index, and publish the finished shards and no others."""
+        """Write the index, and publish exactly the finished shards."""
         from datamat.directory.equal_inputs import equal_inputs
 
         manifest, waiting = self._described(finished)
@@ -613,7 +613,7 @@ class Run:
             self._write_sidecars(manifest)
         if equal := equal_inputs(self._output, self._plan.splits):
             self._logger.warning("%s: %s", self._job.place, equal)
-        planned = self._plan.uneven()  # ranks may get fewer records than that, because rows failed
+        planned = self._plan.uneven()  # ranks may get fewer records, because rows failed
         num_records = {files[0].name: files[0].num_records for files in finished}
         for split, message in self._plan.uneven(num_records).items():
             if split not in planned:
@@ -623,7 +623,7 @@ class Run:
         self._place.write_sidecars(manifest, self._logger, self._job.sidecars, self._before)
 
     def _described(self, finished: Sequence[ShardFiles]) -> tuple[Manifest, set[str]]:
-        """Write the index files; return the manifest, and the names of its files that wait to be published."""
+        """Write the index files; return the manifest and the names of its files that wait to be published."""
         index = write_index_files(
             self._output,
             self._store,
@@ -646,7 +646,7 @@ class Run:
         builder = self._builders.get(shard.name)
         return (builder or self._builder(shard)).inputs()
 
-    # ------------------------------------------------------------ what is replaced
+    # ------------------------------------------------------------ replaced files
 
     def _found(self, builder: ShardBuilder) -> ShardFiles | None:
         """Return the files of a shard that an earlier run finished, published or waiting."""
@@ -660,7 +660,7 @@ class Run:
         return None if builder.spec.name in self._wanted.hurt else builder.finished()
 
     def _has_others(self) -> bool:
-        """Return True if a visible shard will go: one of another plan, or with rows that are tried again."""
+        """Return True if a visible shard will be removed: it is from another plan, or rows of it are retried."""
         planned = {shard.name: shard for shard in self._plan.shards}
         return any(
             (self._output / info.file).exists()
@@ -702,7 +702,7 @@ def work_folder(output: pathlib.Path) -> pathlib.Path:
     """Return the `.datamat` folder of an output, created if missing.
 
     Raises:
-        OutputError: it cannot be created, or a link stands where datamat writes.
+        OutputError: it cannot be created, or there is a link where datamat writes.
     """
     work = output / WORK
     try:

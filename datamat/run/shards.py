@@ -1,21 +1,21 @@
-"""Shards: written by workers part behind part, sealed by one of them, and published by the driver.
+"""Shards: written by workers part by part, sealed by one of them, and published by the driver.
 
-    .datamat/parts/SHARD/                   receipts and offsets of its parts, and parts that lie apart: see `receipts`
+    .datamat/parts/SHARD/                   receipts and offsets of its parts, and separate parts: see `receipts`
     .datamat/shards/SHARD.EXT.growing       the file so far: the records of its first parts
-                    SHARD.idx.growing       its offsets, once it is complete
-                    SHARD.json              of a finished shard: its entry, see `write_entry`
-                    SHARD.inputs            what its input files held, see `inputs`
+                    SHARD.idx.growing       its offsets, once complete
+                    SHARD.json              entry of a finished shard, see `write_entry`
+                    SHARD.inputs            content of its input files, see `inputs`
                     run                     the mark of the run whose workers may write here
     .datamat/run-N/SHARD.EXT, SHARD.idx     a complete shard that waits for others before it is published
                    SHARD.json               its entry
 
-A worker writes a part straight onto the end of the shard's file where the parts before it are there, so that every
-byte is written once. Where they are not, because two workers are at one shard, the part lies apart, in a file of its
-own, until the worker that fills the gap copies it onto the end: see `growing` and `parts`. The driver moves no byte of
-a record. It takes over what earlier runs left, collects receipts, and publishes.
+A worker appends a part directly to the shard's file if the parts before it are there, so that every byte is written
+once. Otherwise, because two workers share the shard, the part stays in a separate file until the worker that fills the
+gap appends it: see `growing` and `parts`. The driver moves no bytes of records. It takes over the results of earlier
+runs, collects receipts, and publishes.
 
-A part counts once every format has it. Both files of a format are flushed before they get their names. No name below
-`.datamat` ends like that of a finished shard, so a glob that looks into hidden folders skips them.
+A part counts once every format has it. Both files of a format are flushed before they get their names. No name in
+`.datamat` ends like that of a finished shard, so that globs which include hidden folders skip them.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ __all__ = [
     "take_over",
 ]
 
-_ASIDE = ".done"  # ends the name of the folder of the parts of a published shard, until somebody removes it
+_ASIDE = ".done"  # suffix of the folder of a published shard's parts, until it is removed
 
 
 def begin_run(work: pathlib.Path) -> str:
     """Make this run the only one whose workers may write to the shards' files; return its mark.
 
-    A worker that outlives its killed driver finds another mark and stops: it cannot write behind the new run's parts.
+    A worker that outlives its killed driver finds another mark and stops: it cannot write after the new run's parts.
     """
     mark = uuid.uuid4().hex
     (work / "shards").mkdir(parents=True, exist_ok=True)
@@ -93,20 +93,20 @@ def begin_run(work: pathlib.Path) -> str:
 
 
 def remove_folder(folder: str | os.PathLike[str]) -> None:
-    """Remove a folder and all that is in it, as far as it is there; it may be called twice, and at once."""
+    """Remove a folder and its content if it exists; safe to call twice, even concurrently."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 class ShardBuilder:
-    """Brings a shard from its plan to its names.
+    """Builds a shard, from its plan to its final names.
 
     Args:
         work: `.datamat` folder of the output.
-        output: the folder of the finished shards.
+        output: folder of the finished shards.
         spec: shard to build, with its parts.
-        formats: formats that the shard is written in.
-        inputs: knows whether input files have changed; None if rows have none.
-        listed: files of the shard of this name that the published manifest lists, if it has one.
+        formats: formats of the shard.
+        inputs: tells whether input files have changed; None if rows have none.
+        listed: files of the shard of this name in the published manifest, if any.
     """
 
     def __init__(
@@ -146,14 +146,14 @@ class ShardBuilder:
         return None
 
     def _is_still_there(self, info: ShardInfo, published: int) -> bool:
-        """Return True if a published file is the one that is listed; it is read only if something wrote to it since."""
+        """Return True if a published file matches its entry; it is read only if it was written to since."""
         path = self._output / info.file
         if is_stand_in(path) or path.stat().st_mtime_ns <= published:
             return not missing_files(self._output, info)
         return info.is_whole(path) and _has_offsets(self._output / info.index_file, info)
 
     def waiting(self) -> ShardFiles | None:
-        """Return the files of the shard if it is complete, and waits to be published; remove what waits otherwise."""
+        """Return the files of the shard if it is complete and waits to be published; otherwise remove waiting files."""
         files = read_entry(self._entry(waits=True))
         if files is None or (self._is_mine(files) and self._are_there(files, waits=True)):
             return files
@@ -164,9 +164,9 @@ class ShardBuilder:
         return (self._waiting if waits else self._entries) / f"{self.spec.name}.json"
 
     def _are_there(self, files: ShardFiles, *, waits: bool) -> bool:
-        """Return True if files and offsets match their entry; move those there with which nothing else is left to do.
+        """Return True if files and offsets match their entry; first move files that were about to get their names.
 
-        A kill may have come between an entry and the names of its files.
+        A run may have been killed between writing an entry and naming its files.
         """
         folder, versions = self._waiting if waits else self._output, read_versions(self._entry(waits=waits))
         with contextlib.suppress(OSError):
@@ -190,9 +190,9 @@ class ShardBuilder:
         return self._inputs is None or self._inputs.stand(self.spec, files)
 
     def previous(self) -> ShardFiles | None:
-        """Return the files of the shard of this name that an earlier run finished, whatever it made them from.
+        """Return the files of the shard of this name that an earlier run finished, from whatever rows and options.
 
-        Those of the present formats come first, in their order.
+        Files in the present formats come first, in order.
         """
         files = read_entry(self._entry(waits=False)) or self._listed
         order = {file: number for number, (file, _) in enumerate(self._names)}
@@ -201,17 +201,17 @@ class ShardBuilder:
     # ------------------------------------------------------------ parts
 
     def resume(self, *, with_failed: bool = True) -> list[Receipt]:
-        """Resume from what an earlier run left of the present plan, and return its receipts.
+        """Resume from an earlier run of the present plan, and return its receipts.
 
-        A part counts if its bytes, in each format, have the digest of its receipt, either in its own file or in that
-        of the shard. What else lies in the folder of the parts is removed.
+        A part counts if its bytes, in each format, match the digest in its receipt, either in its own file or in the
+        shard's. Everything else in the folder of the parts is removed.
 
         Args:
-            with_failed: whether to count parts in which a row failed.
+            with_failed: whether to count parts with failed rows.
         """
         if self._growing.folder.is_dir():
             with self._growing.held(wait_s=WAIT_S) as is_held:
-                if not is_held:  # by a worker that outlives its driver, or by a child that it has forked
+                if not is_held:  # by a worker that outlives its driver, or by a child that it forked
                     self._growing.disown()
                 found = filter(None, map(self._read_receipt, self.spec.parts))
                 known = {receipt.number: receipt for receipt in found if with_failed or not receipt.failed}
@@ -221,9 +221,10 @@ class ShardBuilder:
         return list(self._receipts.values())
 
     def forget(self, damaged: DamagedPartError) -> list[PartSpec]:
-        """Fall back to the parts that are intact; return those that have to be made again.
+        """Fall back to the intact parts; return those to rebuild.
 
-        Only while no worker is at the shard. Parts behind the damaged one that are in the shard's file go with it.
+        Requires that no worker is writing to the shard. Parts after the damaged one in the shard's file are lost with
+        it.
         """
         before = self._receipts
         present = {number: self._growing.receipt(number) for number in before}
@@ -238,7 +239,7 @@ class ShardBuilder:
         return [part for part in self.spec.parts if part.number in before.keys() - self._receipts.keys()]
 
     def _read_receipt(self, part: PartSpec) -> Receipt | None:
-        """Return the receipt of a part of the present plan, even of a damaged one; None if there is none."""
+        """Return the receipt of a part of the present plan, even if the part is damaged; None if there is none."""
         receipt = self._growing.receipt(part.number)
         if receipt is None or not receipt.is_for(part) or receipt.num_lost:
             return None
@@ -249,12 +250,12 @@ class ShardBuilder:
 
     def add(self, receipt: Receipt) -> None:
         """Add one more finished part."""
-        # With texts that all parts share: each arrives with its own.
+        # Shares texts between receipts, each of which arrives with its own.
         shared = dataclasses.replace(receipt, shard=self.spec.name, fingerprint=self.spec.fingerprint, sealed=None)
         self._receipts[receipt.number] = shared
 
     def taken(self) -> list[Receipt]:
-        """Return the receipts of the parts that are done."""
+        """Return the receipts of the finished parts."""
         return list(self._receipts.values())
 
     @property
@@ -271,12 +272,12 @@ class ShardBuilder:
     def publish(
         self, files: ShardFiles, *, waits: bool, remove: Callable[[pathlib.Path], None] = remove_folder
     ) -> None:
-        """Name the files of the shard and their offsets, and have the folder of its parts removed.
+        """Name the files of the shard and their offsets, and remove the folder of its parts.
 
         Args:
-            files: what `complete` has returned.
+            files: result of `complete`.
             waits: whether they wait in the folder of the run, under these names, until a manifest lists them.
-            remove: removes a folder, now or later: nobody looks into it any more.
+            remove: removes an unused folder, now or later.
         """
         entry = self._entry(waits=waits)
         if waits:
@@ -288,16 +289,16 @@ class ShardBuilder:
             self._name(info, self._waiting if waits else self._output)
         self._receipts = {}
         folder = self._growing.folder
-        # A name of its own: whoever removes it late, or twice, removes nothing of a later run.
+        # A unique name: removing it late, or twice, removes nothing of a later run.
         aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}{_ASIDE}")
         with contextlib.suppress(OSError):
             os.rename(folder, aside)
             remove(aside)
 
     def unname(self) -> None:
-        """Have a finished shard wait whose files have no names yet: a kill came between its entry and its names.
+        """Let a finished shard wait whose files are not named yet: a run was killed between its entry and its names.
 
-        Meanwhile shards of another plan may have become visible, beside which it must not appear.
+        It must not appear beside shards of another plan, which may have become visible meanwhile.
         """
         files = read_entry(self._entry(waits=False))
         if files is None or not self._is_mine(files) or self._entry(waits=True).exists():
@@ -307,7 +308,7 @@ class ShardBuilder:
             publish(self._entry(waits=False), self._entry(waits=True))
 
     def give_names(self, files: ShardFiles) -> None:
-        """Name the files of a shard that waits, but for nothing."""
+        """Name the files of a shard that no longer needs to wait."""
         publish(self._entry(waits=True), self._entry(waits=False))
         for info in files:
             for name in (info.index_file, info.file):
@@ -332,15 +333,15 @@ class ShardBuilder:
             return np.zeros((self.spec.num_rows, 0), INPUT)
         if not self._is_made_now:
             return self._inputs.records(self.spec.start, self.spec.stop)
-        # Not `read_inputs`: this run has written it, and a disk that fails now must be said to.
+        # Not `read_inputs`: this run has written it, so that a failing disk must be reported.
         return np.frombuffer(self._inputs_file.read_bytes(), INPUT).reshape(self.spec.num_rows, -1)
 
     def _put_inputs_together(self, receipts: Sequence[Receipt], digest: str | None) -> str:
-        """Write the content of the input files of all parts, unless a worker has, and return its digest for the entry.
+        """Write the content of all parts' input files, unless a worker has, and return its digest for the entry.
 
         Args:
             receipts: receipts of all parts, in order.
-            digest: what the worker that sealed the shard has found.
+            digest: digest from the worker that sealed the shard.
         """
         inputs = self._inputs
         if inputs is None or not inputs.has_files:
@@ -352,7 +353,7 @@ class ShardBuilder:
         return content_digest(found)
 
     def _inputs_of_part(self, receipt: Receipt, inputs: InputFiles) -> np.ndarray:
-        """Return the content of a part's input files; for a part of an earlier run, with their present times."""
+        """Return the content of a part's input files; for parts of earlier runs, with the present times."""
         found = read_inputs(inputs_path(self._growing.folder, receipt.number))
         part = found.reshape(receipt.num_rows, -1) if len(found) and not len(found) % receipt.num_rows else found
         if receipt.number not in self._resumed and content_digest(part) == receipt.inputs:
@@ -360,7 +361,7 @@ class ShardBuilder:
         return inputs.records(receipt.start, receipt.stop)
 
     def complete(self, sealed: Sealed) -> ShardFiles:
-        """Return what the entry will list of files that are complete and flushed."""
+        """Return the shard's entries for files that are complete and flushed."""
         receipts = [self._receipts[part.number] for part in self.spec.parts]
         counts = Counts.of(*receipts)
         if sealed.num_records != counts.num_records:
@@ -408,21 +409,21 @@ class ShardBuilder:
         return infos
 
     def _drop_other_formats(self, infos: ShardFiles) -> None:
-        """Remove the files of the shard in formats that are no longer wanted."""
+        """Remove the files of the shard in other formats."""
         mine = {name for info in infos for name in (info.file, info.index_file)}
-        for info in read_entry(self._entry(waits=False)) or ():  # what is published goes with its set
+        for info in read_entry(self._entry(waits=False)) or ():  # published files are removed with their set
             for name in {info.file, info.index_file} - mine:
                 (self._output / name).unlink(missing_ok=True)
 
 
 def take_over(output: pathlib.Path, files: ShardFiles, renamed: ShardFiles, below: str = "") -> None:
-    """Have a finished shard wait under another name, by hard links where the disk has them.
+    """Keep a finished shard under another name until it is published, by hard links if possible.
 
     Args:
-        output: folder of the set for which it waits.
+        output: folder of the set that it will join.
         files: entries of its files.
         renamed: the same under the other name.
-        below: with what the paths of the files begin in that folder: "", or "FOLDER/".
+        below: prefix of the paths of the files in that folder: "" or "FOLDER/".
     """
     folder, waiting = LocalFolder(output), run_folder(output / WORK)
     place = waiting.relative_to(output).as_posix()
@@ -447,7 +448,7 @@ def _has_offsets(path: pathlib.Path, info: ShardInfo) -> bool:
 
 
 def _holds(path: pathlib.Path, info: ShardInfo, version: str) -> bool:
-    """Return True if a file matches its entry; it is read only if something has written to it since."""
+    """Return True if a file matches its entry; it is read only if it was written to since."""
     with contextlib.suppress(OSError, CorruptDataError):
         if path.stat().st_size != info.num_bytes:
             return False

@@ -1,26 +1,27 @@
-"""Tasks that share an output: each takes the shards that nobody has, and the last one writes the manifest.
+"""Tasks that share an output: each claims free shards, and the last one writes the manifest.
 
-    .datamat/slices/plan.json                what the tasks make: a task with another definition is refused
-                    SESSION/leases/SHARD.00000   who took a shard first; SHARD.00001: who took it over, and so on
-                            heartbeats/HOLDER    a number that a task raises while it is alive
-                            done/SHARD.json      of a finished shard: its files, and the task that made it
+    .datamat/slices/plan.json                the tasks' plan: a task with another definition is refused
+                    SESSION/leases/SHARD.00000   the first owner of a shard; SHARD.00001: its next owner, and so on
+                            heartbeats/HOLDER    a number that a task increments while it is alive
+                            done/SHARD.json      a finished shard: its files, and the task that made it
 
     task ── lease ──> run in its own folder ── shard complete ──> done/SHARD.json
                                                                        │ all are there
     manifest <── an ordinary run of the output, which finds them <─────┴─ by who has the lease "manifest"
 
-A lease is a file that only one process can create. Its holder is alive as long as its number rises. Whoever waits
-watches that number by its own monotonic clock: no clock is compared between hosts, or with a store's. Where it stands
-still for too long, the next generation of the lease is created, again by one alone. `done` is created once, too: of two
-tasks that made a shard, the first counts, also where a row failed in one of them only.
+A lease is a file that only one process can create. Its holder is alive as long as its number rises. A waiting task
+watches that number by its own monotonic clock: clocks are never compared between hosts, or with a store's. If the
+number does not change for too long, the next generation of the lease is created, again by only one task. `done` is also
+created
+once: if two tasks made a shard, the first counts, even if a row failed in only one of them.
 
-A task writes below folders of its own only. So one that was stopped, lost its leases and wakes up can damage nothing:
-at worst a shard was made twice. All of this is the same in every `Folder`. The ends differ:
+A task writes only to its own folders. So a task that was stopped, lost its leases and wakes up can damage nothing: at
+worst a shard is made twice. All of this is the same in every `Folder`. The final steps differ:
 
-    on a disk    a task works in .datamat/slices/task-00003, an output of its own, whose lock tells whether it is alive;
-                 the last one moves the shards to where an ordinary run finds them
-    elsewhere    a task has a scratch folder on its host, and uploads its shards to a folder of its own, and its ledger;
-                 the last one makes an ordinary run in its scratch folder, which publishes what counts
+    on a disk    a task works in .datamat/slices/task-00003, its own output, whose lock tells whether it is alive; the
+                 last one moves the shards to where an ordinary run finds them
+    elsewhere    a task has a scratch folder on its host, and uploads its shards and its ledger to its own folder; the
+                 last one makes an ordinary run in its scratch folder, which publishes the shards that count
 """
 
 from __future__ import annotations
@@ -76,19 +77,19 @@ __all__ = [
 ]
 
 LEASE_S = 60.0
-"""How long a task may seem dead, in seconds, before another takes its shards."""
+"""Seconds without a heartbeat after which another task takes over a task's shards."""
 
 _BEATS_PER_LEASE = 6
 _POLLS_PER_LEASE = 30
 _MOST_PAUSE_S = 1.0
-_MOST_PAUSE_AWAY_S = 5.0  # each look costs some requests
+_MOST_PAUSE_AWAY_S = 5.0  # each check costs some requests
 _SLICES = f"{WORK}/slices"
 _PLAN = f"{_SLICES}/plan.json"
 _PROBE = f"{_SLICES}/conditions"
 _LEDGER_SENT = "ledger.sent"
 _PROBES = 3
-_END = "manifest"  # the lease of whoever writes the manifest; no shard has such a name
-_MOST_BYTES = 1 << 28  # of what tasks note
+_END = "manifest"  # the lease for writing the manifest; no shard has this name
+_MOST_BYTES = 1 << 28  # of the notes of tasks
 _MOST_TEXT_BYTES = 1000  # of a lease or a heartbeat
 
 
@@ -99,7 +100,7 @@ class TaskNumber:
     Attributes:
         index: number of the task, from 0.
         count: number of all tasks.
-        lease_s: how long a task may seem dead, in seconds, before another takes its shards.
+        lease_s: seconds without a heartbeat after which another task takes over a task's shards.
 
     Raises:
         OptionError: there is no such task.
@@ -125,7 +126,7 @@ class TaskNumber:
 
 
 def remove_scratch_of_tasks(job: Job) -> None:
-    """Remove what tasks of an output in a store, which is complete, have left on this machine, but for live ones."""
+    """Remove the scratch folders of tasks of a complete output in a store, except live ones, from this machine."""
     if job.store is None:
         return
     for folder in job.output.parent.glob(f"{glob.escape(job.output.name)}-task-*"):
@@ -134,27 +135,27 @@ def remove_scratch_of_tasks(job: Job) -> None:
 
 
 def slices_folder(work: pathlib.Path) -> pathlib.Path:
-    """Return the folder, below the `.datamat` of an output, of what tasks share."""
+    """Return the shared folder of tasks, in the `.datamat` of an output."""
     return work / "slices"
 
 
 def task_folder(work: pathlib.Path, task: TaskNumber) -> pathlib.Path:
-    """Return the folder that one task writes to."""
+    """Return the folder of one task."""
     return slices_folder(work) / task.name
 
 
 class TaskClaims:
-    """What one task has taken, and what nobody has.
+    """The shards claimed by one task, and those that are free.
 
     Args:
         planned: the job of the whole output, with its rows and its plan.
         task: which task this is.
         shards: the shards that the output lacks.
-        session: what the tasks share.
-        work: the `.datamat` folder of this task, of which it holds the lock.
+        session: shared state of the tasks.
+        work: the `.datamat` folder of this task, whose lock it holds.
 
     Raises:
-        OutputError: the tasks at this output make something else.
+        OutputError: the tasks of this output have another definition.
     """
 
     def __init__(
@@ -170,31 +171,31 @@ class TaskClaims:
         self._work = work
         self._number = 0
         self._beaten_at = -task.lease_s
-        self._seen: dict[str, tuple[str, float]] = {}  # by lease: its holder's heartbeat, and since when it is that
-        self._holders: dict[str, str] = {}  # by lease: what is written in it, which stays
+        self._seen: dict[str, tuple[str, float]] = {}  # by lease: its holder's heartbeat, and when it changed
+        self._holders: dict[str, str] = {}  # by lease: its content, which never changes
         self._mine: set[str] = set()
-        self._end = -1  # generation of the lease of whoever writes the manifest that this task has last created
+        self._end = -1  # last generation of the manifest's lease that this task has created
         first = task.index * len(shards) // task.count
-        in_order = [*shards[first:], *shards[:first]]  # tasks begin apart, so that they rarely meet
+        in_order = [*shards[first:], *shards[:first]]  # tasks start at different shards, so that they rarely collide
         self._shards = sorted(in_order, key=lambda shard: not _is_begun(work, shard.name))
-        self._num_leased = 0  # of the first shards, each of which somebody has taken
+        self._num_leased = 0  # of the first shards, which are all claimed
         session.begin(planned, task.lease_s)
         self._holder = f"{task.name}.{_own_id(work)}"
         self.beat()
-        self._leases = self._latest()  # as they were when this task looked last
+        self._leases = self._latest()  # as of this task's last check
 
     @property
     def pause_s(self) -> float:
-        """Seconds after which to look again, and to call `beat`."""
+        """Seconds until the next check, and call of `beat`."""
         return min(self.session.most_pause_s, self._task.lease_s / _POLLS_PER_LEASE)
 
     @property
     def is_over(self) -> bool:
-        """Whether another task has written the manifest, and removed what the tasks shared."""
+        """Whether another task has written the manifest and removed the shared folder."""
         return self.session.is_over
 
     def beat(self) -> None:
-        """Show that this task is alive; costs something only when it is time to."""
+        """Renew the heartbeat of this task if it is due."""
         now = time.monotonic()
         if now - self._beaten_at < self._task.lease_s / _BEATS_PER_LEASE:
             return
@@ -203,26 +204,26 @@ class TaskClaims:
         self.session.show(self._holder, f"{self._number:020d} process {os.getpid()} on {platform.node()}\n")
 
     def close(self) -> None:
-        """Let others have at once what this task has taken and not completed."""
+        """Release the unfinished shards of this task to other tasks immediately."""
         self.session.leave(self._holder)
         self.session.remove_late()
-        self._beaten_at = -self._task.lease_s  # the next beat takes it back
+        self._beaten_at = -self._task.lease_s  # the next beat creates it again
 
     def take(self) -> ShardSpec | None:
-        """Take a shard that nobody has, or whose holder seems dead; None if there is none now."""
+        """Claim a shard that is free, or whose holder seems dead; None if there is none now."""
         self.beat()
         if self.is_over:
             return None
         while self._num_leased < len(self._shards):
             shard = self._shards[self._num_leased]
             if shard.name not in self._leases:
-                # Without a look, which costs requests: whoever creates a lease learns if there is one.
+                # Without checking first, which costs requests: creating a lease fails if there is one.
                 if self._creates(shard.name, 0):
                     return shard
                 break
             self._num_leased += 1
         self._leases, heartbeats = self._latest(), self.session.heartbeats()
-        done = self._done()  # after the heartbeats: who has left has noted before what is done
+        done = self._done()  # after the heartbeats: a task that left has recorded its finished shards before
         for shard in self._shards:
             self.beat()
             if shard.name not in done and shard.name not in self._mine and self._takes(shard.name, heartbeats):
@@ -230,7 +231,7 @@ class TaskClaims:
         return None
 
     def finish(self, shard: str, stored: StoredShard) -> None:
-        """Note that a shard is complete, unless another task was first; the ledger of this task is kept before.
+        """Record that a shard is complete, unless another task was first, after storing the ledger of this task.
 
         Args:
             shard: name of the shard.
@@ -240,19 +241,19 @@ class TaskClaims:
 
     @property
     def are_all_done(self) -> bool:
-        """Whether every shard that the output lacked is complete, whoever made it."""
+        """Whether every missing shard of the output is complete, made by any task."""
         return self.are_done(shard.name for shard in self._shards)
 
     def are_done(self, shards: Iterable[str]) -> bool:
-        """Return True if shards are complete, whoever made them."""
+        """Return True if shards are complete, made by any task."""
         return self._done().issuperset(shards)
 
     def takes_end(self) -> bool:
-        """Take the lease of whoever writes the manifest; return True if this task has it."""
+        """Try to take the lease for writing the manifest; return True if this task has it."""
         self.beat()
         self._leases = self._latest()
         if _END in self._mine:
-            # By its name: one that is not listed yet counts, too. Its holder goes on from where this one was.
+            # By its name: one that is not listed yet counts, too. Its holder continues where this one was.
             if not self.session.text(f"leases/{_END}.{self._end + 1:05d}"):
                 return True
             self._mine.discard(_END)
@@ -264,7 +265,7 @@ class TaskClaims:
 
     @contextlib.contextmanager
     def alive(self) -> Iterator[None]:
-        """Beat from a thread for the block, in which no process is started."""
+        """Renew the heartbeat from a thread during the block, which must not start processes."""
         ended = threading.Event()
 
         def beat() -> None:
@@ -291,14 +292,14 @@ class TaskClaims:
         return found
 
     def _takes(self, name: str, heartbeats: Mapping[str, str]) -> bool:
-        """Create the first or the next generation of a lease; return True if this process did."""
+        """Try to create the next generation of a lease; return True if this process did."""
         if name not in self._leases:
             return self._creates(name, 0)
         lease = f"{name}.{self._leases[name]:05d}"
         if not self._is_free(lease, heartbeats) or not self._creates(name, self._leases[name] + 1):
             return False
         if (holder := self._holders.get(lease, "").strip()) not in {"", self._holder}:
-            self.session.leave(holder)  # its other leases are free, too, and nobody takes it for alive
+            self.session.leave(holder)  # its other leases become free, too
         return True
 
     def _creates(self, name: str, generation: int) -> bool:
@@ -309,16 +310,16 @@ class TaskClaims:
         return True
 
     def _is_free(self, lease: str, heartbeats: Mapping[str, str]) -> bool:
-        """Return True if the holder of a lease has left, or has shown no heartbeat for long enough."""
+        """Return True if the holder of a lease has left, or has not renewed its heartbeat for long enough."""
         holder = self._holders.get(lease) or self.session.text(f"leases/{lease}")
         if holder.endswith("\n"):
             self._holders[lease] = holder
-        if holder.strip() == self._holder:  # the process before this one: the lock of our folder was free
+        if holder.strip() == self._holder:  # this task's previous process: the lock of our folder was free
             return True
         heartbeat = heartbeats.get(holder.strip(), "")
         if holder and not heartbeat:
             return True
-        # On a disk without hard links, one that was killed before it wrote its name has none.
+        # On a disk without hard links, a task killed before it wrote its name has none.
         state, now = f"{holder} {heartbeat}", time.monotonic()
         if self._seen.get(lease, ("", 0.0))[0] != state:
             self._seen[lease] = state, now
@@ -330,26 +331,26 @@ def _is_begun(work: pathlib.Path, shard: str) -> bool:
     return (work / "parts" / shard).is_dir() or (work / "shards" / f"{shard}.json").exists()
 
 
-# ---------------------------------------------------------------- what tasks share
+# ---------------------------------------------------------------- shared state
 
 
 def session_of(job: Job) -> TaskSession:
-    """Return what the tasks of a job share."""
+    """Return the shared state of a job's tasks."""
     return TaskSession(job.folder)
 
 
 class TaskSession:
-    """What the tasks of one output share, as far as there are any; a listing that is late only delays.
+    """The shared state of the tasks of one output, if any; an outdated listing only causes delays.
 
-    Each session has a folder of its own: a task that wakes after the end of its session meets nobody.
+    Each session has its own folder, so that a task which wakes after the end of its session affects nothing.
 
     Args:
-        output: where the dataset goes.
+        output: folder of the dataset.
     """
 
     def __init__(self, output: Folder) -> None:
         self._output = output
-        self._path = output.local_path()  # None: the folders of tasks, and their locks, are on other hosts
+        self._path = output.local_path()  # None: the tasks' folders and locks are on other hosts
         self._plan = self._read() or {}
 
     def __str__(self) -> str:
@@ -371,46 +372,47 @@ class TaskSession:
             ) from error
 
     def check(self) -> None:
-        """Refuse a store that grants a name to more than one: some take a condition, and ignore it.
+        """Refuse a store that lets two processes create one name: some accept a condition and ignore it.
 
         Raises:
-            OptionError: it does, or is not known not to.
+            OptionError: the store does so, or this cannot be determined.
         """
         if self.is_local:
             return
         if "create" in self._output.keeps and not self._output.is_private:
             with contextlib.suppress(UnsupportedError):
-                for _ in range(_PROBES):  # if another deletes it in between, it seems to be granted twice
+                for _ in range(_PROBES):  # if another process deletes it in between, creation seems to succeed twice
                     create_once(self._output, _PROBE, uuid.uuid4().bytes)
                     if not create_once(self._output, _PROBE, uuid.uuid4().bytes):
                         return
                 self._output.delete(_PROBE)
         raise OptionError(
-            f"{self._output} is in a store that is not known to keep conditions (If-None-Match: *), by which tasks "
-            "share an output; call run() without task_index, or give the tasks a folder on a shared file system"
+            f"{self._output} is in a store that is not known to support conditional writes (If-None-Match: *), which "
+            "tasks need to share an output; call run() without task_index, or give the tasks a folder on a shared "
+            "file system"
         )
 
     @property
     def is_local(self) -> bool:
-        """Whether the tasks work in folders of the output, whose locks and shards this machine sees."""
+        """Whether the tasks work in folders of the output, whose locks and shards are visible here."""
         return self._path is not None
 
     @property
     def is_there(self) -> bool:
-        """Whether tasks have begun to make the output together, and were not done when this was made."""
+        """Whether tasks had begun to make the output together, and were not done, when this object was made."""
         return bool(self._plan)
 
     @property
     def is_over(self) -> bool:
-        """Whether what the tasks shared is removed."""
+        """Whether the shared folder has been removed."""
         there = self._read()
         return there is None or there["session"] != self._plan.get("session")
 
     def begin(self, planned: PlannedJob, lease_s: float) -> None:
-        """Record what the tasks make if this is the first of them; otherwise compare.
+        """Record the plan if this is the first task; otherwise compare with it.
 
         Raises:
-            OutputError: they make something else; says what differs.
+            OutputError: the plans differ; says how.
         """
         shards = [[shard.name, shard.fingerprint, shard.num_rows] for shard in planned.plan.shards]
         mine: dict[str, Any] = {
@@ -423,7 +425,7 @@ class TaskSession:
         if not self._plan:
             with contextlib.suppress(ExistsError):
                 self._output.write(_PLAN, render_json(mine), "create")
-            self._plan = self._read() or mine  # the second where another has cleared up
+            self._plan = self._read() or mine  # the second if another task has cleaned up
         if self._plan.get("plan") != mine["plan"]:
             changes = changed_digests(dict(self._plan["ingredients"]), planned.manifest_digests, augmented=True)
             why = "; ".join(changes) or "its rows or the layout of its shards differ"
@@ -441,34 +443,34 @@ class TaskSession:
         return self._output.list(self._of(folder)) or {}
 
     def text(self, name: str) -> str:
-        """Return the content of a small file; "" where there is none, or something else."""
+        """Return the content of a small file; "" if there is none or it is unreadable."""
         with contextlib.suppress(CorruptDataError):
             return (self._output.read_if_there(self._of(name), _MOST_TEXT_BYTES) or b"").decode(errors="replace")
         return ""
 
     def create(self, name: str, text: str) -> bool:
-        """Create a file with a content that nobody else writes; return False where another was first."""
+        """Create a file with unique content; return False if another process was first."""
         return create_once(self._output, self._of(name), text.encode())
 
     def show(self, holder: str, text: str) -> None:
-        """Write the heartbeat of a task, unless all is done; where the place is out of reach, the next time."""
+        """Write the heartbeat of a task, unless all is done; an unreachable place is retried next time."""
         with contextlib.suppress(OutputError):
             if not self.is_over:
                 self._output.write(self._of(f"heartbeats/{holder}"), text.encode())
 
     def leave(self, holder: str) -> None:
-        """Remove the heartbeat of a task that has left or is dead."""
+        """Remove the heartbeat of a task that has left or died."""
         with contextlib.suppress(OutputError):
             self._output.delete(self._of(f"heartbeats/{holder}"))
 
     def heartbeats(self) -> dict[str, str]:
-        """Return a text for each task that has not left, which changes with its heartbeat; by one listing for all."""
+        """Return a text for each task that has not left, which changes with its heartbeat, from a single listing."""
         listed = self._output.list(self._of("heartbeats")) or {}
         # In Google's store, listings have no versions.
         return {holder: stat.version or self.text(f"heartbeats/{holder}") for holder, stat in listed.items()}
 
     def finish(self, shard: str, task: str, stored: StoredShard, work: pathlib.Path) -> None:
-        """Note that a shard is complete, unless another task was first."""
+        """Record that a shard is complete, unless another task was first."""
         self.send_ledger(work)  # before the shard counts
         with contextlib.suppress(ExistsError):
             self._output.write(
@@ -480,7 +482,7 @@ class TaskSession:
         return {shard: stored for shard, (_, stored) in self._notes().items()}
 
     def _notes(self) -> dict[str, tuple[str, StoredShard]]:
-        """Return the task that finished a shard first, and where it is, by the name of the shard."""
+        """Return the first task to finish each shard, and the shard's location, by name of the shard."""
         if not self._plan:
             return {}
         found = {}
@@ -496,12 +498,12 @@ class TaskSession:
         contents = each(lambda name: self._output.read_if_there(self._of(f"{folder}/{name}"), _MOST_BYTES), names)
         return {name: content for name, content in zip(names, contents, strict=True) if content is not None}
 
-    # ------------------------------------------------------------ who is at work
+    # ------------------------------------------------------------ active tasks
 
     def tasks(self) -> tuple[tuple[tuple[str, str, int], ...], dict[str, ShardFiles]]:
-        """Return name, process at work and number of finished shards of each task, and the finished shards by name.
+        """Return the name, active process and number of finished shards of each task, and the finished shards by name.
 
-        Where no lock tells, a process counts as at work until it leaves, or another task takes over what it had.
+        Without locks, a process counts as active until it leaves, or another task takes over its shards.
         """
         if not self._plan:
             return (), {}
@@ -522,7 +524,7 @@ class TaskSession:
         return [] if self._path is None else sorted(slices_folder(self._path / WORK).glob("task-*"))
 
     def refuse_if_alive(self, logger: logging.Logger) -> None:
-        """Raise where a task is at work: by the locks of their folders, or by a heartbeat within the time of a lease.
+        """Raise if a task is active, by the locks of their folders, or by a heartbeat within the time of a lease.
 
         Raises:
             OutputLockedError: names the task.
@@ -551,17 +553,18 @@ class TaskSession:
 
     @property
     def most_pause_s(self) -> float:
-        """Most seconds between two looks at what others do."""
+        """Maximum seconds between two checks of other tasks."""
         return _MOST_PAUSE_S if self.is_local else _MOST_PAUSE_AWAY_S
 
     # ------------------------------------------------------------ the end
     #
-    # What tasks have made becomes what an ordinary run finds. Elsewhere than on a disk, `RemoteOutput.adopt` does that.
+    # Shards made by tasks are moved to where an ordinary run finds them; for a store, see `RemoteOutput.adopt`.
 
     def adopt(self) -> None:
-        """Move what tasks have completed on a disk to where an ordinary run finds it: shards that wait for their names.
+        """On a disk, move the tasks' finished shards to where an ordinary run finds them, waiting for their names.
 
-        Only while the output is locked, and all tasks are done or gone. It may be killed at any point, and repeated.
+        Requires that the output is locked and that all tasks are done or gone. It may be killed at any point and
+        repeated.
         """
         if self._path is None or not (folder := slices_folder(self._path / WORK)).is_dir():
             return
@@ -572,13 +575,13 @@ class TaskSession:
         entries.mkdir(exist_ok=True)
         for task, stored in self._notes().values():
             if task.startswith("task-") and "/" not in task:
-                with contextlib.suppress(OSError):  # the run makes it again
+                with contextlib.suppress(OSError):  # the run rebuilds it
                     _adopt(folder / task, entries, waiting, stored.files)
         for path in self._task_folders():
             _adopt_notes(path / WORK, work)
 
     def send_ledger(self, work: pathlib.Path) -> None:
-        """Upload what the ledger of a task has got since the last time: its scratch folder may be lost."""
+        """Upload the new lines of a task's ledger, since its scratch folder may be lost."""
         if self.is_local:
             return
         scratch = LocalFolder(work)
@@ -587,19 +590,20 @@ class TaskSession:
             file.seek(begin)
             data = file.read()
             if piece := data[: data.rfind(b"\n") + 1]:
-                # By its place: one that was sent before a kill, and not noted, is sent again, with what came since.
+                # Named by position: a piece that was sent but not recorded before a kill is sent again, with the newer
+                # lines.
                 self._output.write(self._of(f"ledgers/{_own_id(work)}.{begin:015d}"), piece)
                 scratch.write(_LEDGER_SENT, str(begin + len(piece)).encode())
 
     def take_ledgers(self, work: pathlib.Path) -> None:
-        """Put the ledger that a store had, and what other tasks have uploaded of theirs, before that of this run."""
+        """Prepend the store's ledger, and the ledgers that other tasks have uploaded, to that of this run."""
         if self.is_local or not self.is_there:
             return
         mine = (work / LEDGER_FILE).read_bytes()
         before = self._output.read_if_there(f"{WORK}/{LEDGER_FILE}", _MOST_BYTES) or b""
         sent = self._contents("ledgers")
         pieces = [piece for name, piece in sent.items() if piece and not name.startswith(_own_id(work))]
-        if pieces and (pieces[0] in mine or pieces[0] in before):  # by a run that was killed after this
+        if pieces and (pieces[0] in mine or pieces[0] in before):  # already done by a run that was killed later
             pieces = []
         if not mine.startswith(before):
             pieces.insert(0, before)
@@ -607,7 +611,7 @@ class TaskSession:
             LocalFolder(work).write(LEDGER_FILE, b"".join([*pieces, mine]))
 
     def remove_late(self) -> None:
-        """Remove what a task has written after another had removed what all shared."""
+        """Remove files that a task has written after another had removed the shared folder."""
         if not self.is_over:
             return
         if self._path is None:
@@ -616,28 +620,28 @@ class TaskSession:
         folder = slices_folder(self._path / WORK)
         if self._plan:
             shutil.rmtree(folder / self._plan["session"], ignore_errors=True)
-        with contextlib.suppress(OSError):  # it is gone, or tasks have begun again
+        with contextlib.suppress(OSError):  # it is gone, or tasks have started again
             folder.rmdir()
 
     def remove(self) -> None:
-        """Remove what tasks shared, the plan first, by which they see that all is done; and what earlier ones left."""
+        """Remove the shared files, the plan first, since its absence tells tasks that all is done; and leftovers."""
         if self._path is not None:
             _remove_folder(slices_folder(self._path / WORK))
             return
         if "create" not in self._output.keeps:
             return
-        with contextlib.suppress(OutputError):  # it costs nothing, and the next run does it
+        with contextlib.suppress(OutputError):  # harmless, and the next run does it
             if not self.is_over:
                 self._output.delete(_PLAN)
             names = self._output.list(_SLICES, deep=True) or {}
-            # After the listing: what is of a session that begins now is not in it, or spared.
+            # After the listing, so that files of a session that begins now are not in it, or are spared.
             spared = {os.path.basename(_PLAN), (self._read() or {}).get("session")}
             stale = [f"{_SLICES}/{name}" for name in names if name.partition("/")[0] not in spared]
             each(self._output.delete, stale)
 
 
 def _own_id(work: pathlib.Path) -> str:
-    """Return what stands for the folder of a task: another host has no lock of it."""
+    """Return an id for the folder of a task, whose lock other hosts cannot see."""
     folder = LocalFolder(work)
     found = folder.read_if_there("holder", _MOST_TEXT_BYTES)
     if not found:
@@ -647,7 +651,7 @@ def _own_id(work: pathlib.Path) -> str:
 
 
 def _adopt(task: pathlib.Path, entries: pathlib.Path, waiting: pathlib.Path, files: ShardFiles) -> None:
-    """Move the files of one shard, flushed already, and write the entry of a shard that waits."""
+    """Move the flushed files of one shard, and write its entry as a waiting shard."""
     mine, shard = task / WORK / "shards", files[0].name
     has_moved = False
     for folder in (task, mine, entries):
@@ -674,7 +678,7 @@ def _moved(path: pathlib.Path, target: pathlib.Path) -> bool:
 
 
 def _adopt_notes(mine: pathlib.Path, work: pathlib.Path) -> None:
-    """Append the ledger of a task to that of the output, and move what it has in quarantine."""
+    """Append the ledger of a task to that of the output, and move its quarantine."""
     ledger = mine / LEDGER_FILE
     with contextlib.suppress(FileNotFoundError):
         data = ledger.read_bytes()
@@ -695,7 +699,7 @@ def _adopt_notes(mine: pathlib.Path, work: pathlib.Path) -> None:
 
 
 def _remove_folder(folder: pathlib.Path) -> None:
-    """Remove what tasks shared, in one step for whoever looks."""
+    """Remove the shared folder, atomically for observers."""
     aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.done")
     with contextlib.suppress(FileNotFoundError):
         os.rename(folder, aside)

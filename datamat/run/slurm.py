@@ -1,4 +1,4 @@
-"""What Slurm says of the job that this process is a part of: which task of an array it is, and when it ends."""
+"""Run options from Slurm: the array task that this process is, and when its job ends."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 __all__ = ["as_slurm_says"]
 
-_ENDS_BEFORE_S = 60.0  # the end that Slurm has set: parts under way end, and the program too
+_ENDS_BEFORE_S = 60.0  # before the end set by Slurm, so that parts in progress and the program can finish
 
 
 @contextlib.contextmanager
 def as_slurm_says(options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, Any]]:
-    """Yield run options with the task and the deadline that Slurm sets; options that were given count first.
+    """Yield run options with the task and deadline set by Slurm; given options take precedence.
 
-    SIGUSR1, which Slurm sends before a limit if it is asked to, is the deadline in the block. The number of a task is
-    that of its array, so one that is submitted again, without those at work, finds its own parts.
+    In the block, SIGUSR1, which Slurm can send before a time limit, acts as the deadline. The number of a task is its
+    array index, so a task that is resubmitted alone finds its own parts.
 
     Args:
         options: options of `Materializer.run`.
-        environ: variables of the environment.
+        environ: environment variables.
 
     Raises:
-        OptionError: the variables of the array do not fit together, or the deadline is not one.
+        OptionError: the array's variables are inconsistent, or the deadline is invalid.
     """
     found = dict(options)
     if {"task_index", "num_tasks"}.isdisjoint(found) and "SLURM_ARRAY_TASK_ID" in environ:

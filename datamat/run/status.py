@@ -1,17 +1,17 @@
-"""How far an output is: what its files say, during a run in another process as well as after a crash.
+"""The progress of an output, read from its files, during a run in another process or after a crash.
 
-    manifest.json       the run is finished: what it made
-    .datamat/lock       which process is at work now
-             rows/      the plan of the run that is not finished
-             shards/    its finished shards, and the state of the directory before it
+    manifest.json       the result of a finished run
+    .datamat/lock       the process at work now
+             rows/      the plan of an unfinished run
+             shards/    its finished shards, and the previous state of the directory
              parts/     receipts of its finished parts
-             ledger.jsonl   what happened
-             slices/    what tasks that share the output have made, see `slices.py`
+             ledger.jsonl   the events
+             slices/    shards made by tasks that share the output, see `slices.py`
 
-Only reads, takes no lock, and never waits: files may come and go meanwhile.
+It only reads, takes no lock, and never waits: files may come and go meanwhile.
 
-Of an output in a store, the store is read: see `upload.py` for what is there. Who last began to write is known; whether
-that is still at work shows only of tasks that share the output, whose signs of life are there, and on its own host.
+For an output in a store, the store is read: see `upload.py` for its content. It shows who last began to write; whether
+that process is still active shows only on its own host, or for tasks that share the output, by their heartbeats.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ _LAST_EVENTS = 3
 _ENTRY = re.compile(r"(shards|run-\d+)/(?!plan\.json$)[^/]+\.json$")
 _BEGUN = re.compile(r"run-|append/|rows/plan\.json$")
 _LEDGER_OF_TASK = re.compile(rf"slices/(.*/)?(ledgers/|{re.escape(LEDGER_FILE)}$)")
-_MOST_BYTES = 1 << 28  # of a small file
-_TAIL_BYTES = 4 << 20  # of a ledger
+_MOST_BYTES = 1 << 28  # maximum size of a small file
+_TAIL_BYTES = 4 << 20  # bytes read at the end of a ledger
 _ENDS = {"run_finished", "run_failed", "interrupted", "deadline_reached", "disk_reached"}
 
 
 @frozen()
 class Done:
-    """How much is there: of shards, and of parts of shards that are not finished."""
+    """Totals of finished shards, and of finished parts of other shards."""
 
     num_shards: int = 0
     num_rows: int = 0
@@ -93,30 +93,30 @@ class Done:
 
     @classmethod
     def of(cls, there: Sequence[ShardFiles | Receipt]) -> Done:
-        """Return what shards and parts of others hold together."""
+        """Return the totals of shards and of parts of other shards."""
         counts = (Counts.of(made) if isinstance(made, Receipt) else counts_of(made) for made in there)
         return cls(sum(not isinstance(made, Receipt) for made in there), **Counts.of(*counts).by_name())
 
 
 @frozen()
 class Status:
-    """How far an output has got. `str` gives a summary.
+    """The progress of an output. `str` gives a summary.
 
     Attributes:
         output: the output folder, or its URL.
         state: "empty" (nothing was started), "running" (a process is at work), "unfinished" (none is), "complete", or
-            "damaged" (there is a manifest, but it cannot be read).
+            "damaged" (the manifest cannot be read).
         holder: the process at work, with its host; "" if there is none.
         done: numbers of finished shards, rows, records and bytes.
-        num_shards, num_rows: planned numbers for an unfinished run; None if no plan is known.
+        num_shards, num_rows: planned numbers of an unfinished run; None if no plan is known.
         events: the first and the last ledger lines of the last run.
         changes: the shards that `run` would make now, and why; None if the source was not compared.
-        obsolete: shards that are there but no longer in the plan, under whatever name; `run` removes them.
+        obsolete: existing shards that are no longer in the plan, under any name; `run` removes them.
         note: why this status is incomplete; "" if it is complete.
-        tasks: of unfinished tasks that share the output: name, the process at work ("" if there is none), and number of
+        tasks: unfinished tasks that share the output: name, the process at work ("" if there is none), and number of
             finished shards. In a store, a killed process counts as at work until another task takes over its shards.
-        failures: the skipped or quarantined samples of what is done; of a complete output as `datamat.failures` gives
-            them, as far as its ledgers can be read.
+        failures: the skipped or quarantined samples so far; for a complete output, those of `datamat.failures`, as far
+            as its ledgers can be read.
     """
 
     output: pathlib.Path | str
@@ -134,7 +134,7 @@ class Status:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last run is finished; its output may still be out of date, see `changes`."""
+        """Whether the last run is finished; its output may be out of date, see `changes`."""
         return self.state == "complete"
 
     @property
@@ -207,14 +207,14 @@ class Status:
 
 
 def status(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Status:
-    """Return how far an output is, according to its files; source and writer are not compared.
+    """Return the progress of an output, from its files; source and writer are not compared.
 
     Args:
-        path: output of the run, finished or not: a folder, or its URL, of any kind that fsspec can read.
-        storage_options: options for the URL, as fsspec has them: `{"key": ..., "secret": ...}`, or `{"anon": True}`.
+        path: output of the run, finished or not: a folder, or any URL that fsspec can read.
+        storage_options: fsspec options for the URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
 
     Raises:
-        OutputError: the URL cannot be read, or the path is that of a file.
+        OutputError: the URL cannot be read, or the path is a file.
         MissingDependencyError: the package that reads such URLs is not installed.
 
     Example:
@@ -228,25 +228,25 @@ def status(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] |
 
 
 def output_status(job: Job, planned: Sequence[PlannedShard] | None = None) -> Status:
-    """Return how far the output of a job is, as `status` does.
+    """Return the progress of a job's output, as `status` does.
 
     Args:
         job: the job.
-        planned: the planned shards, for an unfinished run that left no plan.
+        planned: the planned shards, used if an unfinished run left no plan.
     """
-    if lock_holder(job.work / "lock"):  # whoever is at work here knows more than the store
+    if lock_holder(job.work / "lock"):  # a process at work here knows more than the store
         return _Output(LocalFolder(job.output), job.folder).status(planned)
     return _Output(job.folder).status(planned)
 
 
 def compared_status(planned: PlannedJob) -> Status:
-    """Return how far an output is, compared with the source and the options as they are now.
+    """Return the progress of an output, compared with the present source and options.
 
     Args:
         planned: job with its rows and its plan.
     """
     shards = planned.plan.shards
-    # The manifest is held until the end: what the steps below read of it is then not parsed again.
+    # The manifest is kept until the end, so that the steps below do not parse it again.
     manifest, known = known_shards(planned.job.output, planned.job.work)
     taken = {} if manifest is None else equal_shards(planned, known)
     changes = find_changes(planned)
@@ -264,26 +264,26 @@ def compared_status(planned: PlannedJob) -> Status:
 
 
 class _Output:
-    """What the files of an output say.
+    """The state of an output, from its files.
 
     Args:
         root: the folder.
-        shared: where its tasks meet: the store, if the folder is the scratch folder of one.
+        shared: folder shared by its tasks: the store, if `root` is its scratch folder.
     """
 
     def __init__(self, root: Folder, shared: Folder | None = None) -> None:
         self._root = root
         self._shared = shared or root
         self._work = root.child(WORK)
-        self._names = root.list(WORK, deep=True)  # None of a web server, which has nothing but finished datasets
-        # The plan of the run that is not finished; in a store, who began one last, and its plan.
+        self._names = root.list(WORK, deep=True)  # None for a web server, which has only finished datasets
+        # The plan of the unfinished run; in a store, the run begun last, and its plan.
         begun = [name for name in self._names or () if name.startswith("run-") and name.endswith("/plan.json")]
         marks = begun[-1:] or [name for name in self._names or () if name == "rows/plan.json"]
         (mark,) = self._contents(marks) or [None]
         self._mark: dict[str, Any] = mark if isinstance(mark, dict) else {"shards": mark}
 
     def status(self, planned: Sequence[PlannedShard] | None = None) -> Status:
-        """Return how far it is; `planned` as for `output_status`."""
+        """Return its progress; `planned` as for `output_status`."""
         visible, damage = self._visible()
         before = {} if visible is None else by_shard(visible.all_files)
         tasks, shared = ((), {}) if self._names is None else TaskSession(self._shared).tasks()
@@ -319,7 +319,7 @@ class _Output:
         )
 
     def _visible(self) -> tuple[Manifest | None, str]:
-        """Return the manifest as far as it can be read, and what is wrong with it."""
+        """Return the manifest as far as it can be read, and its defect, if any."""
         try:
             return Manifest.read(self._root), ""
         except AbsentError:
@@ -331,13 +331,13 @@ class _Output:
 
     @property
     def _is_begun(self) -> bool:
-        """Whether a run has begun that would change what is published, and has not published it."""
+        """Whether an unpublished run has begun that would change the published set."""
         return any(_BEGUN.match(name) for name in self._names or ())
 
     # ------------------------------------------------------------ files
 
     def _contents(self, names: Sequence[str]) -> list[Any]:
-        """Return the values of JSON files in `.datamat`; of those that are gone, or damaged, None."""
+        """Return the values of JSON files in `.datamat`; None for missing or damaged ones."""
 
         def content(name: str) -> Any:
             with contextlib.suppress(ValueError):
@@ -348,7 +348,7 @@ class _Output:
         return each(content, names)
 
     def _entries(self) -> dict[str, ShardFiles]:
-        """Return the finished shards of a run that has not published them, by name."""
+        """Return the finished shards of an unpublished run, by name."""
         found: dict[str, ShardFiles] = {}
         for value in self._contents([name for name in self._names or () if _ENTRY.match(name)]):
             with contextlib.suppress(ValueError, TypeError, LookupError):
@@ -362,7 +362,7 @@ class _Output:
         made: Mapping[str, ShardFiles],
         before: Mapping[str, ShardFiles],
     ) -> list[ShardFiles | Receipt]:
-        """Return what is finished of planned shards: all of one, or some of its parts."""
+        """Return the finished part of planned shards: whole shards, or some of their parts."""
         there: list[ShardFiles | Receipt] = []
         visible = self._root.list() or ()
         receipts = [name for name in self._names or () if name.startswith("parts/") and name.endswith(".json")]
@@ -381,13 +381,13 @@ class _Output:
         return there
 
     def _last_run(self) -> tuple[tuple[LedgerEntry, ...], str]:
-        """Return the first and the last lines that the last run wrote to the ledger, and what is wrong with it."""
+        """Return the first and last ledger lines of the last run, and the ledger's defect, if any."""
         try:
             there = self._work.stat(LEDGER_FILE)
             num_bytes = 0 if there is None else there.num_bytes
             for start in (max(num_bytes - _TAIL_BYTES, 0), 0):
                 content = self._work.read_range(LEDGER_FILE, start, num_bytes).content if num_bytes else b""
-                content = content.partition(b"\n")[2] if start else content  # from the beginning of a line on
+                content = content.partition(b"\n")[2] if start else content  # from the beginning of a line
                 events, problem = _last_run(
                     parse_ledger(io.BytesIO(content), self._work.place(LEDGER_FILE), without="part_committed")
                 )
@@ -398,10 +398,10 @@ class _Output:
         return (), ""
 
     def _others(self) -> str:
-        """Return what else is there, if there is no dataset."""
+        """Describe what is there if there is no dataset."""
         files = self._root.list()
         if files is None:
-            return f"{self._root} has no {MANIFEST_FILE}, and web servers list nothing else"
+            return f"{self._root} has no {MANIFEST_FILE}, and web servers cannot be listed"
         names = [*files] or [*dict.fromkeys(f"{name.partition('/')[0]}/" for name in self._root.list(deep=True) or ())]
         return (
             f"it holds {join_problems(names)}" if names else "there is nothing: correct the path or URL, or run the job"
@@ -410,24 +410,24 @@ class _Output:
     # ------------------------------------------------------------ who writes
 
     def _holder(self) -> str:
-        """Return the process that is at work; of an output in a store, if that is on this host, else ""."""
+        """Return the process at work; for a store, only if it is on this host, else ""."""
         here = self._root.local_path()
         if here is None and self._mark.get("host") == platform.node():
             here = scratch_folder(self._root, None)
         return "" if here is None else lock_holder(here / WORK / "lock")
 
     def _who_began(self, events: Sequence[LedgerEntry]) -> str:
-        """Return who began to write to a store last; "" if its end is in the ledger."""
+        """Return the process that last began to write to a store; "" if its end is in the ledger."""
         mark = self._mark
         ended = dict(events[0].values) if events and events[-1].event in _ENDS else {}
         if "pid" not in mark or (ended.get("host"), ended.get("pid")) == (mark.get("host"), mark.get("pid")):
             return ""
         who = f"process {mark.get('pid')} on {mark.get('host')}"
-        return f"{who} began to write there last: whether it is still at work, a store does not show"
+        return f"{who} began to write there last; a store does not show whether it is still at work"
 
 
 def _failures_of(there: Iterable[ShardFiles | Receipt], ledgers: Iterable[tuple[Folder, str]]) -> tuple[Failure, ...]:
-    """Return the samples that shards lack, as far as ledgers tell, and those that parts of others lack."""
+    """Return the failed samples of shards, as far as ledgers list them, and of parts of other shards."""
     lacking: list[ShardInfo] = []
     found: list[Failure] = []
     for made in there:
@@ -441,12 +441,12 @@ def _failures_of(there: Iterable[ShardFiles | Receipt], ledgers: Iterable[tuple[
 
 
 def _entries(folder: Folder, ledger: str) -> Iterator[LedgerEntry]:
-    with contextlib.suppress(OSError, CorruptDataError):  # of the ledger of the output, `note` says so
+    with contextlib.suppress(OSError, CorruptDataError):  # damage to the output's ledger is in `note`
         yield from ledger_in(folder, ledger, without="part_committed")
 
 
 def _last_run(entries: Iterable[LedgerEntry]) -> tuple[tuple[LedgerEntry, ...], str]:
-    """Return the first and the last entries of the last run, and what is wrong with the ledger."""
+    """Return the first and last entries of the last run, and the ledger's defect, if any."""
     first: LedgerEntry | None = None
     last: collections.deque[LedgerEntry] = collections.deque(maxlen=_LAST_EVENTS)
     note = ""

@@ -1,12 +1,12 @@
-"""The names that a run gives in its output: taken only where they are free, or were given by datamat before.
+"""The names that a run uses in its output: only free ones, or ones that datamat has used there before.
 
     plan, formats ──> the names that the run will give ──┐
     listing of the output ───────────────────────────────┼──> names that somebody else has: refused, before any work
     manifest, entries, `.datamat/names.json` ────────────┘
 
-A name counts by its series, which all shards of a split share: `cats-train-of-00008.tfrecord` stands for eight names.
-The record `.datamat/names.json` lists the series that runs have begun here. It is written before any work, so that
-what a killed run leaves under a final name, without manifest or entry, is never taken for somebody else's.
+Names are compared by series, shared by all shards of a split: `cats-train-of-00008.tfrecord` stands for eight names.
+The record `.datamat/names.json` lists the series that runs have begun here. It is written before any work, so that a
+file which a killed run leaves under a final name, without manifest or entry, is never mistaken for a foreign one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NUMBER = re.compile(r"-\d{5}(?=-of-\d{5}\.)")
 
 
 def series_of(name: str) -> str:
-    """Return what stands for the names of all shards of a split; of any other file its name.
+    """Return the series of a shard's name, which stands for all shards of its split; other names stay unchanged.
 
     Example:
         >>> series_of("cats-train-00000-of-00008.tfrecord"), series_of("_index/train.keys")
@@ -62,12 +62,12 @@ def series_of(name: str) -> str:
 
 
 def foreign_names(wanted: Collection[str], listing: Iterable[str], ours: Collection[str]) -> list[str]:
-    """Return the names in an output that a run would give, and that datamat has not given there.
+    """Return the names in an output that a run would use and that datamat has not created.
 
     Args:
-        wanted: series of the names that the run will give.
-        listing: names that are there, relative to the output.
-        ours: series that datamat has given there.
+        wanted: series of the names that the run will use.
+        listing: existing names, relative to the output.
+        ours: series that datamat has created there.
     """
     return sorted(name for name in listing if (series := series_of(name)) in wanted and series not in ours)
 
@@ -88,15 +88,15 @@ def _known_series(manifest: Manifest | None, shards: Iterable[ShardFiles]) -> se
 
 
 def claim_names(planned: PlannedJob, manifest: Manifest | None, known: Mapping[str, ShardFiles]) -> None:
-    """Refuse an output in which somebody else has a name that a run will give; else record the names as datamat's.
+    """Refuse an output with foreign files under names that a run will use; otherwise record the names as datamat's.
 
     Args:
         planned: the job and its plan.
-        manifest: manifest of the output, or of what was there before the run that is under way; None if none is.
+        manifest: manifest of the output, or of its state before an unfinished run; None if there is none.
         known: finished shards by name.
 
     Raises:
-        OutputError: there are such names; or rows name input files in the output.
+        OutputError: there are such files; or rows name input files in the output.
     """
     job = planned.job
     wanted = _planned_series(planned.plan, [made.extension for made in job.formats])
@@ -120,7 +120,7 @@ def claim_names(planned: PlannedJob, manifest: Manifest | None, known: Mapping[s
 
 
 def _series_of_damaged(output: pathlib.Path) -> set[str]:
-    """Return what a manifest that cannot be read still lists; nothing where it never was one of datamat's."""
+    """Return the series that a damaged manifest still lists; none if it was never one of datamat's."""
     try:
         content = manifest_bytes(output)
     except (OSError, ValueError):
@@ -131,7 +131,7 @@ def _series_of_damaged(output: pathlib.Path) -> set[str]:
 
 
 def _names_in(folder: Folder) -> list[str]:
-    """Return the names in a folder and those in its `_index`; on a disk, those of folders, too."""
+    """Return the names in a folder and in its `_index`; on a disk, including folders."""
     if (here := folder.local_path()) is None:
         return [name for name in folder.list(deep=True) or () if name[:1] != "."]
     index = here / INDEX_FOLDER
@@ -145,11 +145,11 @@ def _read_record(folder: Folder) -> set[str]:
         return set()
 
 
-# ---------------------------------------------------------------- the source of a run, and its output
+# ---------------------------------------------------------------- source and output
 
 
 def refuse_own_source(job: Job) -> None:
-    """Refuse an output that is the source of its job, or holds it: finished shards would take the place of its files.
+    """Refuse an output that is or contains the source of its job, whose files finished shards would replace.
 
     Raises:
         OutputError: names both.
@@ -161,22 +161,22 @@ def refuse_own_source(job: Job) -> None:
             is_inside = _is_below(source, os.path.realpath(job.output))
         if is_inside:
             raise OutputError(
-                f"output {job.place} is, or holds, the source {source}, and a run could overwrite it; give an output "
-                "outside of the source"
+                f"output {job.place} is, or holds, the source {source}, and a run could overwrite it; choose an output "
+                "outside the source"
             )
 
 
 def _is_below(path: str, folder: str) -> bool:
-    """Return True if a path leads to a folder, given without links, or below it."""
+    """Return True if a path leads to or into a folder, given without links."""
     return os.path.join(os.path.realpath(path), "").startswith(os.path.join(folder, ""))
 
 
 def _source_places(job: Job) -> Iterator[str]:
-    """Yield the paths and URLs that a source stands for, as far as it names them."""
+    """Yield the paths and URLs of a source, as far as it names them."""
     if job.mirror is not None:
         yield str(job.mirror.root)
         return
-    loaded: Any = sys.modules.get("datamat.readers.dataset")  # as long as nobody has loaded it, nothing is from there
+    loaded: Any = sys.modules.get("datamat.readers.dataset")  # if it is not loaded, no object is from there
     waiting = [job.source]
     while waiting:
         source = waiting.pop()
@@ -207,5 +207,5 @@ def _refuse_inputs_in(output: pathlib.Path, planned: PlannedJob) -> None:
         raise OutputError(
             f"{output} holds input files of {count_of(len(keys), 'row')} ({join_problems(keys)}), so that the output "
             "would be "
-            "its own source; give an output outside of the source"
+            "its own source; choose an output outside the source"
         )

@@ -1,8 +1,8 @@
 """Run a job, alone or as one of several tasks that make one output together.
 
-    a claim of each shard, see `slices` ──> a run of what was claimed ──> who finds all done writes the manifest
+    a claim of each shard, see `slices` ──> a run of the claimed shards ──> the last task writes the manifest
 
-On a disk a task makes its shards in a folder of its own in the output; for a store, in a scratch folder beside it.
+On a disk a task makes its shards in its own folder in the output; for a store, in a scratch folder beside it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 __all__ = ["start"]
 
-_MOMENT_S = 0.5  # between two looks at who writes the manifest
+_MOMENT_S = 0.5  # between two checks of who writes the manifest
 
 
 def start(job: Job, *, mode: Mode = "make", lease_s: float = LEASE_S, wanted: Wanted = NOTHING_WANTED) -> RunReport:
@@ -71,12 +71,12 @@ def start(job: Job, *, mode: Mode = "make", lease_s: float = LEASE_S, wanted: Wa
 
     Args:
         job: the job, with its options checked and resolved.
-        mode: what the run is for.
-        lease_s: how long another task may seem dead, in seconds, before this one takes its shards.
-        wanted: what must come out, of a repair.
+        mode: purpose of the run.
+        lease_s: seconds without a heartbeat after which this task takes over another task's shards.
+        wanted: required result of a repair.
     """
     require_package("pyarrow", "the index of a dataset")
-    run_top_level_once()  # also where there is nothing to do, and no pool starts
+    run_top_level_once()  # even if there is nothing to do and no pool starts
     how = job.how
     with warned_once(), signals_raised():
         try:
@@ -87,10 +87,10 @@ def start(job: Job, *, mode: Mode = "make", lease_s: float = LEASE_S, wanted: Wa
             return append(job, run) if how.existing == "append" else run(job)
         except SampleError as error:
             fold(error)
-            raise error.with_traceback(None)  # noqa: B904 -- it is the same error
+            raise error.with_traceback(None)  # noqa: B904 -- the same error
         except KeyboardInterrupt:
             raise interrupted(
-                f"interrupted; what is finished in {job.place} is kept, and {job.remedies.again} continues from there"
+                f"interrupted; finished work in {job.place} is kept, and {job.remedies.again} continues from there"
             ) from None
 
 
@@ -102,14 +102,14 @@ def _run_task(job: Job, task: TaskNumber) -> RunReport:
         task: which of the tasks this is.
 
     Raises:
-        OutputLockedError: a run of its own, or a process of the same number, is at work.
-        OutputError: tasks of another definition are at work; or as `run_job` does.
+        OutputLockedError: a separate run, or a process with the same task number, is at work.
+        OutputError: tasks with another definition are at work; or as for `run_job`.
     """
     refuse_own_source(job)
     session_of(job).check()
     if job.store is None:
         shared, own = job, dataclasses.replace(job, output=task_folder(job.work, task))
-    else:  # the scratch folder of the task knows what the store has
+    else:  # the task's scratch folder knows what the store has
         shared = own = dataclasses.replace(job, output=job.output.with_name(f"{job.output.name}-{task.name}"))
     while True:
         _wait_for_others(job)
@@ -123,7 +123,7 @@ def _run_task(job: Job, task: TaskNumber) -> RunReport:
                 or own.work.exists()
                 or not shared.output.exists()
             ):
-                raise  # else another has written the manifest, and removed the folder of this one
+                raise  # otherwise another task has written the manifest, and removed this one's folder
             continue
         if report.is_complete:
             remove_scratch_of_tasks(job)
@@ -134,7 +134,7 @@ def _wait_for_others(job: Job) -> None:
     """Wait while a task of the same output writes the manifest."""
     while holder := lock_holder(job.work / "lock"):
         if not session_of(job).is_there:
-            time.sleep(_MOMENT_S)  # it may have come to its end
+            time.sleep(_MOMENT_S)  # it may have just finished
             if lock_holder(job.work / "lock") and not session_of(job).is_there:
                 raise OutputLockedError(
                     f"{job.place} is being written by {holder}, which shares it with nobody; wait for it, or give "
@@ -149,12 +149,12 @@ class _Task:
     """One of several tasks that make one output together.
 
     Args:
-        shared: the job of the whole output; of one in a store, with the scratch folder of the task.
+        shared: the job of the whole output; for a store, with the task's scratch folder.
         own: the same job, with the folder of the task as output.
         task: which of the tasks this is.
 
     Attributes:
-        is_refused: whether nothing may be made, because of what the output is.
+        is_refused: whether the state of the output forbids any work.
     """
 
     def __init__(self, shared: Job, own: Job, task: TaskNumber) -> None:
@@ -165,7 +165,7 @@ class _Task:
         self.is_refused = False
 
     def run(self) -> RunReport:
-        """Make what this task can take; then write the manifest, or see another do so."""
+        """Make the shards that this task can claim; then write the manifest, or wait for the task that does."""
         is_new = not self._own.output.exists()
         work_folder(self._shared.output)
         with contextlib.suppress(OutputLockedError), locked(self._shared.work / "lock"):
@@ -176,20 +176,20 @@ class _Task:
                 try:
                     report, claims, whole = self._share_made(place)
                 except OutputError:
-                    if is_new and self.is_refused:  # else it holds what this task has made before
+                    if is_new and self.is_refused:  # otherwise it holds earlier shards of this task
                         self._let_folder_go()
                     raise
             session = session_of(self._shared) if claims is None else claims.session
             session.send_ledger(self._own.work)
-            # With include or exclude, the rest may be for others, whose folders the last run would remove.
+            # With include or exclude, the rest may belong to other tasks, whose folders the last run would remove.
             if claims is not None and not report.stopped and claims.are_done(self._lacking):
                 with contextlib.closing(claims):
                     self._finish(claims)
-            session.remove_late()  # what a killed one left, or this one has shown since
+            session.remove_late()  # left by a killed task, or written by this one since
             return self._completed(report, whole)
 
     def _share_made(self, place: LocalOutput) -> tuple[RunReport, TaskClaims | None, PlannedJob]:
-        """Make what this task can take; return None for what it took if there was nothing."""
+        """Make the shards that this task can claim; return None as its claims if there was nothing to do."""
         own = self._own
         with reporting(own, began=self._began) as events:
             empty_folder(own.work / "rows")
@@ -199,24 +199,24 @@ class _Task:
             try:
                 claims = self._claims(whole, session_of(self._shared))
             except OutputError:
-                self.is_refused = own.work.exists()  # else another task has removed it
+                self.is_refused = own.work.exists()  # otherwise another task has removed it
                 raise
             events.emit(PlanMade.of(whole.plan, whole.chosen))
             if claims is None:
                 self._let_folder_go()
                 return self._nothing_made(events), None, whole
             with contextlib.closing(claims):
-                # Else its folder would be left: the one that writes the manifest removes those of all.
+                # Otherwise its folder would be left behind: the task that writes the manifest removes those of all.
                 if not claims.is_over and not claims.are_all_done:
                     place.show_plan(planned.plan)
                 write_snapshot(own.work / "rows", planned.plan)
                 report = self._made(Run(planned, events, place, claims), claims)
         if claims.is_over:
-            place.give_up()  # what came after the end
+            place.give_up()  # files written after the end
         return report, claims, whole
 
     def _claims(self, whole: PlannedJob, session: TaskSession) -> TaskClaims | None:
-        """Return what there is to take; None if the output is complete."""
+        """Return the claims of this task; None if the output is complete."""
         finished = known_shards(self._shared.output, self._shared.work)
         refuse_other_dataset(self._shared, finished)
         judge_existing(whole, finished)
@@ -234,13 +234,13 @@ class _Task:
 
     def _let_folder_go(self) -> None:
         shutil.rmtree(self._own.output, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another is there
+        with contextlib.suppress(OSError):  # it exists already
             slices_folder(self._shared.work).rmdir()
 
     def _made(self, run: Run, claims: TaskClaims) -> RunReport:
-        """Make shards; where another task has written the manifest meanwhile, what this one still made is not needed.
+        """Make shards; if another task has written the manifest meanwhile, those still in progress are not needed.
 
-        That happens to one that was stopped for longer than its leases last.
+        This happens to a task that was stopped for longer than its leases last.
         """
         try:
             return run.execute()
@@ -250,11 +250,11 @@ class _Task:
             return run.end(is_complete=False)
 
     def _finish(self, claims: TaskClaims) -> None:
-        """Write the manifest, unless another task does."""
+        """Write the manifest unless another task does."""
         whole = dataclasses.replace(self._shared, how=dataclasses.replace(self._shared.how, hooks=(), progress=False))
         while not claims.is_over and not whole.how.deadline.has_come:
             if claims.takes_end():
-                # One that was stopped while it wrote the manifest may hold the lock: then wait for it.
+                # A task that was stopped while it wrote the manifest may hold the lock: then wait for it.
                 with contextlib.suppress(OutputLockedError), claims.alive():
                     run_job(whole, task=self._task)
                     return
@@ -262,7 +262,7 @@ class _Task:
             time.sleep(claims.pause_s)
 
     def _completed(self, report: RunReport, whole: PlannedJob) -> RunReport:
-        """Return the report of this task with the totals of the output."""
+        """Return this task's report with the totals of the output."""
         report = dataclasses.replace(report, output=self._shared.place, is_complete=False)
         manifest = self._is_written(whole)
         if manifest is None:
@@ -275,8 +275,8 @@ class _Task:
         )
 
     def _is_written(self, whole: PlannedJob) -> Manifest | None:
-        """Return the manifest of the output if it has the shards of the plan."""
-        look_anew(self._shared.output)  # another host may have written it a moment ago
+        """Return the manifest of the output if it lists the shards of the plan."""
+        look_anew(self._shared.output)  # another host may have just written it
         with contextlib.suppress(OutputError, CorruptDataError):
             manifest = Manifest.read(self._shared.folder)
             if _has_shards_of(manifest, whole):

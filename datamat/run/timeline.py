@@ -1,4 +1,4 @@
-"""The timeline of a run: which worker was at which part, what each stage took, and what limits the run.
+"""The timeline of a run: which worker made which part, the time of each stage, and what limits the run.
 
 a worker: StageClock ── PartTrace, in its receipt ──> Timeline, in the report ──> a trace for Perfetto
 """
@@ -15,23 +15,23 @@ from datamat.values import frozen
 __all__ = ["Timeline", "TimelineBuilder", "Totals"]
 
 STAGES = ("read", "decode", "transform", "encode", "write")
-"""Stages in their order; "read" is all that is none of the others."""
+"""Stages in order; "read" is everything that is not in another stage."""
 _REMEDIES = {
     "read": "reading the samples (`read` of the writer): read less of each file, decode at the size that is stored, or "
     "hand over the bytes of files that need no change",
     "decode": "decoding pictures for the transform: store smaller pictures, or source files that decode faster",
     "transform": "the transform: crop before costly steps, or draw fewer copies",
-    "encode": "encoding: JPEG in place of PNG where its loss is no matter, or the bytes of files that need no change",
+    "encode": "encoding: JPEG instead of PNG where losses are acceptable, or the bytes of files that need no change",
     "write": "writing shards: an uncompressed format, or a faster disk for the output",
 }
 _LEAST_AT_WORK, _LEAST_BUSY, _LEAST_PARTS = 0.6, 0.5, 0.5
-_MOST_PARTS = 20_000  # of which a run remembers when and where they were made: 10 MB
+_MOST_PARTS = 20_000  # whose times and workers a run remembers: 10 MB
 _MOST_SLOW = 10
 _US = 1e6
 
 
 class Totals:
-    """Sums over the parts that a run has made so far."""
+    """Totals of the parts that a run has made so far."""
 
     def __init__(self) -> None:
         self.stages: collections.Counter[str] = collections.Counter()
@@ -48,14 +48,14 @@ class Totals:
 
     @property
     def span_s(self) -> float:
-        """Seconds from the begin of the first part to the end of the last; 0 where there is none."""
+        """Seconds from the start of the first part to the end of the last; 0 if there are none."""
         return max(0.0, self._ended_at - self._began_at)
 
     def limit(self, num_workers: int) -> tuple[str, str]:
-        """Return what limits the run, in a word and in a sentence that says what to change; "" where nothing is known.
+        """Return what limits the run, in a word and in a sentence that says what to change; "" if unknown.
 
         Args:
-            num_workers: number of workers; 0 where it is not known.
+            num_workers: number of workers; 0 if unknown.
         """
         if not self.at_work_s:
             return "", ""
@@ -80,13 +80,13 @@ class Totals:
 
 @frozen(kw_only=True)
 class Timeline:
-    """What a run did when.
+    """The timeline of a run.
 
     Attributes:
-        began_at: when the run began, in seconds since 1970.
+        began_at: start of the run, in seconds since 1970.
         elapsed_s: wall time of the run, in seconds.
-        num_workers: number of datamat's own workers; 0 where an `executor` did the work.
-        parts: the parts that the run made, in the order in which they were done; of very many the first.
+        num_workers: number of datamat's own workers; 0 with an `executor`.
+        parts: the parts that the run made, in order of completion; only the first ones if there are very many.
         limit: what limited the run, in a word: a stage, "waiting", "too few parts" or "start and end"; "" where nothing
             is known.
         advice: the same in a sentence, with what to change.
@@ -101,7 +101,7 @@ class Timeline:
 
     @property
     def workers(self) -> dict[str, list[PartTrace]]:
-        """The parts of each worker, in order of time."""
+        """The parts of each worker, in order."""
         found: dict[str, list[PartTrace]] = {}
         for part in sorted(self.parts, key=lambda part: part.began_at):
             found.setdefault(part.worker, []).append(part)
@@ -109,12 +109,12 @@ class Timeline:
 
     @property
     def stages(self) -> dict[str, float]:
-        """Seconds of all parts by stage, in the order of the stages."""
+        """Seconds of all parts by stage, in order."""
         return {stage: sum(part.stages.get(stage, 0.0) for part in self.parts) for stage in STAGES}
 
     @property
     def slowest(self) -> list[tuple[str, float]]:
-        """Keys and seconds of the rows that took longest."""
+        """Keys and seconds of the slowest rows."""
         return sorted((row for part in self.parts for row in part.slowest), key=lambda row: (-row[1], row[0]))[
             :_MOST_SLOW
         ]
@@ -122,7 +122,7 @@ class Timeline:
     def chrome_trace(self) -> dict[str, Any]:
         """Return the timeline as JSON values in Chrome's Trace Event Format, which ui.perfetto.dev opens.
 
-        The stages of a part stand one after another, although they alternate from sample to sample.
+        The stages of a part are shown one after another, although they alternate from sample to sample.
         """
         events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "datamat"}}]
         for number, (worker, parts) in enumerate(self.workers.items(), 1):
@@ -149,10 +149,10 @@ class Timeline:
 
 
 class TimelineBuilder:
-    """Puts the timeline together while the run goes on.
+    """Builds the timeline during the run.
 
     Args:
-        began_at: when the run began, in seconds since 1970.
+        began_at: start of the run, in seconds since 1970.
     """
 
     def __init__(self, began_at: float) -> None:
@@ -167,13 +167,13 @@ class TimelineBuilder:
             self._parts.append(trace)
 
     def timeline(self, *, elapsed_s: float, num_workers: int) -> Timeline:
-        """Return the timeline as it is now."""
+        """Return the timeline so far."""
         limit, advice = self.totals.limit(num_workers)
         if limit and (parts_s := self.totals.span_s) < _LEAST_PARTS * elapsed_s:
             limit = "start and end"
             advice = (
                 f"The parts took {parts_s:.1f} of {elapsed_s:.1f} s; the rest went to index, plan, the start of the "
-                "workers and the manifest, which a larger run hardly lengthens: nothing has to change."
+                "workers and the manifest, which hardly grow with the run: nothing has to change."
             )
         return Timeline(
             began_at=self._began_at,
@@ -186,7 +186,7 @@ class TimelineBuilder:
 
 
 def _stages_of(part: PartTrace) -> list[tuple[str, float, float]]:
-    """Return the stages of a part, with begin and length in seconds, as if one came after another."""
+    """Return the stages of a part, with start and duration in seconds, as if one came after another."""
     found, begin = [], 0.0
     for stage in STAGES:
         seconds = part.stages.get(stage, 0.0)

@@ -1,23 +1,23 @@
-"""Outputs in an object store: shards are made in a scratch folder, uploaded by workers, and freed.
+"""Outputs in an object store: shards are made in a scratch folder, uploaded by workers, and removed.
 
     scratch folder: as a local output ── a shard is complete ──> a worker uploads its files, its entry last ──> freed
          │                                                                                                      │
          └── small files, the manifest ──> the store <───────────── a stand-in stays, of no size on disk ───────┘
 
-    OUT/SHARD.EXT, SHARD.idx, ...       as in a local output; an object appears whole
-        .datamat/run-N/plan.json        who began a run, and the shards that it makes, for `status` and other runs
-                       SHARD.json       of an uploaded shard, until a manifest lists it: where its objects are
-                       SHARD.EXT, ...   shards that wait until they are published; so does what tasks have made
+    OUT/SHARD.EXT, SHARD.idx, ...       as in a local output; objects appear complete
+        .datamat/run-N/plan.json        the process that began a run, and its shards, for `status` and other runs
+                       SHARD.json       location of an uploaded shard's objects, until a manifest lists it
+                       SHARD.EXT, ...   shards that wait to be published, including those of tasks
                  ledger.jsonl, quarantine/, sidecars.json, inputs
 
-The scratch folder is a local output in all but one thing: of an uploaded shard it keeps a stand-in (`leave_stand_in`),
-a file of its size without content. Each run removes those that it finds, and leaves others for what the store has: of a
-published shard size and ends are compared, and of another the versions in its entry. So nothing is lost with a scratch
-folder but parts of shards.
+The scratch folder is a local output with one exception: an uploaded shard is replaced by a stand-in (`leave_stand_in`),
+a file of its size without content. Each run removes the stand-ins that it finds, and creates new ones for what the
+store has: for a published shard size and ends are compared, for another one the versions in its entry. So losing a
+scratch folder loses only parts of shards.
 
-No two runs write to one name: each has a folder of its own. Only where nothing is published, and no run of another plan
-has begun, do shards get their names at once. What is published is decided by one write of the manifest, on condition
-that it is the one that was seen; see `datamat.directory.publication`.
+No two runs write to one name: each has its own folder. Shards get their final names at once only if nothing is
+published and no run of another plan has begun. One write of the manifest, on condition that it has not changed
+meanwhile, decides what is published; see `datamat.directory.publication`.
 """
 
 from __future__ import annotations
@@ -111,11 +111,11 @@ _TAR = "tar"
 
 
 def scratch_folder(store: Folder, scratch: str | os.PathLike[str] | None) -> pathlib.Path:
-    """Return the local folder in which shards for a store are made: always the same one for its URL.
+    """Return the local folder in which shards for a store are made; it depends only on the URL.
 
     Args:
-        store: where the shards go.
-        scratch: folder that the user gives; None for one below `TMPDIR`.
+        store: destination of the shards.
+        scratch: folder given by the user; None for one in `TMPDIR`.
     """
     url = str(store)
     name = f"{url.rpartition('/')[2]}-{xxhash.xxh3_64_hexdigest(url.encode())}"
@@ -153,27 +153,27 @@ def upload(task: UploadTask) -> StoredShard:
 
 
 def _sent(store: Folder, path: pathlib.Path, name: str, checksum: str) -> str:
-    """Write a file to a store in the place of what is there now, and of nothing that comes in between.
+    """Write a file to a store, replacing exactly the object that is there now.
 
     Args:
         store: the store.
-        path: path of the file, which nobody changes meanwhile.
-        name: name that it gets.
+        path: path of the file, which must not change meanwhile.
+        name: its name in the store.
         checksum: its checksum.
 
     Returns:
         Its version.
 
     Raises:
-        OutputError: the store refuses it, or has something else there than what was sent.
+        OutputError: the store refuses it, or then has another object there.
     """
     before = version_there(store, name)
     try:
         return store.write_file(name, path, ReplaceIf(before) if before else "create")
-    except UnsupportedError:  # the store keeps no conditions
+    except UnsupportedError:  # the store does not support conditions
         return store.write_file(name, path)
     except (ExistsError, ChangedError):
-        # Somebody was faster: a try of ours whose answer was lost, or a worker that was taken for dead.
+        # Another write was faster: an attempt of ours whose reply was lost, or a worker that was presumed dead.
         if _holds(store, name, path):
             return version_there(store, name)
         raise OutputError(
@@ -183,7 +183,7 @@ def _sent(store: Folder, path: pathlib.Path, name: str, checksum: str) -> str:
 
 
 def _holds(store: Folder, name: str, path: pathlib.Path) -> bool:
-    """Return True if a store has the content of a file under a name."""
+    """Return True if the object of this name has the content of a file."""
     blocks = store.blocks(name, path.stat().st_size)
     with open(path, "rb") as file, contextlib.suppress(AbsentError), contextlib.closing(blocks):
         return all(block == file.read(len(block)) for block in blocks) and not file.read(1)
@@ -194,7 +194,7 @@ def _holds(store: Folder, name: str, path: pathlib.Path) -> bool:
 
 
 def output_of(job: Job, *, is_shared: bool = False, salvages: bool = False) -> LocalOutput:
-    """Return the output of a job, at which nothing has begun; see `opened_output`."""
+    """Return the output of a job, before anything has begun; see `opened_output`."""
     if job.store is None:
         return LocalOutput(job.output)
     return RemoteOutput(job.store, job.output, job.how.logger, is_shared=is_shared, salvages=salvages)
@@ -202,21 +202,21 @@ def output_of(job: Job, *, is_shared: bool = False, salvages: bool = False) -> L
 
 @contextlib.contextmanager
 def opened_output(job: Job, *, is_shared: bool = False, salvages: bool = False) -> Iterator[LocalOutput]:
-    """Yield the output of a job; one in a store is brought together with its scratch folder.
+    """Yield the output of a job; for a store, synchronise it with its scratch folder.
 
     Args:
-        job: the job; its output is the folder, or the scratch folder, of which the lock is held.
+        job: the job; its output is the folder, or the scratch folder, whose lock is held.
         is_shared: whether other tasks write there, too.
-        salvages: whether a manifest that is damaged is replaced, not refused.
+        salvages: whether a damaged manifest is replaced, not refused.
     """
     output = output_of(job, is_shared=is_shared, salvages=salvages)
     output.begin()
     try:
         yield output
-    except ChangedError:  # another has published
+    except ChangedError:  # another run has published
         output.give_up()
         raise
-    except OutputError:  # the store is out of reach
+    except OutputError:  # the store is unreachable
         raise
     except BaseException:
         output.end()
@@ -226,7 +226,7 @@ def opened_output(job: Job, *, is_shared: bool = False, salvages: bool = False) 
 
 @contextlib.contextmanager
 def laid_out(job: Job) -> Iterator[tuple[Job, RemoteOutput]]:
-    """Yield a job whose scratch folder is a temporary one, in line with the store, and its output; nothing is written.
+    """Yield a job with a temporary scratch folder that matches the store, and its output; nothing is written.
 
     Raises:
         OutputError: the store cannot be read.
@@ -241,14 +241,14 @@ def laid_out(job: Job) -> Iterator[tuple[Job, RemoteOutput]]:
 
 
 class RemoteOutput(LocalOutput):
-    """An output in a store, and its scratch folder, in which stand-ins are left of the shards.
+    """An output in a store and its scratch folder, which holds stand-ins for the shards.
 
     Args:
-        store: where the shards go.
+        store: destination of the shards.
         folder: the scratch folder.
-        logger: receives a warning where cleaning up fails.
+        logger: receives a warning if cleaning up fails.
         is_shared: whether other tasks write there, too.
-        salvages: whether shards are taken over by what a damaged manifest still says, which is replaced.
+        salvages: whether to take over the shards that a damaged manifest still lists, and to replace it.
     """
 
     holds_shards = False
@@ -268,26 +268,26 @@ class RemoteOutput(LocalOutput):
         self._work = folder / WORK
         self._logger = logger
         self.is_shared = is_shared
-        self._mine = ""  # the folder of this run in the store, once it has one
+        self._mine = ""  # this run's folder in the store, once it has one
         self._seen = ""  # version of the manifest there; "" for none
-        self._content: bytes | None = None  # of that
-        self._stored: dict[str, StoredShard] = {}  # shards that no manifest lists, by name
+        self._content: bytes | None = None  # content of that manifest
+        self._stored: dict[str, StoredShard] = {}  # unpublished shards, by name
         self._others: set[str] = set()  # names of the shards of other plans
-        self._left: list[str] = []  # names of what runs have left, which are over, or make this very plan
+        self._left: list[str] = []  # names of files left by runs that are over or make this same plan
         self._made: Mapping[str, StoredShard] = {}  # by tasks
         self._known = _Known(self._work / "known.json")
 
-    # ------------------------------------------------------------ what is there
+    # ------------------------------------------------------------ existing files
 
     def begin(self) -> None:
-        """Finish what is half published, and bring the scratch folder in line with the store."""
+        """Finish an interrupted publication, and synchronise the scratch folder with the store."""
         finish_publication(self._store)
         self.lay_out()
         super().begin()
 
     def lay_out(self) -> None:
-        """Bring the scratch folder in line with the store, in which nothing is written."""
-        self._seen = version_there(self._store)  # before its content: if it changes in between, `publish` learns of it
+        """Synchronise the scratch folder with the store, without writing to the store unless a manifest is salvaged."""
+        self._seen = version_there(self._store)  # before its content: if it changes in between, `publish` fails
         content = self._read(MANIFEST_FILE)
         if self._salvages and content is not None and not _is_whole(content):
             _note_uploaded(self._store, by_shard(salvaged_shards(self._store)).values())
@@ -301,7 +301,7 @@ class RemoteOutput(LocalOutput):
             manifest = Manifest.parse(_content(self._folder / MANIFEST_FILE) or b"", "").placed(self._store)
             each(self._stand_in_listed, by_shard(manifest.all_files).values())
             each(self._forget_index, manifest.index)
-        if content is None:  # somebody has deleted it: its shards count, as those of a run that is not finished
+        if content is None:  # it was deleted: its shards count as those of an unfinished run
             (self._folder / MANIFEST_FILE).unlink(missing_ok=True)
         if not self.is_shared and not (self._work / LEDGER_FILE).exists():
             self._fetch({f"{WORK}/{LEDGER_FILE}": self._work / LEDGER_FILE})
@@ -310,7 +310,7 @@ class RemoteOutput(LocalOutput):
         return self._store.read_if_there(name, _MOST_BYTES)
 
     def _forget_uploaded(self) -> None:
-        """Remove the stand-ins of earlier runs, with their entries: the store says what it has."""
+        """Remove the stand-ins of earlier runs and their entries: the store is authoritative."""
         for folder, entries in ((self._folder, self._work / "shards"), (waiting := run_folder(self._work), waiting)):
             found = [path for path in (folder.iterdir() if folder.is_dir() else ()) if is_stand_in(path)]
             for shard in {path.name.partition(".")[0] for path in found}:
@@ -319,7 +319,7 @@ class RemoteOutput(LocalOutput):
                 path.unlink()
 
     def _start_over(self, content: bytes) -> None:
-        """Make the scratch folder that of the dataset in the store: another machine has finished it."""
+        """Rebuild the scratch folder for the dataset in the store, which another machine has finished."""
         place = self._store.place(MANIFEST_FILE)
         try:
             manifest = Manifest.parse(content, place)
@@ -330,7 +330,7 @@ class RemoteOutput(LocalOutput):
                     "another output"
                 ) from error
             raise OutputError(
-                f"{place} is damaged; call repair(), which rebuilds it from what it still says"
+                f"{place} is damaged; call repair(), which rebuilds it from what is still readable"
             ) from error
         for path in (*self._folder.iterdir(), *self._work.iterdir()):
             if path.name in {WORK, "lock"}:
@@ -358,7 +358,7 @@ class RemoteOutput(LocalOutput):
         each(fetch, names)
 
     def _stand_in_listed(self, files: ShardFiles) -> None:
-        """Leave stand-ins for a shard that is published, if the store has it whole."""
+        """Create stand-ins for a published shard if the store has it intact."""
         if not all(map(self._has_listed, files)):
             return
         for info in files:
@@ -369,7 +369,7 @@ class RemoteOutput(LocalOutput):
             write_entry(self._work / "shards", files)
 
     def _has_listed(self, info: ShardInfo) -> bool:
-        """Return True if the store has a file and its offsets; what has changed since the last look is read again."""
+        """Return True if the store has a file and its offsets; files changed since the last check are read again."""
         beside = [info.index_file, *([f"{info.file}.idx"] if info.extension == _TAR else [])]
         there = self._store.stat(info.file)
         if there is None or there.num_bytes != info.num_bytes or not all(map(self._store.stat, beside)):
@@ -385,7 +385,7 @@ class RemoteOutput(LocalOutput):
         return True
 
     def _forget_index(self, info: IndexInfo) -> None:
-        """Remove the copy of an index file that the store has not got; the run makes both again."""
+        """Remove the copy of an index file that the store lacks; the run rebuilds both."""
         now = StoredObject(version_there(self._store, info.file), info.checksum)
         if self._known.get(info.file) != now:
             (self._folder / info.file).unlink(missing_ok=True)
@@ -399,10 +399,10 @@ class RemoteOutput(LocalOutput):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             leave_stand_in(folder / name, num_bytes)
 
-    # ------------------------------------------------------------ runs that are not published
+    # ------------------------------------------------------------ unpublished runs
 
     def adopt(self, plan: Plan, made: Mapping[str, StoredShard] | None = None) -> None:
-        """Take over the shards of a plan that are whole in the store, from whatever run."""
+        """Take over shards of a plan that are complete in the store, from any run."""
         self._made = self._made if made is None else made
         wanted = {shard.name: shard.fingerprint for shard in plan.shards}
         names = self._of_runs()
@@ -426,13 +426,13 @@ class RemoteOutput(LocalOutput):
         return {}
 
     def _noted(self, name: str) -> StoredShard | None:
-        """Return the shard that a note in the store describes; None if there is none, or it is damaged."""
+        """Return the shard described by a note in the store; None if the note is missing or damaged."""
         with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, CorruptDataError):
             return StoredShard.from_json(parse_json(self._read(name) or b"", name))
         return None
 
     def _adopt(self, stored: StoredShard, fingerprint: str) -> None:
-        """Note a shard of the store as a finished one, if it is of this fingerprint and whole."""
+        """Record a shard in the store as finished if it has this fingerprint and is complete."""
         if any(info.fingerprint != fingerprint for info in stored.files) or self._lost(stored):
             return
         folder = run_folder(self._work) if stored.folder else self._folder
@@ -450,15 +450,15 @@ class RemoteOutput(LocalOutput):
             self._known.update(stored.objects)
 
     def _lost(self, stored: StoredShard) -> list[str]:
-        """Return the objects of a shard that are gone, or others now."""
+        """Return the objects of a shard that are missing or replaced."""
         wanted = {f"{stored.folder}{name}": found.version for name, found in stored.objects.items()}
         return [name for name, version in wanted.items() if version_there(self._store, name) != version]
 
     def show_plan(self, plan: Plan) -> None:
-        """Take a folder in the store, and write down there who makes what, before anything is made.
+        """Claim a folder in the store, and write the plan there, before anything is made.
 
-        A run that begins later sees it, and waits with what would take the place of shards of this one; if both begin
-        at once, each sees the other.
+        A run that begins later sees it, and delays shards that would replace those of this run; if both begin at the
+        same time, each sees the other.
         """
         who = {"pid": os.getpid(), "host": platform.node(), "run": uuid.uuid4().hex}
         content = render_json({**who, "shards": json.loads(render_snapshot(plan))})
@@ -483,7 +483,7 @@ class RemoteOutput(LocalOutput):
     # ------------------------------------------------------------ shards
 
     def take_over(self, files: ShardFiles, renamed: ShardFiles, below: str = "") -> None:
-        """Have a finished shard wait under another name; the store copies it."""
+        """Keep a finished shard under another name until it is published; the store copies it."""
         objects: dict[str, StoredObject] = {}
         for old, new in zip(files, renamed, strict=True):
             names = {old.index_file: new.index_file, old.file: new.file}
@@ -498,7 +498,7 @@ class RemoteOutput(LocalOutput):
         self._adopt(stored, renamed[0].fingerprint)
 
     def task(self, shard: str, files: ShardFiles, *, waits: bool) -> UploadTask | None:
-        """Return what uploads a finished shard; None if the store has it."""
+        """Return the task that uploads a finished shard; None if the store has it."""
         place = run_folder(self._work) if waits else self._folder
         placed = tuple((place / info.file, place / info.index_file, info) for info in files)
         if all(is_stand_in(path) for path, _, _ in placed):
@@ -507,16 +507,16 @@ class RemoteOutput(LocalOutput):
         return UploadTask(self._store, shard, placed, folder, f"{self._mine}{shard}.json", self._work / MADE)
 
     def stored(self, files: ShardFiles) -> StoredShard:
-        """Return where an uploaded shard is."""
+        """Return the location of an uploaded shard."""
         return self._stored.get(files[0].name) or StoredShard(files)
 
     def has(self, files: ShardFiles) -> bool:
-        """Return True if a shard, with its names or waiting, has been uploaded."""
+        """Return True if a shard has been uploaded, under its final names or waiting."""
         places = self._folder, run_folder(self._work)
         return any(all(is_stand_in(place / info.file) for info in files) for place in places)
 
     def settle(self, task: UploadTask, stored: StoredShard) -> None:
-        """Free the files of an uploaded shard."""
+        """Replace the files of an uploaded shard by stand-ins."""
         self._note(stored)
         for path, index, info in task.files:
             leave_stand_in(path, info.num_bytes)
@@ -525,11 +525,11 @@ class RemoteOutput(LocalOutput):
     # ------------------------------------------------------------ the end
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete files that describe shards that change."""
+        """Delete files that describe changing shards."""
         each(self._store.delete, names)
 
     def publish(self, manifest: Manifest, waiting: Collection[str], going: Iterable[str]) -> None:
-        """Have readers see a finished set, first in the store."""
+        """Publish a finished set, first in the store."""
         self._publish_in_store(manifest, waiting, going)
         super().publish(manifest, waiting, going)
 
@@ -563,8 +563,8 @@ class RemoteOutput(LocalOutput):
             self._known[name] = StoredObject(version_there(self._store, name), known.checksum)
 
     def fetch_edited(self, names: Collection[str] = (), *, shards: Collection[str]) -> None:
-        """Bring here what somebody else has written in the store under the names of files for other readers."""
-        record = f"{WORK}/sidecars.json"  # without it, what a killed run elsewhere wrote would pass for the user's
+        """Fetch files for other readers that somebody else has edited in the store."""
+        record = f"{WORK}/sidecars.json"  # without it, files of a killed run elsewhere would count as the user's
         if not (self._folder / record).exists():
             self._fetch({record: self._folder / record})
 
@@ -580,7 +580,7 @@ class RemoteOutput(LocalOutput):
         each(fetch, [name for name in known.union(names) if name.partition(".")[0] not in shards])
 
     def send_small(self, manifest: Manifest) -> None:
-        """Upload the small files that the store has not got, or has otherwise."""
+        """Upload the small files that are missing or different in the store."""
         listed = manifest.file_names | {MANIFEST_FILE}
         check_published(self._store, self._seen)
         each(lambda one: self._send(*one), [one for one in self._small() if one[0] not in listed])
@@ -591,7 +591,7 @@ class RemoteOutput(LocalOutput):
             self._known[name] = StoredObject(_sent(self._store, path, name, now.checksum), now.checksum)
 
     def _small(self) -> Iterator[tuple[str, pathlib.Path]]:
-        """Yield name and path of each small file that belongs into the store, but for the ledger."""
+        """Yield name and path of each small file that belongs in the store, except the ledger."""
         for path in sorted(self._folder.rglob("*")):
             name = path.relative_to(self._folder).as_posix()
             if name.startswith(f"{WORK}/") and name not in {f"{WORK}/{small}" for small in _SMALL}:
@@ -600,15 +600,15 @@ class RemoteOutput(LocalOutput):
                 yield name, path
 
     def give_up(self) -> None:
-        """Delete what this run has made, as far as the set of another that is published lacks it."""
+        """Delete what this run has made, unless the set published by another run contains it."""
         names = {name for stored in self._stored.values() for name in stored.objects}
         names |= {name for name in self._of_runs() if self._mine and name.startswith(self._mine)}
         remove_unlisted(self._store, names)
 
     def sweep(self) -> None:
-        """Remove what runs have left in the store, once the set is published; not what is newer.
+        """Remove leftovers of runs in the store once the set is published, except newer ones.
 
-        A run that had nothing to do leaves what others make: they may be alive, and publish after it.
+        A run that had nothing to do leaves other runs' files: they may be active, and publish after it.
         """
         self._known.save()
         mine = self._mine
@@ -617,14 +617,14 @@ class RemoteOutput(LocalOutput):
         super().sweep()
 
     def remove_stage(self) -> None:
-        """Remove what was made to be appended, also in the store."""
+        """Remove the set made for appending, also in the store."""
         stage = self._store.child(STAGE)
         each(stage.delete, [name for name in stage.list(deep=True) or () if name != MANIFEST_FILE])
         stage.delete(MANIFEST_FILE)
         super().remove_stage()
 
     def _remove(self, names: Collection[str]) -> None:
-        """Delete what is in folders of runs, their plans last: others see by them that there is more."""
+        """Delete the content of runs' folders, their plans last, since these show that there is more."""
         each(self._store.delete, [name for name in names if not name.endswith(f"/{_PLAN}")])
         each(self._store.delete, [name for name in names if name.endswith(f"/{_PLAN}")])
 
@@ -632,7 +632,7 @@ class RemoteOutput(LocalOutput):
         return [f"{WORK}/{name}" for name in self._store.list(WORK, deep=True) or () if _OF_RUN.match(name)]
 
     def end(self) -> None:
-        """Upload the ledger and what is in quarantine; no ledger where another run is at work."""
+        """Upload the ledger and the quarantine; not the ledger if another run is at work."""
         self._known.save()
         kept = [path for path in sorted((self._work / "quarantine").rglob("*")) if path.is_file()]
         try:
@@ -648,10 +648,10 @@ class RemoteOutput(LocalOutput):
 
 
 class _Known(dict[str, StoredObject]):
-    """What objects of a store hold, by their names, as a scratch folder remembers it: it only saves requests.
+    """A scratch folder's cache of what objects of a store contain, by name; it only saves requests.
 
     Args:
-        path: the file that keeps it.
+        path: file of the cache.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -660,7 +660,7 @@ class _Known(dict[str, StoredObject]):
             self.update({name: StoredObject(*found) for name, found in read_json(path).items()})
 
     def save(self) -> None:
-        """Keep it for the next run."""
+        """Save it for the next run."""
         if self._path.parent.is_dir():
             commit_json(self._path, {name: dataclasses.astuple(found) for name, found in self.items()})
 
@@ -673,7 +673,7 @@ def _is_whole(content: bytes) -> bool:
 
 
 def _note_uploaded(store: Folder, shards: Iterable[ShardFiles]) -> None:
-    """Write the entries of shards that are in a store, by which the next run takes over those that are there whole."""
+    """Record which shards are fully uploaded, so that the next run can take them over."""
     for files in shards:
         objects = {}
         for info in files:

@@ -1,4 +1,4 @@
-"""What a repair wants of its run: the bytes that the output had."""
+"""The required result of a repair: the original bytes of the output."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Wanted:
     """The result that a repair must reach.
 
     Attributes:
-        files: fingerprint of each file, and the checksums of which it must have one.
-        index: size and checksum that each file of the index must have.
-        manifest: the manifest, which is to stay; None if it is damaged.
-        hurt: names of the shards that are damaged, whatever their sizes and ends say.
+        files: fingerprint of each file, and its acceptable checksums.
+        index: required size and checksum of each index file.
+        manifest: the manifest, which must stay unchanged; None if it is damaged.
+        hurt: names of shards known to be damaged, even if their sizes and ends match.
     """
 
     files: Mapping[str, tuple[str, tuple[str, ...]]] = dataclasses.field(default_factory=dict)
@@ -35,12 +35,12 @@ class Wanted:
 
     @classmethod
     def of(cls, manifest: Manifest, hurt: Iterable[str]) -> Wanted:
-        """Return what a repair wants by a manifest that is whole."""
+        """Return the result required by an intact manifest."""
         files = {info.file: (info.fingerprint, (info.checksum,)) for info in manifest.all_files}
         return cls(files, manifest.index, manifest, frozenset(hurt))
 
     def judge(self, files: ShardFiles) -> None:
-        """Raise `OtherBytesError` if the files of a shard have other bytes than before."""
+        """Raise `OtherBytesError` if the files of a shard differ from the original ones."""
         for info in files:
             fingerprint, checksums = self.files.get(info.file, ("", ()))
             if fingerprint == info.fingerprint and checksums and info.checksum not in checksums:
@@ -50,14 +50,14 @@ class Wanted:
                 )
 
     def is_met(self, files: Iterable[ShardInfo], index: Sequence[IndexInfo]) -> bool:
-        """Return True if the files are those of the manifest to restore."""
+        """Return True if the files match the manifest to restore."""
         if self.manifest is None or set(index) != set(self.manifest.index):
             return False
         return set(files) == set(self.manifest.all_files)
 
 
 NOTHING_WANTED = Wanted()
-"""What a run wants that is no repair."""
+"""The requirements of a run that is not a repair: none."""
 
 
 class OtherBytesError(OutputError):

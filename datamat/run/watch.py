@@ -1,4 +1,4 @@
-"""Follows an output that another process writes: its status again and again, with its rate and the time left."""
+"""Follow an output that another process is writing: status, rate and remaining time, repeatedly."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def watch(
     clock: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[Status, str]]:
-    """Yield the status of an output and its pace in words, every few seconds, until no process is at work.
+    """Yield the status of an output and a description of its pace, every few seconds, until no process is at work.
 
     Args:
         look: returns the status.
-        every_s: seconds between two looks.
-        clock: returns the time in seconds, from any start.
-        wait: waits for so many seconds.
+        every_s: interval in seconds.
+        clock: returns a time in seconds.
+        wait: waits for a number of seconds.
 
     Raises:
         OptionError: `every_s` is not positive.

@@ -1,4 +1,4 @@
-"""Write parts in a worker: what travels there with the job, and what all parts of a process share.
+"""Write parts in a worker: the state that is sent with the job, and the state that all parts of a process share.
 
 PartWorker.write_parts ──> SharedByParts: files, locks, limits ──> PartTask: the rows ──> PartWriter ──> receipts
 """
@@ -50,21 +50,21 @@ __all__ = [
 ]
 
 LEAST_CALL_S = 0.02
-"""Least seconds of work in a call, which costs two or three milliseconds: shorter parts are joined in one call."""
+"""Minimum seconds of work per call, since a call costs two or three milliseconds: short parts share one call."""
 
 
 def set_up_process() -> None:
-    """Prepare a worker process before anything is sent to it."""
+    """Prepare a worker process at its start."""
     forbid_update_check()
-    # glibc returns large blocks to the system as soon as they are freed, and the next image faults in every page again:
-    # a third of the decoding time. Freeing one block of nearly 32 MB, the largest that it learns from, raises its
+    # glibc returns large blocks to the system as soon as they are freed, so that the next image faults in every page
+    # again: a third of the decoding time. Freeing one block of nearly 32 MB, the largest that counts, raises its
     # thresholds for good (mallopt(3), M_MMAP_THRESHOLD); the pages of this block are never touched.
     np.empty((32 << 20) - (1 << 16), np.uint8)
-    # A scheduler may send it to all processes of a job, to say that its time ends: the caller decides what follows.
+    # A scheduler may send it to all processes of a job before its time limit: the caller decides what to do.
     if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    # If memory runs out, the kernel should end a worker, whose sample can be named, and not the run.
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # else a container forbids it
+    # If memory runs out, the kernel should kill a worker, whose sample can be named, rather than the run.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # a container may forbid it
         file.write("500")
 
 
@@ -72,12 +72,12 @@ _made_here: set[str] = set()  # tokens of part workers; forked processes inherit
 
 
 class PartWorker:
-    """Writes the parts of a job. Its bound methods travel to workers; there it keeps what all parts share.
+    """Writes the parts of a job. Its bound methods are sent to workers, where it keeps the state shared by parts.
 
     Args:
         job: the job, with its options checked and resolved.
-        folder: folder of the rows; beside it are the parts.
-        run: mark of the run, whose parts may go straight onto the end of the shard's file; "" for no run.
+        folder: folder of the rows; the parts are beside it.
+        run: mark of the run, whose parts may be appended directly to the shard's file; "" for no run.
     """
 
     def __init__(self, job: Job, folder: pathlib.Path, run: str = "") -> None:
@@ -88,15 +88,15 @@ class PartWorker:
         self._is_own_pool = job.how.executor is None
         self._has_travelled = False
         self._token = uuid.uuid4().hex
-        self._remark = ""  # in a worker: of what it lacks
-        self._digests: dict[str, str] | None = None  # once pickled, for workers of an engine: what decides the bytes
-        self._module_state: ModuleState | None = None  # once pickled: of the user's modules, in the caller
-        self._switches = Switches.of()  # of the caller's libraries
-        self._shared: dict[int, SharedByParts] = {}  # by process: a forked one starts with its own
+        self._remark = ""  # in a worker: about the state that it lacks
+        self._digests: dict[str, str] | None = None  # once pickled for workers of an engine: what decides the bytes
+        self._module_state: ModuleState | None = None  # after pickling: state of the user's modules in the caller
+        self._switches = Switches.of()  # library switches of the caller
+        self._shared: dict[int, SharedByParts] = {}  # by process: a forked process starts its own
         _made_here.add(self._token)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Include the state of the user's modules; leave out what belongs to this process."""
+        """Include the state of the user's modules; leave out the state of this process."""
         if self._module_state is None and not self._has_travelled:
             self._switches.set()  # a thread of an executor may pickle this
             self._module_state = ModuleState.of(self.job.records, is_own_pool=self._is_own_pool)
@@ -104,11 +104,11 @@ class PartWorker:
         return {**self.__dict__, "_has_travelled": True, "_shared": {}}
 
     def _datamat_changing(self) -> None:
-        """Return nothing to compare between calls: the job and the state of modules are fixed at the first."""
+        """Return nothing to compare between calls: the job and the state of modules are fixed at the first call."""
         self.__getstate__()
 
     def settle(self) -> None:
-        """In a worker, give libraries and the user's modules the state that they have in the caller.
+        """In a worker, set libraries and the user's modules to their state in the caller.
 
         Raises:
             FingerprintError: something differs that cannot be set.
@@ -122,14 +122,14 @@ class PartWorker:
             self._digests = None
 
     def _decisive(self) -> dict[str, str] | None:
-        """Return digests and versions of whatever decides the bytes of a record; None if the user gave a version."""
+        """Return digests and versions of everything that decides a record's bytes; None if the user gave a version."""
         job = self.job
         if job.version is not None:
             return None
-        return JobDigests.of(job.records, job.formats, job.seed).to_json()  # without memos: they are set, not compared
+        return JobDigests.of(job.records, job.formats, job.seed).to_json()  # memos are set, not compared
 
     def _refuse_other_host(self, there: Mapping[str, str]) -> None:
-        """In a worker of an engine, compare code, packages, variables and the source with those of the caller.
+        """In a worker of an engine, compare code, packages, environment and source with those of the caller.
 
         Raises:
             FingerprintError: the same row would give other bytes here.
@@ -155,18 +155,18 @@ class PartWorker:
 
         Args:
             parts: runs of rows of the shard.
-            lost: rows to leave out as failed, because they end their worker. None for a part whose worker has not
-                died: only then are rows processed in blocks.
-            reused: rows whose records are taken from a finished shard; None if there are none.
+            lost: rows to leave out as failed, because they kill their worker. None for parts whose worker has not died:
+                only then are rows processed in blocks.
+            reused: rows whose records are copied from a finished shard; None if there are none.
 
         Returns:
-            The receipts of the parts that are written, which are also on disk beside them.
+            The receipts of the written parts, which are also on disk beside them.
 
         Raises:
             SampleError: a sample failed, and the policy is "raise".
             OutputError: a part cannot be written.
         """
-        self._switches.set()  # some libraries have theirs by thread
+        self._switches.set()  # some libraries keep them per thread
         shared = self._shared.get(os.getpid())
         if shared is None:
             self._arrive()
@@ -174,7 +174,8 @@ class PartWorker:
             if opened is not None:
                 opened.start()
             self.job.records.setup_worker()
-            # In one step, without a lock that a fork could find taken: threads that meet here get the same object.
+            # Atomic, without a lock that a fork could inherit in a locked state: concurrent threads get the same
+            # object.
             made = SharedByParts(self.job, self.folder, self._run, opened, appends=self._is_own_pool)
             shared = self._shared.setdefault(os.getpid(), made)
         until = time.monotonic() + 2 * LEAST_CALL_S
@@ -204,11 +205,11 @@ class PartWorker:
             )
 
     def seal_shard(self, shard: str, fingerprint: str, num_parts: int) -> Sealed:
-        """Complete a shard whose parts are done: join those that lie apart, write the offsets, flush the files.
+        """Complete a shard whose parts are done: join separate ones, write the offsets, flush the files.
 
         Raises:
             DamagedPartError: the bytes of a part are no longer those of its receipt.
         """
-        self._arrive()  # it may be the first call here
+        self._arrive()  # this may be the first call here
         growing = GrowingShard(self.folder.parent, shard, fingerprint, self.job.formats, num_parts, self._run)
         return growing.seal(is_alone=self._is_own_pool)

@@ -1,1 +1,1 @@
-"""What samples are made from: the rows of an index, the files that they name, and those behind URLs."""
+"""Reads what samples are made from: the rows of an index, the files they name, and files behind URLs."""

@@ -1,4 +1,4 @@
-"""Files behind URLs that are fetched to paths of this machine before whoever needs them opens these.
+"""Fetches files behind URLs to paths on this machine, before anyone opens those paths.
 
     fetchers of this process: a source (`mirror`), the URLs in rows (`url_files`)
                      │
@@ -6,7 +6,7 @@
     one row          ├── `fill`
     a digest         └── `fetched`
 
-Nothing is fetched because it is opened: what is not declared is not here.
+Opening a file never fetches it: a file that is not declared is not here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 MOST_BYTES = 1 << 34
-"""Largest file that is fetched where nobody has said its size: no disk holds what a server may send without end."""
+"""Largest file that is fetched if its size is unknown: a server might send data without end."""
 _AHEAD_FILES, _AHEAD_BYTES = 128, 64 << 20  # that are fetched before their rows are read
 _KEPT_BYTES = 1 << 30  # of files that rows of a part are done with: others of the part may share them
 _FIRST_NS, _SPAN_NS = 946_684_800 * 10**9, 10**18  # from 2000 on, for some thirty years: any file system has such times
@@ -54,7 +54,7 @@ _active: dict[str, Fetcher] = {}  # of this process, by folder
 
 
 class Fetcher(abc.ABC):
-    """Fetches files to paths below a folder of this machine. Thread-safe and picklable.
+    """Fetches files to paths below a folder on this machine. Thread-safe and picklable.
 
     Attributes:
         folder: the folder; it tells a fetcher from others.
@@ -63,23 +63,23 @@ class Fetcher(abc.ABC):
     folder: str
 
     def activate(self) -> None:
-        """Have this process fetch the files from now on."""
+        """Make this process fetch the files from now on."""
         _active[self.folder] = self
 
     @abc.abstractmethod
     def files_in(self, path: str) -> list[str]:
-        """Return the paths of the files that a path of a row stands for, as far as they are fetched by this."""
+        """Return the paths of the files that a path of a row stands for and that this object fetches."""
 
     @abc.abstractmethod
     def is_absent(self, path: str) -> bool:
-        """Return whether a file has to be fetched."""
+        """Return True if a file has to be fetched."""
 
     def stays(self, path: str) -> bool:
-        """Return whether a file is here, and never dropped."""
+        """Return True if a file is here and is never dropped."""
         return False
 
     def lacks(self, path: str) -> int:
-        """Return the bytes that a file takes, or will take once it is here, as far as that is known."""
+        """Return the bytes that a file takes, or will take once it is here, if that is known."""
         try:
             return os.lstat(path).st_size
         except OSError:
@@ -87,10 +87,10 @@ class Fetcher(abc.ABC):
 
     @abc.abstractmethod
     def fetch(self, path: str) -> None:
-        """Fetch a file, unless it is here; whatever else the path is, nothing happens.
+        """Fetch a file unless it is here; do nothing for any other path.
 
         Raises:
-            InputError: it cannot be had, which is a matter of its row.
+            InputError: it cannot be fetched, which only concerns its row.
             OutputError: its place cannot be read.
         """
 
@@ -100,10 +100,10 @@ class Fetcher(abc.ABC):
 
     @abc.abstractmethod
     def drop(self, path: str) -> bool:
-        """Remove the content of a file, unless a process has it `held`, or it stays; return whether it is gone."""
+        """Remove the content of a file unless a process has it `held` or it stays; return True if it is gone."""
 
     def held(self, path: str) -> int | None:
-        """Return a descriptor of a file that nobody drops until that is closed, or None where nobody else could.
+        """Return a descriptor that, while open, keeps a file from being dropped; None if no one else could drop it.
 
         Raises as `fetch`.
         """
@@ -112,25 +112,25 @@ class Fetcher(abc.ABC):
 
     @abc.abstractmethod
     def shown(self, text: str) -> str:
-        """Return a text with URLs in place of paths."""
+        """Return a text with URLs instead of paths."""
 
     def placeholder_in(self, text: str) -> str:
-        """Return the path of the first file that a text names, and that nothing fetches; "" for none."""
+        """Return the path of the first file that a text names and that nothing fetches; "" if there is none."""
         return ""
 
-    def forget(self) -> None:  # noqa: B027 -- there may be nothing to do
+    def forget(self) -> None:  # noqa: B027 -- a subclass may have nothing to do
         """End a part."""
 
 
 def sent(kind: type[Any], *args: Any) -> Any:
-    """Return a fetcher that was sent to this process, at work."""
+    """Return a fetcher that was sent to this process, activated."""
     found = kind(*args)
     found.activate()
     return found
 
 
 def fetches_files() -> bool:
-    """Return whether this process fetches files of a source behind a URL, or of URLs in rows."""
+    """Return True if this process fetches files of a source behind a URL, or files behind URLs in rows."""
     return bool(_active)
 
 
@@ -140,13 +140,13 @@ def fetchers() -> dict[str, Fetcher]:
 
 
 def behind(path: str) -> Iterator[tuple[Fetcher, str]]:
-    """Yield the files that a path stands for and that this process fetches, each with what fetches it."""
+    """Yield the files that a path stands for and that this process fetches, each with its fetcher."""
     for mirror in fetchers().values():
         yield from ((mirror, file) for file in mirror.files_in(path))
 
 
 def fill(paths: Iterable[str]) -> None:
-    """Fetch files of sources that this process mirrors; other paths do not matter."""
+    """Fetch files of sources that this process mirrors; ignore other paths."""
     for path in paths if _active else ():
         for mirror, file in behind(path):
             mirror.fetch(file)
@@ -154,7 +154,7 @@ def fill(paths: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def fetched(paths: Iterable[str]) -> Iterator[None]:
-    """Have files of sources here within the block; those that are fetched for it go."""
+    """Keep files of sources here within the block, and drop those that were fetched for it."""
     new = [(mirror, file) for path in paths for mirror, file in behind(path) if mirror.is_absent(file)]
     try:
         for mirror, file in new:
@@ -166,14 +166,14 @@ def fetched(paths: Iterable[str]) -> Iterator[None]:
 
 
 def with_urls(text: str) -> str:
-    """Return a text with the URLs of sources that this process mirrors, in place of the paths of their folders."""
+    """Return a text with the URLs of sources that this process mirrors instead of the paths of their folders."""
     for mirror in fetchers().values():
         text = mirror.shown(text)
     return text
 
 
 def remedy(text: str) -> str:
-    """Return what to do where a text names a file that nothing has fetched, as it is not declared; "" for others."""
+    """Return what to do if a text names a file that was not fetched because it is not declared, otherwise ""."""
     path = next(filter(None, (mirror.placeholder_in(text) for mirror in fetchers().values())), "")
     return path and (
         f"{with_urls(path)} was not fetched, because no row declares it: name its field in file_fields, or the file in "
@@ -183,7 +183,7 @@ def remedy(text: str) -> str:
 
 @contextlib.contextmanager
 def urls_in_errors() -> Iterator[None]:
-    """Have errors name files of sources behind URLs as the user knows them, and say which have to be declared."""
+    """Make errors name files of sources behind URLs as the user knows them, and say which ones must be declared."""
     try:
         yield
     except Exception as error:
@@ -200,7 +200,7 @@ def urls_in_errors() -> Iterator[None]:
 
 @final
 class FetchAhead:
-    """Fetches the files of the rows of a part in their order, ahead of their use. For one thread.
+    """Fetches the files of the rows of a part in order, ahead of their use. Not thread-safe.
 
     Args:
         rows: paths of the files of each row, and of folders; those that no source of this process fetches do not
@@ -234,10 +234,10 @@ class FetchAhead:
         return any(self._rows)
 
     def reach(self, number: int) -> None:
-        """Wait for the files of a row, which stay until the next is reached; those of rows before may go.
+        """Wait for the files of a row, which stay until the next row is reached; files of earlier rows may go.
 
         Raises:
-            OutputError: a file cannot be read. One that is gone or has changed is left to the row that opens it.
+            OutputError: a file cannot be read. A file that is gone or has changed is left to the row that opens it.
         """
         self._let_go()
         self._begin(number)
@@ -250,7 +250,7 @@ class FetchAhead:
                     self._held.append(held)
 
     def _begin(self, number: int) -> None:
-        """Begin to fetch what comes next, and drop the oldest where much is here."""
+        """Begin to fetch what comes next, and drop the oldest files if many are here."""
         most_files = _AHEAD_FILES if self._next else AT_ONCE  # until one has arrived, which may be large
         done, self._first = self._rows[self._first : number], number
         ahead = [path for row in self._rows[number : self._next] for _, path in row]
@@ -292,5 +292,5 @@ def stamp_of(version: str) -> int:
 
 
 def scratch_folder(scratch: str | os.PathLike[str] | None) -> str:
-    """Return the folder for scratch files that a user names; None for one below `TMPDIR`."""
+    """Return the folder for scratch files that a user names, or None for one below `TMPDIR`."""
     return os.path.abspath(os.path.expanduser(default_scratch() if scratch is None else scratch))

@@ -1,7 +1,7 @@
-"""The input files of a source, as the index finds them: size, time of change, and whether they lie in the source.
+"""Examines the input files of a source: their size, their time of change, and whether they lie in the source.
 
-A folder stands for the files in it, at any depth: their names, sizes and times are its own. Hidden files do not count,
-nor what is no regular file. A value with several files, too, has one state: that of all of them.
+A folder stands for the files in it, at any depth: their names, sizes and times are its own. Hidden files and anything
+but regular files are ignored. A value with several files also has one state, for all of them.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ __all__ = [
 ]
 
 LARGEST_HASHED = 1 << 34
-"""Largest file, in bytes, that is hashed unless asked for: a larger one counts by size and time."""
+"""Largest file, in bytes, that is hashed by default: larger files are compared by size and time."""
 
 MOST_FILES = 100_000
-"""Most files that a folder may hold to be an input: a larger one is no sample, but a whole source."""
+"""Most files that a folder may hold to be an input: a larger folder is a whole source, not a sample."""
 
 _BLOCK = 1 << 20
 
 
 class FileState(NamedTuple):
-    """State of the file, or the files, of one value.
+    """State of the file or files of one value.
 
     Attributes:
         size: bytes of all files.
@@ -70,7 +70,7 @@ _outputs: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("data
 
 @contextlib.contextmanager
 def links_followed(follow_links: bool) -> Iterator[None]:
-    """Follow links that lead out of a source while its rows are listed and examined: writers ask for this, too."""
+    """Follow links that lead out of a source while its rows are listed and examined."""
     before = _follows.set(follow_links)
     try:
         yield
@@ -80,10 +80,10 @@ def links_followed(follow_links: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def output_excluded(paths: Sequence[str]) -> Iterator[None]:
-    """Refuse a source while its rows are listed if some of the files that the run will make would be among them.
+    """Refuse a source, while its rows are listed, if files that the run will make would be among its input files.
 
     Args:
-        paths: absolute paths, as such files may have them.
+        paths: absolute paths that such files may have.
     """
     real = [os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)) for path in paths]
     before = _outputs.set(tuple(dict.fromkeys((*paths, *real))))
@@ -94,11 +94,11 @@ def output_excluded(paths: Sequence[str]) -> Iterator[None]:
 
 
 def refuse_output_in(place: str, takes: Callable[[str], bool]) -> None:
-    """Raise where a listing of input files would take files of the output.
+    """Raise an error if a listing of input files would include files of the output.
 
     Args:
         place: what is listed, for the message.
-        takes: returns whether the listing takes a file, by its absolute path.
+        takes: returns whether the listing includes a file, given its absolute path.
 
     Raises:
         OutputError: it does.
@@ -107,30 +107,30 @@ def refuse_output_in(place: str, takes: Callable[[str], bool]) -> None:
         if takes(path):
             raise OutputError(
                 f"the output lies in the source: {place} would list {path}, a file that the run makes, among its input "
-                "files; give an output outside of the source"
+                "files; choose an output outside the source"
             )
 
 
 def output_lies_in(place: str) -> bool:
-    """Return whether the run that lists its source has its output below a folder, or that of a glob pattern."""
+    """Return True if the run that lists its source has its output below a folder, or below that of a glob pattern."""
     folder = os.path.realpath(re.split(r"/[^/]*[*?[]", place, maxsplit=1)[0])
     return any(path.startswith(os.path.join(folder, "")) for path in _outputs.get())
 
 
 class Listing:
-    """What an index has listed of its source: files that became input, and those that it has left aside."""
+    """Records what an index has listed of its source: the files that became input, and the files it skipped."""
 
     def __init__(self) -> None:
         self._listed: list[tuple[str, Sequence[pathlib.PurePath]]] = []
         self._aside: dict[str, str] = {}
 
     def add(self, folder: str, taken: Sequence[pathlib.PurePath], aside: Sequence[pathlib.PurePath]) -> None:
-        """Note files below a folder, by their paths there: another listing may take those that one leaves aside."""
+        """Note files below a folder, by their paths there: one listing may take files that another skips."""
         self._listed.append((folder, taken))
         self._aside.update((_below(folder, path), str(path)) for path in aside)
 
     def __str__(self) -> str:
-        if not self._aside:  # the rule, also among millions of files
+        if not self._aside:  # the usual case, even among millions of files
             return ""
         taken = {_below(folder, path) for folder, paths in self._listed for path in paths}
         names = sorted(name for path, name in self._aside.items() if path not in taken)
@@ -174,21 +174,21 @@ def listing_noted() -> Iterator[Listing]:
 def note_files(
     folder: str | os.PathLike[str], taken: Sequence[pathlib.PurePath], aside: Sequence[pathlib.PurePath] = ()
 ) -> None:
-    """Note files that an index takes, and others that it leaves aside, where a run lists its source."""
+    """Note files that an index takes, and files that it skips, if a run lists its source."""
     if (listing := _listing.get()) is not None:
         listing.add(os.fspath(folder), taken, aside)
 
 
 def follows_links() -> bool:
-    """Return whether links that lead out of the source are followed now."""
+    """Return True if links that lead out of the source are followed now."""
     return _follows.get()
 
 
 class SourceFiles:
-    """Takes the state of input files by path, and of nothing else: no device or pipe, nothing outside by a link.
+    """Takes the state of input files by path. Refuses anything else: devices, pipes, and links that lead outside.
 
-    Whoever unpacks somebody else's archive has links of that person's choice in the source: they are followed only
-    inside of `links_followed`. Absolute paths come from the writer's own code, and may lead anywhere.
+    An unpacked archive may hold links that its author chose: they are followed only inside `links_followed`. Absolute
+    paths come from the writer's own code, and may lead anywhere.
 
     Args:
         source: folder that relative paths start from.
@@ -205,7 +205,7 @@ class SourceFiles:
 
         Raises:
             OSError: there is none.
-            ValueError: it is no regular file inside the source.
+            ValueError: it is not a regular file inside the source.
         """
         found = self._status(path)
         if not stat.S_ISREG(found.st_mode):
@@ -213,7 +213,7 @@ class SourceFiles:
         return found
 
     def problem(self, path: str) -> str:
-        """Return why a file or folder that is there must not be read, or ""."""
+        """Return why an existing file or folder must not be read, or ""."""
         try:
             self._status(path)
         except OSError:
@@ -227,7 +227,7 @@ class SourceFiles:
 
         Args:
             path: its path.
-            is_text: whether it may be any text: then a folder outside of the source is none.
+            is_text: whether it may be any text: a folder outside the source then does not count.
 
         Raises:
             OSError: there is none, or it cannot be read.
@@ -240,7 +240,7 @@ class SourceFiles:
             raise ValueError("not a regular file")
         full = os.path.join(self._source, path)
         if is_text and not _is_below(full, self._source):
-            raise ValueError("a folder outside of the source")
+            raise ValueError("a folder outside the source")
         if full not in self._folders:
             self._folders[full] = file_state([full])
         return self._folders[full]
@@ -258,7 +258,7 @@ class SourceFiles:
         return _together(states)
 
     def target(self, path: str) -> str:
-        """Return where a link leads that is followed out of the source, or "" for a path that stays in it."""
+        """Return where a link that is followed out of the source leads, or "" for a path that stays in it."""
         full = os.path.join(self._source, path)
         if not follows_links() or os.path.isabs(path) or self._holds(full):
             return ""
@@ -285,7 +285,7 @@ class SourceFiles:
     def _check_target(self, path: str, full: str) -> None:
         if not os.path.isabs(path) and not follows_links() and not self._holds(full):
             raise ValueError(
-                f"a link leads out of the source, to {os.path.realpath(full)!r}; where the links are yours, pass "
+                f"a link leads out of the source, to {os.path.realpath(full)!r}; if the links are yours, pass "
                 "follow_links=True; otherwise copy what it leads to"
             )
 
@@ -294,7 +294,7 @@ class SourceFiles:
 
 
 def may_be_input(path: str, source: str) -> bool:
-    """Return whether a text is the path of a file, or of a folder in the source: nobody means to read others whole."""
+    """Return True if a text is the path of a file, or of a folder in the source: other folders are never read whole."""
     full = os.path.join(source, path)
     return os.path.isfile(full) or (_is_below(full, source) and os.path.isdir(full))
 
@@ -334,7 +334,7 @@ def _state_of_path(path: str) -> FileState:
 
 def _together(states: Sequence[FileState]) -> FileState:
     names = xxhash.xxh3_64_intdigest(repr([(state.size, state.names) for state in states]).encode())
-    # Digests on disk were made of this text; it must stay.
+    # Digests on disk were made from this text, so it must stay.
     listed = ", ".join(f"Look(size={state.size}, stamp={state.stamp}, names={state.names})" for state in states)
     times = xxhash.xxh3_64_intdigest(f"[{listed}]".encode())
     return FileState(sum(state.size for state in states), times >> 1, names >> 1)
@@ -343,16 +343,16 @@ def _together(states: Sequence[FileState]) -> FileState:
 def digest_files(
     paths: Sequence[str], state: FileState, *, is_single: bool, largest: int = LARGEST_HASHED
 ) -> bytes | None:
-    """Return the digest of the content of files and folders, 16 bytes; None where their state has changed.
+    """Return the digest of the content of files and folders, 16 bytes; None if their state has changed.
 
-    Files that cannot be read, or are too large, get a digest of size and time: then another time counts as another
+    Files that cannot be read, or are too large, get a digest of size and time, so that a new time counts as new
     content.
 
     Args:
         paths: paths that can be opened.
-        state: size and time that the files had; compared before and after they are read.
-        is_single: whether the value is one path, and not a list of them.
-        largest: most bytes, of all files together, that are hashed.
+        state: size and time that the files had, compared before and after they are read.
+        is_single: whether the value is one path rather than a list of paths.
+        largest: most bytes that are hashed, over all files.
     """
     try:
         if file_state(paths, several=not is_single)[:2] != state[:2]:
@@ -393,7 +393,7 @@ def _hash_file(path: str) -> bytes:
 def files_in(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield name and path of each regular file among paths, and in those that are folders, in a fixed order.
 
-    Files of folders are named by their path below it; others by the place among the paths.
+    Files in folders are named by their path below the folder; other files by their position among the paths.
 
     Raises:
         OSError: a path is gone, or a folder cannot be read.
@@ -419,7 +419,7 @@ def _names_below(folder: str, prefix: str) -> list[str]:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(f"{name}/")
-                elif entry.is_file():  # of a link, what it leads to; pipes and devices hold nothing of their own
+                elif entry.is_file():  # follows a link; pipes and devices hold no content
                     found.append(name)
         if len(found) > MOST_FILES:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The groups of rows: those of one group land in one split, drawn by the hash of the group in place of the key's."""
+"""Draws splits by group: all rows of a group land in one split, drawn by the hash of the group, not of the key."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = ["Groups", "groups_in_words"]
 class Groups:
     """Gives each row of one index the hash of its group.
 
-    The hash is of the group alone, so that new groups move none of the old ones. It is that of the text of the group:
+    The hash depends on the group alone, so that new groups move no old ones. It is that of the group's text:
     `7`, `"7"`, `b"7"` and `np.int64(7)` are one group, since a column may be text in one file and numbers in the next;
-    so are the two forms of `é`. A path below the source counts from there, and a URL without what signs it.
+    so are the two forms of `é`. A path below the source counts from there, and a URL counts without its signature.
 
     Args:
         given: name of the field that holds the group, or function of an `IndexRow` that returns it.
         source: folder that relative paths of fields start from; "" where there is none.
-        contents: what rows stand for, in the order of the index, where their own fields do not hold it.
+        contents: what rows stand for, in the order of the index, if their own fields do not hold it.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class Groups:
 
         Args:
             block: rows of the index, in its order.
-            before: number of rows of the index before them.
+            before: number of rows before them in the index.
 
         Raises:
-            OptionError: a row has no such field or no group, the function fails, or a row names its split itself.
+            OptionError: a row has no such field or no group, the function fails, or a row names its own split.
         """
         if block.splits is not None and any(block.splits[0]):
             number = int(np.flatnonzero(np.array([name is not None for name in block.splits[0]])[block.splits[1]])[0])
@@ -80,7 +80,8 @@ class Groups:
                 key, origin = listed(block.keys[number : number + 1])[0], block.origin_of(number, before)
                 raise OptionError(
                     f"groups={self._name}: the group of {key!r} ({origin}) is {reprlib.repr(value)}, {error}; want a "
-                    "str, int, bytes, path, or a tuple of these; a row that belongs to no group can be one, by its key"
+                    "str, int, bytes, path, or a tuple of these; a row that belongs to no group can be its own group, "
+                    "by its key"
                 ) from None
 
     def _values(self, block: RowBlock, before: int) -> Iterator[Any]:
@@ -130,7 +131,7 @@ class Groups:
         if isinstance(value, str):
             value = lasting(value) if "://" in value and is_url(value) else value
             value = value.removeprefix(self._root) if self._root else value
-            # Lone surrogates are bytes of paths that are no UTF-8.
+            # Lone surrogates stand for bytes of paths that are not UTF-8.
             text = value if value.isascii() else unicodedata.normalize("NFC", value)
             return text.encode("utf-8", "surrogatepass")
         if isinstance(value, bytes):
@@ -145,5 +146,5 @@ def _fields_in_words(fields: Mapping[str, Any]) -> str:
 
 
 def groups_in_words(given: str | Callable[..., Any]) -> str:
-    """Return how a user has given groups: the name of a field, or of a function."""
+    """Return the groups as the user gave them: the name of a field or of a function."""
     return given if isinstance(given, str) else str(getattr(given, "__qualname__", type(given).__qualname__))

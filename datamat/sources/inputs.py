@@ -1,4 +1,4 @@
-"""Finds which fields of rows name input files, and takes the state of these files."""
+"""Finds out which fields of rows name input files, and takes the state of these files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class InputFinder:
 
     Args:
         store: the rows, with no file known yet.
-        file_fields: names of the fields that hold files; None where that is not declared.
+        file_fields: names of the fields that hold files; None if they are not declared.
         urls: the files behind URLs.
     """
 
@@ -47,7 +47,7 @@ class InputFinder:
         self._files = SourceFiles(store.source)
 
     def find_files(self, fields: Sequence[RowField]) -> None:
-        """Write the state of the files of all rows, in one pass for each field that holds files."""
+        """Write the state of the files of all rows, in one pass per field that holds files."""
         is_strict = self._fields_with_files(fields)
         if not is_strict:
             return
@@ -79,7 +79,7 @@ class InputFinder:
         commit_json(head, read_json(head) | {"fields": [*map(dataclasses.asdict, fields)]})
 
     def _fields_with_files(self, fields: Sequence[RowField]) -> dict[str, bool]:
-        """Return the fields that hold files, and whether each value that is not blank must be one."""
+        """Return the fields that hold files, and whether every value that is not blank must be one."""
         found = {field.name: True for field in fields if field.kind == "json" and field.holds_file}
         found |= {field.name: True for field in fields if field.holds_urls}
         texts = [field for field in fields if field.kind in {"text", "path"} and not field.holds_urls]
@@ -99,7 +99,7 @@ class InputFinder:
         return found
 
     def _samples(self, field: RowField) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
-        """Return row and value of the first values of a field that are not blank, and of some of all of them."""
+        """Return row and value of the first values of a field that are not blank, and of a sample of all of them."""
         step = max(sum(map(len, self._given(field))) // _LOOKED_AT_LATER, 1)
         before, firsts, steps = 0, [], []
         for given in self._given(field):
@@ -111,7 +111,7 @@ class InputFinder:
         return first, later
 
     def _given(self, field: RowField) -> Iterator[np.ndarray]:
-        """Yield int64 (n,): the numbers of rows whose value is not blank, by pieces."""
+        """Yield int64 (n,), in pieces: the numbers of rows whose value is not blank."""
         ends = np.asarray(np.memmap(self._store.folder / f"{field.stem}.ends", np.uint64, "r"))
         for start in range(0, len(ends), _PIECE_ROWS):
             before = ends[start - 1] if start else np.uint64(0)
@@ -133,9 +133,9 @@ class InputFinder:
         beside: Sequence[RowField],
         has_files: bool,
     ) -> bool:
-        """Return whether a field names folders whose files are the sample, not a folder of samples, or a class.
+        """Return True if a field names folders whose files are the sample, rather than folders of samples, or classes.
 
-        A mere name counts only where rows have no other files: "cat" may be a class, and a folder, too.
+        A bare name counts only if rows have no other files: "cat" may be a class as well as a folder.
         """
         for row, path in {**dict(samples[0]), **dict(samples[1])}.items():
             is_plain = field.kind == "text" and "/" not in path
@@ -151,8 +151,8 @@ class InputFinder:
                 self._files.state(path)
             except (OSError, ValueError) as error:
                 warnings.warn(
-                    f"field {field.name!r}: {path!r} is {error}; a change in it will not be noticed. Name the field in "
-                    "file_fields, or the files in IndexRow(files=...), if samples are made of it",
+                    f"field {field.name!r}: {path!r} is {error}; changes in it will not be noticed. Name the field in "
+                    "file_fields, or the files in IndexRow(files=...), if samples are made from it",
                     stacklevel=2,
                 )
                 return False
@@ -160,7 +160,7 @@ class InputFinder:
         return False
 
     def _look_at(self, field: RowField, rows: np.ndarray, *, is_strict: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return `INPUT` (n,), and uint64 (n,): digests of the names where a value stands for several files."""
+        """Return `INPUT` (n,), and uint64 (n,): digests of the names if a value stands for several files."""
         found, names = np.zeros(len(rows), INPUT), np.zeros(len(rows), np.uint64)
         problems = []
         for number, value in enumerate(self._texts(field, rows)):
@@ -189,7 +189,7 @@ class InputFinder:
         return found, names
 
     def _look_at_urls(self, field: RowField, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return what `_look_at` returns, of URLs: no request unless content is to decide, and no row is refused."""
+        """Return what `_look_at` returns, but for URLs: send requests only if content decides, and refuse no row."""
         found = np.zeros(len(rows), INPUT)
         texts = self._store.gathered(field.stem, rows).tolist()
         named = [names_in(field, text) for text in texts]
@@ -212,13 +212,13 @@ class InputFinder:
         return found, names_found
 
     def _local_state(self, field: RowField | None, text: str) -> FileState | None:
-        """Return the state of local files beside URLs; None where their row is to fail when it is read."""
+        """Return the state of local files next to URLs; None if their row is to fail when it is read."""
         with contextlib.suppress(OSError, ValueError):
             return self._files.state(text) if field is None else self._look(field, text, is_strict=False)
         return None
 
     def _targets(self, field: RowField, value: str) -> str:
-        """Return where the links of a value lead out of the source, so that another target is another file."""
+        """Return where links of a value that leave the source lead, so that a new target counts as a new file."""
         if not follows_links():
             return ""
         found = map(self._files.target, names_in(field, value))
@@ -238,11 +238,11 @@ class InputFinder:
 
 
 def _input_of_urls(text: str, states: Sequence[tuple[int, int]]) -> tuple[int, int, int, bytes]:
-    """Return an `INPUT` of URLs: what they are called decides, and what their stores say of them, where that is asked.
+    """Return an `INPUT` of URLs: their names decide, and what their stores say about them, if they are asked.
 
     Args:
         text: the URLs, as the row has them.
-        states: size and stamp of each; none where nobody has asked.
+        states: size and stamp of each; none if no store was asked.
     """
     path = xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogateescape"))
     size, stamp = sum(size for size, _ in states), 0

@@ -1,18 +1,18 @@
-"""Sources behind URLs: a local folder that looks as the place does, and whose files arrive before they are needed.
+"""Mirrors sources behind URLs: a local folder that looks like the place, and whose files arrive before they are needed.
 
     listing ──> a placeholder for each file: its name and size, a time made of its version, no content, no permission
                      │
     tables, lists, `files` of the writer ├── at once, many at a time; they stay
     files that rows declare              ├── before their rows, many at a time (`FetchAhead`); dropped after their part
-    all others                           └── never: whoever opens one gets an error, which says to declare it
+    all others                           └── never: opening one is an error, which says to declare it
 
-Of a writer that declares nothing, the whole source is fetched at once, and stays. What is made again is decided as for
-folders: by sizes and times, and where these differ, by content. A file whose version changes gets another time.
+If a writer declares nothing, the whole source is fetched at once, and stays. What is rebuilt is decided as for folders:
+by sizes and times, and where these differ, by content. A file whose version changes gets a new time.
 
-A placeholder has a name and a size for whoever lists the source, and open(2) refuses it to Python and to C libraries
-alike. A link that leads nowhere would stop root as well, but `exists()` denies it: whoever asks before opening a file
-would make rows without it, and nobody would know. Root reads zeros, unless by `read_file`, which refuses what nobody
-may read; so a worker fails its first part where it saw Python open a placeholder.
+A placeholder has a name and a size for code that lists the source, and open(2) refuses it to Python and to C libraries
+alike. A dangling link would stop root as well, but `exists()` says it is not there: code that asks before it opens a
+file would silently make rows without it. Root reads zeros, except through `read_file`, which refuses files that no one
+may read; a worker therefore fails its first part if it saw Python open a placeholder.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ _READ_WITH_INDEX = frozenset(
 )  # fmt: skip
 _PACKED = frozenset({".gz", ".bz2", ".lz4", ".zst", ".xz"})
 _READABLE = 0o444
-_WITH_CONTENT = 0o644  # NFS refuses an exclusive lock to whoever may not write
+_WITH_CONTENT = 0o644  # NFS refuses an exclusive lock without the permission to write
 _WILDCARDS = "*?["
 _MOST_NAMED = 5
-_HEAD_BYTES = 256  # of a file, which show whether it is a page
+_HEAD_BYTES = 256  # of a file, enough to show whether it is a page
 
 _logger = get_logger("datamat.source")
 
 
 @final
 class SourceMirror(Fetcher):
-    """The local folder of a source behind a URL, which processes share.
+    """The local folder of a source behind a URL, shared by processes.
 
     Args:
-        root: the source, or the folder that it is in where it is a single file.
+        root: the source, or the folder that holds it if it is a single file.
         name: pattern of the files, or the name of the single one; "" for all.
         folder: folder of the mirror.
         kept: names of files and folders that are fetched with the listing and stay; "" for all.
@@ -100,7 +100,7 @@ class SourceMirror(Fetcher):
 
     @property
     def path(self) -> str:
-        """What stands for the URL on this machine: the path of a folder or file, or a pattern."""
+        """What stands for the URL on this machine: a pattern, or the path of a folder or file."""
         return os.path.join(self._files, self._name).rstrip("/")
 
     @property
@@ -111,10 +111,10 @@ class SourceMirror(Fetcher):
     # ------------------------------------------------------------ the listing
 
     def update(self) -> None:
-        """Bring the folder in line with what is behind the URL now.
+        """Update the folder to what is behind the URL now.
 
         Raises:
-            SourceError: it cannot be listed, or there is nothing, or the disk has no room for what stays.
+            SourceError: it cannot be listed, it is empty, or the disk has no room for the files that stay.
         """
         require_posix("a source behind a URL")
         listed = self._listed()
@@ -128,10 +128,10 @@ class SourceMirror(Fetcher):
         self._fetch_kept({name: size for name, size in missing.items() if self.stays(os.path.join(self._files, name))})
 
     def renew(self, kept: Iterable[str] = ()) -> None:
-        """Bring the folder in line, but for the first time after `update`; have further files stay.
+        """Update the folder, except the first time after `update`, and keep further files.
 
         Args:
-            kept: their paths; whatever is not in the folder does not matter.
+            kept: their paths; those outside the folder are ignored.
         """
         names = {os.path.relpath(path, self._files) for path in kept if path.startswith(self._files)} - self._kept
         self._kept |= names
@@ -149,7 +149,7 @@ class SourceMirror(Fetcher):
             raise SourceError(str(error)) from error
         folders = {name[:place] for name in found for place, letter in enumerate(name) if letter == "/"}
         for name in [name for name in folders if name in found and found[name].num_bytes <= 0]:
-            del found[name]  # a marker: consoles of stores make such for folders
+            del found[name]  # a marker, as the consoles of stores make for folders
         odd = [name for name in sorted(found) if name in folders or not _is_name(name)]
         if odd:
             said = ", ".join(map(repr, odd[:_MOST_NAMED])) + (", ..." if len(odd) > _MOST_NAMED else "")
@@ -159,7 +159,7 @@ class SourceMirror(Fetcher):
         for name in odd:
             del found[name]
         if not found:
-            raise SourceError(f"{self} holds nothing; check the address: want a folder of objects, or an object")
+            raise SourceError(f"{self} holds nothing; check the address: want an object or a folder of objects")
         return found
 
     def _found(self) -> dict[str, Stat]:
@@ -169,7 +169,7 @@ class SourceMirror(Fetcher):
         if found is None and isinstance(self._root, FsspecFolder):
             return self._told(self._root.linked())
         if found is None:
-            raise OutputError(f"{self} cannot be listed: its place does not tell which files it has; give another URL")
+            raise OutputError(f"{self} cannot be listed: its server does not say which files it has; give another URL")
         if self._name:
             from fsspec.utils import glob_translate
 
@@ -179,7 +179,7 @@ class SourceMirror(Fetcher):
         return {**{name: there for name, there in found.items() if there.version}, **self._told(blind)}
 
     def _told(self, names: Sequence[str]) -> dict[str, Stat]:
-        """Return what the place says of each file that is there; -1 bytes where it may not know the size."""
+        """Return what the place says about each file that is there; -1 bytes if it does not know the size."""
         found = zip(names, each(self._root.stat, names), strict=True)
         return {name: Stat(there.num_bytes or -1, there.version) for name, there in found if there is not None}
 
@@ -188,14 +188,14 @@ class SourceMirror(Fetcher):
             below = os.path.relpath(folder, self._files)
             for name in files:
                 if os.path.normpath(os.path.join(below, name)) not in known:
-                    with contextlib.suppress(FileNotFoundError):  # another process lists the source, too
+                    with contextlib.suppress(FileNotFoundError):  # another process lists the source as well
                         os.unlink(os.path.join(folder, name))
             if below != "." and not any(os.path.lexists(os.path.join(folder, name)) for name in (*names, *files)):
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
 
     def _measure(self, name: str) -> None:
-        """Fetch a file whose size no server says, as of exports: only its content tells its versions apart."""
+        """Fetch a file whose size the server does not say, such as an export: only its content tells versions apart."""
         too_large = f"has over {MOST_BYTES} bytes, the most that are fetched; download it, and give its path"
         try:
             part, digest = self._download(name, MOST_BYTES, too_large)
@@ -204,7 +204,7 @@ class SourceMirror(Fetcher):
         self._leave(os.path.join(self._files, name), os.path.getsize(part), stamp_of(digest), part)
 
     def _fetch_kept(self, missing: Mapping[str, int]) -> None:
-        """Fetch files that stay; say so first where that is all of a folder, which may be large."""
+        """Fetch files that stay; say so first if they are a whole folder, which may be large."""
         if "" in self._kept and self._is_several and not all(map(_is_table, missing)):
             total, free = sum(missing.values()), shutil.disk_usage(self.folder).free
             said = f"{count_of(len(missing), 'file')} of {self}, {total:,} bytes"
@@ -214,25 +214,25 @@ class SourceMirror(Fetcher):
                     "a larger disk, or declare file_fields in the writer, to fetch files as rows need them"
                 )
             _logger.warning(
-                "fetching %s, to %s: the writer reads all of it, or does not declare its file_fields", said, self._files
+                "fetching %s to %s: the writer reads all of it, or does not declare its file_fields", said, self._files
             )
         each(self.fetch, [os.path.join(self._files, name) for name in missing])
 
     def _lay(self, name: str, found: Stat) -> bool:
-        """Lay a placeholder for a file, unless it or its content is there; return whether content is missing."""
+        """Make a placeholder for a file unless it or its content is there; return True if the content is missing."""
         if found.num_bytes < 0:
             return False
         path, wanted = os.path.join(self._files, name), (found.num_bytes, stamp_of(found.version))
         with contextlib.suppress(FileNotFoundError):
             status = os.lstat(path)
             if (status.st_size, status.st_mtime_ns) == wanted and stat.S_ISREG(status.st_mode):
-                # What a run that was killed has left would fill the disk.
+                # Files left by killed runs would fill the disk.
                 return _is_empty(status) or (not self.stays(path) and self.drop(path))
         self._leave(path, *wanted)
         return True
 
     def _leave(self, path: str, size: int, stamp: int, part: str = "") -> None:
-        """Put a file in place: its content where that is here, or else a placeholder."""
+        """Put a file in place: its content if that is here, otherwise a placeholder."""
         mode = _WITH_CONTENT if part else 0
         descriptor, part = (os.open(part, os.O_WRONLY | os.O_CLOEXEC), part) if part else self._part()
         try:
@@ -257,7 +257,7 @@ class SourceMirror(Fetcher):
         if not stat.S_ISREG(wanted.st_mode) or not _is_empty(wanted):
             return
         name = os.path.relpath(path, self._files)
-        changed = "has changed since it was listed; run again, when nothing writes there"
+        changed = "has changed since it was listed; run again when nothing writes there"
         part = self._copied(name, wanted)
         if not part:
             part, digest = self._download(name, wanted.st_size, changed)
@@ -267,7 +267,7 @@ class SourceMirror(Fetcher):
         self._leave(path, wanted.st_size, wanted.st_mtime_ns, part)
 
     def _copied(self, name: str, wanted: os.stat_result) -> str:
-        """Return a part with content that another mirror of the place has, in another scratch folder; "" for none."""
+        """Return a part with the content if a mirror of the place in another scratch folder has it, otherwise ""."""
         for other in fetchers().values():
             if isinstance(other, SourceMirror) and os.path.basename(other.folder) == os.path.basename(self.folder):
                 path = os.path.join(other._files, name)
@@ -281,7 +281,7 @@ class SourceMirror(Fetcher):
         return ""
 
     def _download(self, name: str, max_bytes: int, problem: str) -> tuple[str, str]:
-        """Return the path of a part with the content of a file, and its MD5; raise `problem` where it is longer."""
+        """Return the path of a part with the content of a file, and its MD5; raise `problem` if it is longer."""
         (descriptor, part), digest = self._part(), hashlib.md5(usedforsecurity=False)
         try:
             with open(descriptor, "wb") as file, contextlib.closing(self._root.blocks(name, max_bytes)) as blocks:
@@ -293,20 +293,20 @@ class SourceMirror(Fetcher):
         except BaseException as error:
             os.unlink(part)
             if isinstance(error, AbsentError):
-                raise InputError(f"{self._root.place(name)} is gone since it was listed; run again") from error
+                raise InputError(f"{self._root.place(name)} has gone since it was listed; run again") from error
             raise
         return part, digest.hexdigest()
 
     def _is_as_listed(self, name: str, part: str, wanted: os.stat_result, digest: str) -> bool:
-        """Return whether a file has the size and the version of its placeholder."""
+        """Return True if a file has the size and the version of its placeholder."""
         if os.path.getsize(part) != wanted.st_size:
             return False
 
-        def is_of(version: str) -> bool:  # by way of the file system, which may round times
+        def is_of(version: str) -> bool:  # through the file system, which may round times
             os.utime(part, ns=(stamp_of(version), stamp_of(version)))
             return os.stat(part).st_mtime_ns == wanted.st_mtime_ns
 
-        if is_of(digest):  # the version is most often an ETag, and that the MD5 of the content
+        if is_of(digest):  # the version is usually an ETag, which is usually the MD5 of the content
             return True
         found = self._root.stat(name)
         return found is not None and is_of(found.version)
@@ -336,10 +336,10 @@ class SourceMirror(Fetcher):
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except (FileNotFoundError, PermissionError) as error:
-                if _is_placeholder(path):  # dropped again a moment ago
+                if _is_placeholder(path):  # dropped again just now
                     continue
                 place = self._root.place(os.path.relpath(path, self._files))
-                raise InputError(f"{place} is gone since it was listed; run again") from error
+                raise InputError(f"{place} has gone since it was listed; run again") from error
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), os.stat(path)) and not _is_empty(os.fstat(descriptor)):
@@ -372,13 +372,13 @@ class SourceMirror(Fetcher):
 
 
 def _put(part: str, path: str) -> None:
-    """Give a file its place, in a folder that is made, also where another process removes that as empty."""
+    """Move a file into place, and make its folder, even if another process removes that as empty."""
     folder = os.path.dirname(path)
     while True:
         try:
             os.makedirs(folder, exist_ok=True)
             os.replace(part, path)
-        except (FileNotFoundError, FileExistsError):  # the latter where it goes while it is made
+        except (FileNotFoundError, FileExistsError):  # the latter if it is removed while it is made
             if not os.path.exists(part) or os.path.isfile(folder):
                 raise
         else:
@@ -434,11 +434,11 @@ def mirrored(
         kept: names of files and folders that are fetched with the listing and stay; "" for all.
 
     Raises:
-        OptionError: it is one of fsspec's chains.
+        OptionError: it is a chain of fsspec URLs.
         SourceError: it cannot be listed.
     """
     if not isinstance(source, str) or not is_url(source) or source.startswith("file://"):
-        return None  # of a path, the writers expand braces
+        return None  # writers themselves expand braces in paths
     refuse_braces(source)
     refuse_chain(source)
     head, pattern = _parted(source)
@@ -463,7 +463,7 @@ def _folder_or_file(url: str, options: Mapping[str, Any]) -> tuple[Folder, str]:
         else:
             there = parent.stat(name)
             is_file = there is not None and (there.num_bytes > 0 or not folder.list())
-    except DeniedError:  # as S3 answers for what is not there, to whoever may not list
+    except DeniedError:  # as S3 answers for a missing object, to users who may not list
         is_file = False
     except OutputError as error:
         raise SourceError(str(error)) from error

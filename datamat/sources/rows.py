@@ -1,4 +1,4 @@
-"""The rows of an index: one by one, or as blocks of columns."""
+"""Holds the rows of an index, one by one or as blocks of columns."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class IndexRow(NamedTuple):
 
 
 class Texts(Sequence[str]):
-    """A column of n texts: UTF-8 back to back, and where each ends.
+    """A column of n texts: UTF-8 back to back, and where each text ends.
 
     Args:
-        data: all texts; bytes that are no UTF-8 are those of paths.
+        data: all texts; bytes that are not UTF-8 belong to paths.
         ends: uint64 (n,), where each ends in `data`.
     """
 
@@ -85,13 +85,13 @@ class Texts(Sequence[str]):
 
     @classmethod
     def of_bytes(cls, pieces: list[bytes]) -> Texts:
-        """Return a column of texts that are encoded already."""
+        """Return a column of texts that are already encoded."""
         ends = np.cumsum(np.fromiter(map(len, pieces), np.uint64, len(pieces)), dtype=np.uint64)
         return cls(b"".join(pieces), ends, pieces)
 
     @classmethod
     def of_positions(cls, start: int, stop: int) -> Texts:
-        """Return the positions from `start` to `stop` with eight digits, or more where they have more."""
+        """Return the positions from `start` to `stop` with at least eight digits."""
         if stop > 10**_POSITION_DIGITS:
             return cls.of(f"{number:0{_POSITION_DIGITS}d}" for number in range(start, stop))
         left, digits = np.arange(start, stop, dtype=np.uint32), np.empty((stop - start, _POSITION_DIGITS), np.uint8)
@@ -109,7 +109,7 @@ class Texts(Sequence[str]):
     def __getitem__(self, place: slice) -> Texts: ...
 
     def __getitem__(self, place: int | slice) -> str | Texts:
-        """Return one text, or those of a slice with step 1."""
+        """Return one text, or the texts of a slice with step 1."""
         if isinstance(place, int):
             place = range(len(self))[place]
             return self[place : place + 1].tolist()[0]
@@ -138,7 +138,7 @@ class Texts(Sequence[str]):
         return np.fromiter(map(xxhash.xxh3_64_intdigest, self.pieces()), np.uint64, len(self))
 
     def are_plain(self) -> bool:
-        """Return whether all are made of ASCII letters, digits, `_`, `-` and `.`, but no `..`, and none is empty.
+        """Return True if all are of ASCII letters, digits, `_`, `-` and `.`, without `..`, and none is empty.
 
         Then each is a key as it is.
         """
@@ -149,7 +149,7 @@ class Texts(Sequence[str]):
 _POSITION_DIGITS = 8
 _PLAIN_LETTERS = b"-.0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 _ROWS_AT_ONCE = 1024  # that are made of a block
-_MANY_BYTES = 64  # of a text on average, from which on slices are copied faster than bytes are gathered
+_MANY_BYTES = 64  # average length of a text from which copying slices is faster than gathering bytes
 
 
 class Origin(NamedTuple):
@@ -177,9 +177,9 @@ class RowBlock:
     Attributes:
         keys: the keys of n rows.
         fields: values by name: an array (n,) of numbers, or n values as an `IndexRow` has them.
-        origin: where each row came from, which messages name; () where nothing is known.
+        origin: where each row came from, for messages; () if nothing is known.
         splits: the split of each row, None for one that is drawn; or the split of all rows. None draws all of them.
-        files: further input files of each row; None where rows have none.
+        files: further input files of each row; None if rows have none.
 
     Raises:
         SourceError: there are not n values of each field.
@@ -193,7 +193,7 @@ class RowBlock:
     keys: Texts | list[str]
     fields: Mapping[str, np.ndarray | Texts | list[Any]] = dataclasses.field(default_factory=dict)
     origin: Origin | Sequence[str] = ()
-    splits: Any = None  # as given; then names in the order in which they first occur, and int64 (n,), which of them
+    splits: Any = None  # as given; later the names in order of first occurrence, and int64 (n,) indices into them
     files: Sequence[Sequence[str | os.PathLike[str]]] | None = None
 
     def __post_init__(self) -> None:
@@ -217,7 +217,7 @@ class RowBlock:
         return len(self.keys)
 
     def origin_of(self, number: int, before: int = 0) -> str:
-        """Return where a row came from: its number in the index, where that is all that is known.
+        """Return where a row came from: only its number in the index, if nothing else is known.
 
         Args:
             number: position of the row in the block.
@@ -257,17 +257,17 @@ def _stored_column(values: Any) -> np.ndarray | Texts | list[Any]:
 
 
 def _coded(splits: Sequence[Any]) -> tuple[list[Any], np.ndarray] | None:
-    """Return the names of splits in the order in which they first occur, and int64 (n,), which of them each row has."""
+    """Return the names of splits in order of first occurrence, and int64 (n,), the index of each row's split."""
     names = list(dict.fromkeys(splits))
     codes = {name: code for code, name in enumerate(names)}
     return (names, np.fromiter(map(codes.__getitem__, splits), np.int64, len(splits))) if any(names) else None
 
 
 class Rows:
-    """The rows of an index, which can be iterated any number of times; those that come in blocks are stored so.
+    """The rows of an index, which can be iterated any number of times. Blocks of rows are stored as blocks.
 
     Args:
-        rows: function that returns the rows, or blocks of all of them, in a fixed order; called for each iteration.
+        rows: function that returns the rows, or blocks of them, in a fixed order; called for each iteration.
     """
 
     def __init__(self, rows: Callable[[], Iterable[IndexRow] | Iterable[RowBlock]]) -> None:
@@ -278,7 +278,7 @@ class Rows:
 
 
 def single_rows(found: Iterable[IndexRow] | Iterable[RowBlock]) -> Iterator[IndexRow]:
-    """Yield rows one by one, those of blocks, too."""
+    """Yield rows one by one, including those of blocks."""
     for one in found:
         if isinstance(one, RowBlock):
             yield from one.rows()
@@ -287,14 +287,14 @@ def single_rows(found: Iterable[IndexRow] | Iterable[RowBlock]) -> Iterator[Inde
 
 
 def stored_rows(found: Iterable[IndexRow] | Iterable[RowBlock]) -> Iterable[IndexRow] | Iterable[RowBlock]:
-    """Return the rows that a writer's `index` returned, as `write_rows` takes them: in blocks, where they come so."""
+    """Return the rows that a writer's `index` returned, as `write_rows` takes them: single, or in blocks."""
     if found is None:
-        raise SourceError("index returned None; want the rows of the dataset: is a `return` or a `yield` missing?")
+        raise SourceError("index returned None instead of the rows of the dataset: is a `return` or a `yield` missing?")
     return found._rows() if isinstance(found, Rows) and type(found).__iter__ is Rows.__iter__ else found
 
 
 def listed(values: np.ndarray | Texts | list[Any]) -> list[Any]:
-    """Return a column as Python's own values."""
+    """Return a column as Python values."""
     found: list[Any] = (
         values if isinstance(values, list) else values.tolist() if hasattr(values, "tolist") else [*values]
     )
@@ -303,10 +303,10 @@ def listed(values: np.ndarray | Texts | list[Any]) -> list[Any]:
 
 # ---------------------------------------------------------------- relative paths
 #
-# Paths that start from the working folder, as `Path(source).glob("*")` gives them where the source is relative.
+# Paths that start from the working folder, as `Path(source).glob("*")` gives them if the source is relative.
 #
 # Rows hold paths relative to the source, or absolute ones. With `source="photos"`, "photos/1.jpg" would be looked for
-# below photos/photos, and be taken for a mere word: nobody would notice an edit of the file.
+# below photos/photos, and be taken for a mere word: edits of the file would go unnoticed.
 
 
 def relative_to_source(
@@ -314,14 +314,14 @@ def relative_to_source(
     source: str | os.PathLike[str],
     file_fields: Collection[str] | None,
 ) -> Iterator[Any]:
-    """Yield rows with paths relative to the source in place of paths relative to the working folder; blocks likewise.
+    """Yield rows, or blocks of them, with paths relative to the source instead of the working folder.
 
-    A path stays where the source has a file of that name. Folders in fields stay, too: they may be mere words.
+    A path stays if the source has a file of that name. Folders in fields stay as well: they may be mere words.
 
     Args:
         rows: rows as the writer's `index` yields them.
         source: the source, a relative path.
-        file_fields: names of the fields that hold files; None where that is not declared.
+        file_fields: names of the fields that hold files; None if they are not declared.
     """
     given = os.fspath(source)
     prefixes = tuple({os.path.join(form, "") for form in (given, str(pathlib.Path(given)), os.path.normpath(given))})
@@ -360,7 +360,7 @@ def _moved_block(block: RowBlock, prefixes: tuple[str, ...], file_fields: Collec
 
 
 def _moved(value: Any, prefixes: tuple[str, ...], is_there: Callable[[str], bool]) -> Any:
-    """Return a value with the paths in it moved; the very value where there are none."""
+    """Return a value with the paths in it moved; the same object if it has none."""
     if isinstance(value, (str, pathlib.PurePath)):
         return _moved_path(value, prefixes, is_there)
     if type(value) in {list, tuple}:
@@ -392,7 +392,7 @@ BATCH_ROWS = 16_384
 
 
 def in_blocks(rows: Iterable[IndexRow] | Iterable[RowBlock]) -> Iterator[RowBlock]:
-    """Yield rows in blocks: those that they come in, or batches of single rows."""
+    """Yield rows in the blocks they come in, or single rows in batches."""
     iterator: Iterator[Any] = iter(rows)
     first = next(iterator, None)
     before, names = 0, ()
@@ -412,7 +412,7 @@ def in_blocks(rows: Iterable[IndexRow] | Iterable[RowBlock]) -> Iterator[RowBloc
 
 
 def _check_rows(batch: Sequence[Any], before: int) -> None:
-    """Raise `SourceError` where what an index yields is no row."""
+    """Raise `SourceError` if an index yields anything but rows."""
     if set(map(type, batch)) == {IndexRow} and {type(row[2]) for row in batch} == {dict}:
         return
     for number, row in enumerate(batch, before):
@@ -437,7 +437,7 @@ def _shown(value: Any) -> str:
 
 
 def _block_of(batch: Sequence[IndexRow], names: tuple[str, ...], before: int) -> RowBlock:
-    """Return rows as a block; raise `SourceError` where one has other fields than the first row of the index."""
+    """Return rows as a block; raise `SourceError` if one has other fields than the first row of the index."""
     splits = [row[1] for row in batch]
     width = len(names)
     try:
@@ -465,7 +465,7 @@ def _block_of(batch: Sequence[IndexRow], names: tuple[str, ...], before: int) ->
 
 
 def origin_of(row: IndexRow, number: int) -> str:
-    """Return where a row came from: its number in the index, where that is all that is known."""
+    """Return where a row came from: only its number in the index, if nothing else is known."""
     return row.origin or f"row {number}"
 
 
@@ -473,5 +473,5 @@ def other_fields(origin: str, found: Iterable[str], wanted: Iterable[str]) -> So
     """Return the error of a row whose fields are not those of the first row."""
     return SourceError(
         f"{origin}: the fields are {sorted(found)}, but {sorted(wanted)} in the first row; give every row the same "
-        "fields (None where one has none)"
+        "fields (None for missing values)"
     )

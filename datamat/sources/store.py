@@ -1,4 +1,4 @@
-"""The index on disk, by columns, so that a worker reads its own rows and no process holds them all.
+"""Keeps the index on disk in columns, so that a worker reads its own rows and no process holds them all.
 
 `RowStore` maps the files that `write_rows` wrote into memory: row i of any column is two offsets away. The driver
 holds a few integers per row while it plans.
@@ -9,7 +9,7 @@ holds a few integers per row while it plans.
     FIELD.text FIELD.ends       a field of strings, of paths, or of other values as JSON (`encode_value`)
     FIELD.numbers               a field of int64 or float64
     FIELD.inputs                of input files: path, size, time of change and digest, see `INPUT`
-    FIELD.signed                of URLs: the whole one, where FIELD has it without what signs it; several as JSON
+    FIELD.signed                of URLs: the signed one, where FIELD has it without its signature; several as JSON
     split.codes hash.codes      uint16 number of the split; uint64 hash of the key
     digest.codes                uint64 digest of everything in the row, and of sizes and times of its files
     identity.codes              the same without the times, for fingerprints; only where rows have files
@@ -52,12 +52,12 @@ __all__ = [
 FieldKind = Literal["text", "path", "json", "int64", "float64"]
 
 NO_TEXT = b"\xff\x00\xff"
-"""Stands for None among texts and paths; it is neither UTF-8 nor a path."""
+"""Stands for None among texts and paths; neither UTF-8 nor a path."""
 
 INPUT = np.dtype([("path", "<u8"), ("size", "<i8"), ("stamp", "<i8"), ("digest", "V16")])
 """An input file of a row, or several of one field together.
 
-path: hash of its path as the index has it, and of where a link leads that is followed out of the source; 0 where the
+path: hash of its path as the index has it, and of the target of a link that is followed out of the source; 0 if the
 row has no such file. size: in bytes. stamp: time of change in
 nanoseconds since 1970; of several files, a digest of their names, sizes and times. digest: of the content, XXH3-128; 0
 where it is not known.
@@ -75,7 +75,7 @@ class RowField:
         number: position of the field among those of a row, from 0.
         kind: how its values are stored; some texts and paths may be None.
         holds_file: whether input files are among its values.
-        types: sorted names of the Python types of its values, where the kind is "json".
+        types: sorted names of the Python types of its values, if the kind is "json".
         holds_urls: whether they may be URLs.
     """
 
@@ -88,20 +88,20 @@ class RowField:
 
     @property
     def stem(self) -> str:
-        """Prefix of the names of its files: not the field's own name, which may be anything."""
+        """Prefix of the names of its files; not the field's own name, which could be anything."""
         return f"field{self.number}"
 
 
 class RowStore:
-    """The rows that `write_rows` wrote; any number of processes may open them.
+    """Reads the rows that `write_rows` wrote; any number of processes may open them.
 
     Args:
         folder: folder that `write_rows` wrote to.
 
     Attributes:
-        left_aside: what the index has left aside of the files of its source, in words; "" where nothing is known.
-        groups: which groups draw the splits, in words; "" where keys do, or nothing is known.
-        fields: all fields, that of listed files last.
+        left_aside: which files of its source the index has skipped, in words; "" if nothing is known.
+        groups: which groups draw the splits, in words; "" if keys do, or nothing is known.
+        fields: all fields, with the field of listed files last.
         file_fields: those that hold input files.
     """
 
@@ -141,7 +141,7 @@ class RowStore:
 
     @functools.cached_property
     def identities(self) -> np.ndarray:
-        """uint64 (num_rows,): digest of key, fields, and sizes of the input files: without their times."""
+        """uint64 (num_rows,): digest of key, fields, and sizes (not times) of the input files."""
         return self._codes("identity.codes" if self.file_fields else "digest.codes", np.uint64)
 
     @functools.cached_property
@@ -162,7 +162,7 @@ class RowStore:
         return LARGEST_HASHED if self.identity == "stat" else 1 << 62
 
     def input_bytes(self) -> np.ndarray:
-        """Return int64 (num_rows,): bytes of the input files of each row; a guess where they are behind URLs."""
+        """Return int64 (num_rows,): bytes of the input files of each row; a guess if they are behind URLs."""
         total = np.zeros(self.num_rows, np.int64)
         for field in self.file_fields:
             inputs = self._inputs(field)
@@ -177,9 +177,9 @@ class RowStore:
         return any(field.holds_urls for field in self.file_fields)
 
     def times(self, start: int, stop: int) -> str:
-        """Return the digest of rows start to stop in the order of the plan, with sizes and times of their files.
+        """Return the digest of rows start to stop, in the order of the plan, with sizes and times of their files.
 
-        It is "" where rows have no files, or where times do not count.
+        It is "" if rows have no files, or if times do not count.
         """
         if not self.file_fields or self.identity == "content":
             return ""
@@ -218,7 +218,7 @@ class RowStore:
         files: Sequence[tuple[str, ...]] = [()] * len(keys)
         if len(fields) < len(self.fields):
             files = self._values(self.fields[-1], positions)
-        # Without a loop in Python, in half of the time: a row of a table costs little more than this.
+        # Takes half the time without a loop in Python: a row of a table costs little more than this.
         dicts = map(dict, map(zip, itertools.repeat(names), values))
         rows = zip(keys, splits, dicts, origins, files, strict=True)
         return list(map(tuple.__new__, itertools.repeat(IndexRow), rows))
@@ -228,11 +228,11 @@ class RowStore:
         return self._text("key", positions)
 
     def find(self, key: str) -> int | None:
-        """Return the number of the row with this key, or None."""
+        """Return the number of the row with a key, or None."""
         return self._lookup.find(key)
 
     def find_all(self, keys: Sequence[str]) -> np.ndarray:
-        """Return int64 (n,): the number of the row with each key, -1 where there is none."""
+        """Return int64 (n,): the number of the row with each key, -1 if there is none."""
         return self._lookup.find_all(keys)
 
     def place_in_order(self, row: int) -> int:
@@ -300,7 +300,7 @@ class RowStore:
     def _url_places(self, field: RowField, positions: np.ndarray) -> list[dict[str, str]]:
         """Return the path of each URL of rows by number, by the URL as the row has it.
 
-        So do local files that lie outside of the source: their rows fail when they are read.
+        So do local files outside the source: their rows fail when they are read.
         """
         found, files = [], SourceFiles(self.source)
         texts, each = self._text(field.stem, positions), self.input_urls(field, positions)
@@ -313,10 +313,10 @@ class RowStore:
         return found
 
     def _refused(self, files: SourceFiles, names: Sequence[str]) -> dict[str, str]:
-        """Return what is wrong with the local files among URLs, by their names."""
+        """Return what is wrong with local files among URLs, by their names."""
         with links_followed(self._follows_links):
             problems = {
-                # The table may be somebody else's, and name any file of this machine.
+                # The table may come from someone else, and name any file of this machine.
                 name: "is an absolute path; make it relative, or pass follow_links=True if the table is yours"
                 if os.path.isabs(name) and not self._follows_links
                 else files.problem(name)
@@ -326,7 +326,7 @@ class RowStore:
         return {name: problem for name, problem in problems.items() if problem}
 
     def input_urls(self, field: RowField, positions: np.ndarray) -> list[dict[str, str]]:
-        """Return the whole URLs of rows by number, each by what the row calls it."""
+        """Return the signed URLs of rows by number, each by its name in the row."""
         texts, signed = self._text(field.stem, positions), self._text(f"{field.stem}.signed", positions)
         found = []
         for text, whole in zip(texts, signed, strict=True):
@@ -367,9 +367,9 @@ class RowStore:
         return Texts(text[places].tobytes(), bounds.astype(np.uint64))
 
     def rows_naming(self, *parts: str) -> np.ndarray:
-        """Return the numbers of the rows of which a path of an input file, as the index has it, holds one of `parts`.
+        """Return the numbers of the rows with an input file whose path, as the index has it, contains one of `parts`.
 
-        Paths are searched all at once: of a million rows, that takes some milliseconds where none is found.
+        All paths are searched at once: a million rows take some milliseconds if none is found.
         """
         wanted = [re.compile(re.escape(part.encode("utf-8", "surrogateescape"))) for part in {*parts}]
         found = np.zeros(len(self), bool)
@@ -395,8 +395,8 @@ class RowStore:
     def _codes(self, name: str, dtype: Any) -> np.ndarray:
         if name not in self.__dict__:
             path = self.folder / name
-            empty = not path.stat().st_size  # a file of no bytes cannot be mapped
-            # As a plain array: each index into a `memmap` makes another one, in Python, ten times as slowly.
+            empty = not path.stat().st_size  # an empty file cannot be mapped
+            # A plain array: indexing a `memmap` makes another one, in Python, ten times as slowly.
             self.__dict__[name] = np.zeros(0, dtype) if empty else np.asarray(np.memmap(path, dtype, "r"))
         mapped: np.ndarray = self.__dict__[name]
         return mapped
@@ -410,6 +410,6 @@ def names_in(field: RowField, text: str) -> list[str]:
 
 
 def mixed(digests: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Fold one uint64 column into the digests of its rows, so that the order of the columns matters."""
+    """Fold a uint64 column into the digests of its rows; the order of columns matters."""
     with np.errstate(over="ignore"):
         return mix64(digests * np.uint64(0x9E3779B97F4A7C15) + values)

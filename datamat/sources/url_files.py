@@ -1,7 +1,7 @@
-"""The files behind URLs that rows name, of any host or store; one that cannot be fetched is a matter of its row.
+"""Fetches the files behind URLs that rows name, from any host or store; a failed fetch only concerns its row.
 
-They have no placeholders, and names of their own, in a folder of each process. Whoever wrote a table chose its URLs:
-`url_of_table` says which of them are followed, and `options_for` which secrets go along.
+These files have no placeholders, and names of their own, in one folder per process. The author of a table chose its
+URLs: `url_of_table` says which of them are followed, and `options_for` which secrets are sent along.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 __all__ = ["LIKELY_BYTES", "UrlFiles", "is_page", "is_page_by_name", "is_path_of_url", "url_folder", "url_path"]
 
 LIKELY_BYTES = 1 << 17
-"""Size of a file behind the URL of a row, where nothing has said it yet."""
+"""Assumed size of a file behind the URL of a row, until it is known."""
 _SUFFIX = re.compile(r"\.\w{1,8}")
-_CONNECT_S, _SILENCE_S = 10, 30  # many hosts of an old table are gone, and each must not take minutes
+_CONNECT_S, _SILENCE_S = 10, 30  # many hosts in an old table are gone, and must not take minutes each
 _PAGES = ("text/html", "application/xhtml+xml")
 _PAGE = re.compile(rb"(?is)(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(!doctype\s+html|html|head|body|title)\b")
 
 
 class _OwnFolder:
-    """A folder of this process, which is removed with this object, or by others when the process is killed."""
+    """A folder of this process, removed with this object, or by other processes if this one is killed."""
 
     def __init__(self, below: str) -> None:
         os.makedirs(below, exist_ok=True)
@@ -60,10 +60,10 @@ class _OwnFolder:
 
 @final
 class UrlFiles(Fetcher):
-    """The files behind the URLs that rows name. One that cannot be fetched fails its row: others need other hosts.
+    """Fetches the files behind URLs that rows name. A failure only fails its row: other rows need other hosts.
 
     Args:
-        folder: what tells them from others, in the folder in which each process has one of its own, that goes with it.
+        folder: folder that tells these files from others, in which each process has a folder of its own while it runs.
         options: options for fsspec, by scheme or by the beginning of a URL; or those of all stores.
         trusted: URL of the source that the user wrote, whose host gets the headers among them; "" if it is none. Other
             web servers get what is given for them by name.
@@ -71,14 +71,14 @@ class UrlFiles(Fetcher):
 
     def __init__(self, folder: str, options: Mapping[str, Any], trusted: str = "") -> None:
         self.folder = folder
-        self._own: dict[int, _OwnFolder] = {}  # by process: one that is forked has its own
+        self._own: dict[int, _OwnFolder] = {}  # by process: a forked process has its own
         self._options = dict(options)
         self._trusted = trusted
         self._urls: dict[str, str] = {}
         self._failed: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         self._num_seen = self._seen_bytes = 0  # files that this process has fetched
-        self._silent: set[str] = set()  # hosts that have not answered; each further URL of one is asked for once
+        self._silent: set[str] = set()  # hosts that have not answered; their further URLs are tried once
 
     def __reduce__(self) -> tuple[Any, ...]:
         return sent, (UrlFiles, self.folder, self._options, self._trusted)
@@ -88,8 +88,8 @@ class UrlFiles(Fetcher):
 
         Args:
             url: the URL, in full.
-            place: what tells it from all others: row and field.
-            problem: why it is not to be fetched, said when its row is read; "" where it is.
+            place: what tells it from all others: its row and field.
+            problem: why it is not to be fetched, for the error when its row is read; "" if it is.
         """
         suffix = os.path.splitext(lasting(url).partition("?")[0])[1]
         name = f"{place}{suffix if _SUFFIX.fullmatch(suffix) else ''}"
@@ -115,7 +115,7 @@ class UrlFiles(Fetcher):
             raise InputError(problem)
 
     def ahead(self, path: str) -> None:
-        """Fetch a file before its row is read; what fails now is raised when the row opens it."""
+        """Fetch a file before its row is read; an error is raised when the row opens the file."""
         try:
             self.fetch(path)
         except InputError as error:
@@ -129,22 +129,22 @@ class UrlFiles(Fetcher):
         host = lasting(url).partition("://")[2].partition("/")[0]
         try:
             if not is_url(url):
-                return f"{url!r} is no URL, and no file below the source; want one of them"
+                return f"{url!r} is neither a URL nor a file below the source"
             attempts = {"attempts": 1} if host in self._silent else {}
             with open(part, "wb") as file:
                 kind = _transfer(url_of_table(url), options, file, **attempts)
             self._silent.discard(host)
-            is_page = kind in _PAGES and _begins_as_page(part)  # some servers call every file a page
+            is_page = kind in _PAGES and _begins_as_page(part)  # some servers say that every file is a page
             if is_page and not is_page_by_name(url):
                 return (
-                    f"{without_secrets(url)} answers with a page ({kind}) in place of a file; remove the row, or "
+                    f"{without_secrets(url)} answers with a page ({kind}) instead of a file; remove the row, or "
                     "correct the URL"
                 )
             self._num_seen, self._seen_bytes = self._num_seen + 1, self._seen_bytes + os.path.getsize(part)
             os.replace(part, path)
         except Exception as error:
             if _is_of_disk(error) or isinstance(error, (MissingDependencyError, OptionError)):
-                raise  # it is none of this row
+                raise  # the problem is not this row
             if is_unreachable(error):
                 self._silent.add(host)
             return f"{without_secrets(url)} {_problem(error, url, options)}"
@@ -154,14 +154,14 @@ class UrlFiles(Fetcher):
         return ""
 
     def ask(self, url: str) -> tuple[int, int]:
-        """Return size and stamp of the file behind a URL, or two zeros where nothing answers for it."""
+        """Return size and stamp of the file behind a URL, or two zeros if nothing answers for it."""
         with contextlib.suppress(Exception):
             if there := _told(url_of_table(url), self._options_of(url)):
                 return there.num_bytes, stamp_of(there.version)
         return 0, 0
 
     def ask_all(self, urls: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """Return what `ask` returns for each of many URLs, asked many at a time."""
+        """Return what `ask` returns for each of many URLs; many are asked at a time."""
         names = list(dict.fromkeys(urls))
         return dict(zip(names, each(self.ask, names), strict=True))
 
@@ -174,7 +174,7 @@ class UrlFiles(Fetcher):
 
         timeout = ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
         options = {**options, "client_kwargs": {"timeout": timeout, **options.get("client_kwargs", {})}}
-        # Signatures are over the very characters.
+        # Signatures cover the exact characters.
         return {"encoded": True, **options} if "%" in url and url.isascii() and " " not in url else options
 
     def drop(self, path: str) -> bool:
@@ -183,7 +183,7 @@ class UrlFiles(Fetcher):
         return True
 
     def lacks(self, path: str) -> int:
-        """Return the bytes of a file; where it is not there yet, a guess: the mean of those that were fetched."""
+        """Return the bytes of a file; if it is not here yet, a guess: the mean of the files that were fetched."""
         return super().lacks(path) or (self._seen_bytes // self._num_seen if self._seen_bytes else LIKELY_BYTES)
 
     def is_absent(self, path: str) -> bool:
@@ -200,11 +200,11 @@ class UrlFiles(Fetcher):
     def forget(self) -> None:
         for known in (self._urls, self._failed, self._refused):
             known.clear()
-        self._own.pop(os.getpid(), None)  # a worker may end without a word
+        self._own.pop(os.getpid(), None)  # a worker may end without cleaning up
 
 
 def url_path(folder: str, url: str, place: str, problem: str = "") -> str:
-    """Return `UrlFiles.path_of` for those of a folder, which need not be at work in this process yet."""
+    """Return `UrlFiles.path_of` for the files of a folder, even if they are not yet activated in this process."""
     files = fetchers().get(folder)
     if not isinstance(files, UrlFiles):
         files = UrlFiles(folder, {})
@@ -213,7 +213,7 @@ def url_path(folder: str, url: str, place: str, problem: str = "") -> str:
 
 
 def url_folder(output: str | os.PathLike[str], scratch: str | os.PathLike[str] | None) -> str:
-    """Return the folder in which files behind URLs of rows wait for them.
+    """Return the folder for files behind URLs of rows.
 
     Args:
         output: output of the run.
@@ -223,12 +223,12 @@ def url_folder(output: str | os.PathLike[str], scratch: str | os.PathLike[str] |
 
 
 def is_path_of_url(paths: Sequence[str]) -> bool:
-    """Return whether one of some paths is that of a URL of a row."""
+    """Return True if any of the paths is that of a URL of a row."""
     return any(isinstance(files, UrlFiles) for path in paths for files, _ in behind(path))
 
 
 def _transfer(url: str, options: Mapping[str, Any], file: BinaryIO, **attempts: int) -> str:
-    """Write what is behind a URL of a table to a file; return the type that a web server says it has, or ""."""
+    """Download what is behind a URL of a table to a file; return the content type from a web server, or ""."""
     if scheme_of(url) in WEB_SCHEMES:
         said = UrlPath(url, options).download(file, MOST_BYTES, **attempts)
         return str(said.get("content-type", "")).partition(";")[0].strip().lower()
@@ -245,7 +245,7 @@ def _transfer(url: str, options: Mapping[str, Any], file: BinaryIO, **attempts: 
 
 
 def _told(url: str, options: Mapping[str, Any]) -> Stat | None:
-    """Return what a store or web server says of a file; None where there is none."""
+    """Return what a store or web server says about a file; None if there is no such file."""
     if scheme_of(url) in WEB_SCHEMES:
         return retried(UrlPath(url, options).stat)
     if is_inline(url):
@@ -255,7 +255,7 @@ def _told(url: str, options: Mapping[str, Any]) -> Stat | None:
 
 
 def _in_bucket(url: str, options: Mapping[str, Any]) -> tuple[Folder, str]:
-    """Return the bucket of a URL, whose connections all of its files share, and the name in it."""
+    """Return the bucket of a URL, whose files share connections, and the name in it."""
     scheme, _, rest = url.partition("://")
     bucket, _, name = rest.partition("/")
     try:
@@ -277,12 +277,12 @@ def _begins_as_page(path: str) -> bool:
 
 
 def is_page(head: bytes) -> bool:
-    """Return whether the first bytes of a file are those of a page, and not of other XML."""
+    """Return True if the first bytes of a file are those of a page rather than of other XML."""
     return _PAGE.match(head) is not None
 
 
 def is_page_by_name(url: str) -> bool:
-    """Return whether a URL says that it is that of a page."""
+    """Return True if a URL looks like that of a page."""
     return lasting(url).partition("?")[0].lower().endswith((".html", ".htm"))
 
 
@@ -291,13 +291,13 @@ def _is_of_disk(error: BaseException) -> bool:
 
 
 def _problem(error: BaseException, url: str, options: Mapping[str, Any]) -> str:
-    """Return what is wrong with a URL, and what to do, without its secrets and those of where it leads."""
+    """Return what is wrong with a URL and what to do, without its secrets or those of redirects."""
     status = status_of(error)
     if isinstance(error, InputError):
         return redacted(str(error), url, options)
     if isinstance(error, (FileNotFoundError, AbsentError)) or status in {404, 410}:
-        return f"is not there ({status or 404}); remove the row, or correct the URL"
+        return f"does not exist ({status or 404}); remove the row, or correct the URL"
     if isinstance(error, (PermissionError, DeniedError)) or status in {401, 403}:
-        return f"may not be read ({status or 403}); sign it anew, or give source_options that may read it"
+        return f"may not be read ({status or 403}); sign it again, or give source_options that may read it"
     said = f"the server answers {status}" if status else redacted(reason_of(error), url, options)
     return f"cannot be fetched: {said}; run again later, or remove the row"

@@ -1,4 +1,4 @@
-"""Writes the rows of an index to the disk, by columns, as `RowStore` reads them.
+"""Writes the rows of an index to disk in columns, as `RowStore` reads them.
 
     rows of the index ── in batches ──┐
     tables, arrays ─────── as blocks ──┴──> keys, splits and fields checked ──> files of columns
@@ -46,10 +46,10 @@ __all__ = [
 ]
 
 _DEFAULT_SPLIT = "train"
-_EXACT = 2**53  # integers up to it are floats, too, without loss
+_EXACT = 2**53  # integers up to it are exact as floats
 
 
-def write_rows(  # noqa: PLR0913 -- what decides how rows are stored, by name
+def write_rows(  # noqa: PLR0913 -- options of how rows are stored, passed by name
     rows: Iterable[IndexRow] | Iterable[RowBlock],
     folder: pathlib.Path,
     *,
@@ -64,16 +64,15 @@ def write_rows(  # noqa: PLR0913 -- what decides how rows are stored, by name
     """Check the rows of an index and write them to `folder`, by columns.
 
     Args:
-        rows: rows as the writer's `index` yields them, or all of them as blocks; consumed once, never held all
-            together.
-        folder: an empty folder for these files alone.
+        rows: rows, or blocks of rows, as the writer's `index` yields them; consumed once, and never all held in memory.
+        folder: an empty folder for these files only.
         source: folder that relative paths of fields start from.
         splits: share of each split for rows that name none, drawn by hash of the key; None puts them all in "train".
-        groups: returns the hashes that draw the splits of a block of rows in place of those of the keys, given the
-            number of rows before them; None where keys do.
-        file_fields: names of the fields that hold paths of input files, or of folders of them, blank in rows without;
-            None finds them by the first values that are not blank, and by samples of the others.
-        identity: what decides whether an input file is the same, as in `ShardOptions`.
+        groups: returns the hashes that draw the splits of a block of rows, given the number of rows before them; None
+            to draw splits by the keys.
+        file_fields: names of the fields that hold paths of input files or folders, blank in rows that have none. None
+            finds them by the first values that are not blank, and by a sample of the others.
+        identity: how to decide whether an input file is unchanged, as in `ShardOptions`.
         url_fields: names of the fields that hold URLs of input files, or paths.
         urls: the files behind them.
 
@@ -90,7 +89,7 @@ def write_rows(  # noqa: PLR0913 -- what decides how rows are stored, by name
             writer.append(block)
         if not writer.num_rows:
             raise SourceError(
-                f"the index of {source} is empty; check the path, and that the writer's index finds files there"
+                f"the index of {source} is empty; check the path, and whether the writer's index finds files there"
                 if source
                 else "the index is empty; check that the writer's index yields rows"
             )
@@ -137,7 +136,7 @@ class _RowWriter:
             ]
             if missing := sorted(self._url_fields - set(self._names)):
                 raise SourceError(
-                    f"{block.origin_of(0, before)}: there is no field {missing[0]!r}, which is to hold URLs; the row "
+                    f"{block.origin_of(0, before)}: there is no field {missing[0]!r} to hold URLs; the row "
                     f"has {', '.join(self._names)}"
                 )
         if block.fields.keys() != set(self._names):
@@ -158,7 +157,7 @@ class _RowWriter:
         self.num_rows += count
 
     def _checked_keys(self, block: RowBlock) -> Texts:
-        with contextlib.suppress(AttributeError, TypeError, UnicodeEncodeError):  # those of keys that are no text
+        with contextlib.suppress(AttributeError, TypeError, UnicodeEncodeError):  # of keys that are not texts
             texts = block.keys if isinstance(block.keys, Texts) else Texts.of(block.keys)
             if texts.are_plain() and (texts is block.keys or set(map(type, block.keys)) == {str}):
                 return texts
@@ -168,7 +167,7 @@ class _RowWriter:
         if number is not None:
             raise SourceError(
                 f"{block.origin_of(number, self.num_rows)}: key {given[number]!r}; want a non-empty str without lone "
-                "surrogates: keys become parts of file names"
+                "surrogates, since keys become parts of file names"
             )
         return block.keys if isinstance(block.keys, Texts) and keys is given else Texts.of(keys)
 
@@ -201,7 +200,7 @@ class _RowWriter:
         return fields
 
     def _append_further(self, block: RowBlock, digests: np.ndarray) -> np.ndarray:
-        """Write the files that rows name beside their fields, if there are any."""
+        """Write the files that rows name besides their fields, if any."""
         count = len(block)
         given = [()] * count if block.files is None else block.files
         if self._listed_files is None:
@@ -212,14 +211,14 @@ class _RowWriter:
                 self._listed_files.append([[]] * self.num_rows, block, 0)
         listed = [_listed(files, block, number) for number, files in enumerate(given)]
         self._listed_files.append(listed, block, self.num_rows)
-        # By their own names alone: where they lie may differ from one clone of a project to the next.
+        # Only by their names: their folders may differ from one clone of a project to the next.
         names = ("\0".join(map(os.path.basename, paths)) for paths in listed)
         listing = Texts.of(names).hashes()
         has_files = np.fromiter(map(bool, given), bool, count)
         return np.where(has_files, mixed(digests, listing), digests)
 
     def _file_test(self, name: str) -> Callable[[str | pathlib.PurePath], bool]:
-        """Return the test for input files among the texts and paths in lists, tuples and dicts of a field."""
+        """Return the test for input files among texts and paths in lists, tuples and dicts of a field."""
         if name in self._url_fields:
             return lambda path: bool(str(path))
         if self._file_fields is not None:
@@ -234,7 +233,7 @@ class _RowWriter:
         return exists
 
     def _split_codes(self, block: RowBlock, hashes: np.ndarray) -> np.ndarray:
-        # 53 bits of the hash as a fraction: a sample's split depends on its key or group alone, so it never moves.
+        # 53 bits of the hash as a fraction: the split depends only on the key or group, so a sample never moves.
         hashes = hashes if self._groups is None else self._groups(block, self.num_rows)
         drawn = np.searchsorted(self._limits, (hashes >> np.uint64(11)) * 2.0**-53, side="right")
         drawn = np.minimum(drawn, len(self._drawn) - 1).astype(np.uint16)
@@ -261,7 +260,7 @@ class _ColumnFiles:
         self._ends: dict[str, int] = {}
 
     def write_text(self, stem: str, texts: Texts, *, hashed: bool = True) -> np.ndarray:
-        """Append texts; return uint64 (n,), the hash of each, or zeros where nobody wants them."""
+        """Append texts; return uint64 (n,), the hash of each, or zeros if hashes are not wanted."""
         base = self._ends.get(stem, 0)
         ends = texts.ends + np.uint64(base)
         self._ends[stem] = base + len(texts.data)
@@ -273,12 +272,12 @@ class _ColumnFiles:
         self._file(name).write(np.ascontiguousarray(array).data)
 
     def content(self, name: str) -> bytes:
-        """Return what a file holds so far."""
+        """Return the content of a file so far."""
         self._files[name].flush()
         return (self._folder / name).read_bytes()
 
     def remove(self, stem: str) -> None:
-        """Remove the files of a column, to begin it again."""
+        """Remove the files of a column, to start it again."""
         self._ends.pop(stem, None)
         for name in (f"{stem}.text", f"{stem}.ends", f"{stem}.numbers"):
             if name in self._files:
@@ -292,13 +291,13 @@ class _ColumnFiles:
 
 
 class _FieldWriter:
-    """Writes one field to the disk: as text, as numbers, or anything else as JSON, whichever its values need.
+    """Writes one field to disk: as text, as numbers, or as JSON for anything else.
 
     Args:
         name: name of the index field, for messages.
         number: position among the fields of a row, from 0.
         files: files of the rows, opened on demand.
-        is_file: returns whether a text or path in a list, tuple or dict is an input file.
+        is_file: returns True if a text or path in a list, tuple or dict is an input file.
 
     Attributes:
         field: the field; its kind is known at the end.
@@ -316,7 +315,7 @@ class _FieldWriter:
         self._has_files = False
 
     def append(self, values: np.ndarray | Texts | list[Any], block: RowBlock, first: int) -> np.ndarray:
-        """Write the values of a block of rows; return uint64 (n,): their digests, which depend on no other value."""
+        """Write the values of a block of rows; return uint64 (n,): the digest of each value."""
         types: set[type]
         if isinstance(values, list):
             types = set(map(type, values))
@@ -340,13 +339,13 @@ class _FieldWriter:
             raise self._refused(listed(values), error, block, first) from error
 
     def finish(self) -> RowField:
-        """Return the field as its values have made it."""
+        """Return the field, with the kind that its values need."""
         assert self._kind is not None
         names = tuple(sorted(kind.__name__ for kind in self._types)) if self._kind == "json" else ()
         return dataclasses.replace(self.field, kind=self._kind, types=names, holds_file=self._has_files)
 
     def _check(self, types: set[type], values: np.ndarray | Texts | list[Any], block: RowBlock, first: int) -> None:
-        """Raise `SourceError` where text, numbers and containers are mixed, or a value is none of these."""
+        """Raise `SourceError` if text, numbers and containers are mixed, or a value is none of these."""
         families = {kind: _family(kind) for kind in types}
         if len(types) == 1:
             self._family = self._family or next(iter(families.values()))
@@ -362,11 +361,11 @@ class _FieldWriter:
         raise SourceError(
             f"{block.origin_of(number, first)}: field {self.field.name!r} holds {value!r} "
             f"({type(value).__name__}); want text, numbers, paths, or lists, tuples and dicts of these, of one kind in "
-            "every row, or None where a row has none"
+            "every row, or None in rows without a value"
         )
 
     def _common(self, kind: FieldKind, types: set[type], values: Sequence[Any]) -> FieldKind:
-        """Return the kind that holds the values so far and a batch of another kind; rewrite those so far in it."""
+        """Return the kind that holds the values so far and a batch of another kind; rewrite the former in it."""
         before = self._kind
         if types == {type(None)} and before in {"text", "path", "json"}:
             return before
@@ -384,7 +383,7 @@ class _FieldWriter:
         return wanted
 
     def _stored(self) -> list[Any]:
-        """Return all values so far; they are in memory at once only where the first rows did not decide their kind."""
+        """Return all values so far; all are in memory only if the first rows did not decide their kind."""
         stem = self.field.stem
         if self._kind in {"int64", "float64"}:
             numbers: list[Any] = np.frombuffer(self._files.content(f"{stem}.numbers"), np.dtype(self._kind)).tolist()
@@ -416,7 +415,7 @@ class _FieldWriter:
         return self._files.write_text(stem, Texts.of_bytes(given))
 
     def _refused(self, values: Sequence[Any], error: TypeError, block: RowBlock, first: int) -> SourceError:
-        """Return the error that names the first value holding something that a row cannot."""
+        """Return the error that names the first value with something in it that a row cannot hold."""
         number, value = next((n, v) for n, v in enumerate(values) if not _can_be_json(v))
         return SourceError(
             f"{block.origin_of(number, first)}: field {self.field.name!r} holds {value!r}, with a value of "
@@ -426,14 +425,14 @@ class _FieldWriter:
 
 
 def _unsigned(values: np.ndarray | Texts | list[Any]) -> tuple[np.ndarray | Texts | list[Any], Texts]:
-    """Return URLs without what signs them, and the whole ones, "" where both are the same; of several, as JSON."""
+    """Return URLs without their signatures, and the signed ones, "" if both are the same; several URLs as JSON."""
     if isinstance(values, np.ndarray):
         return values, Texts.of([""] * len(values))
     if isinstance(values, Texts) and not any(letter in values.data for letter in b"?@ \t\r\n"):
         return values, Texts(b"", np.zeros(len(values), np.uint64))
     kept, signed = [], []
     for value in listed(values):
-        value = _each_text(value, _trimmed)  # noqa: PLW2901 -- what is around a URL is of no use to anyone
+        value = _each_text(value, _trimmed)  # noqa: PLW2901 -- blanks around a URL mean nothing
         if isinstance(value, str):
             kept.append(lasting(value))
             signed.append("" if kept[-1] == value else value)
@@ -446,7 +445,7 @@ def _unsigned(values: np.ndarray | Texts | list[Any]) -> tuple[np.ndarray | Text
 
 
 def _trimmed(text: str) -> str:
-    """Return a URL without the blanks around it; any other text, which may be a path, as it is."""
+    """Return a URL without the blanks around it; any other text, which may be a path, unchanged."""
     trimmed = text.strip()
     return trimmed if is_url(trimmed) else text
 
@@ -482,11 +481,11 @@ def _is_int64(value: int) -> bool:
 
 
 class _Long:
-    """Stands among the types of a column for integers that int64 cannot hold."""
+    """Stands for integers that int64 cannot hold, among the types of a column."""
 
 
 def _are_exact(values: Sequence[Any]) -> bool:
-    """Return whether floats hold these integers without loss."""
+    """Return True if these integers are exact as floats."""
     return all(-_EXACT <= value <= _EXACT for value in values)
 
 
@@ -504,7 +503,7 @@ def _family(kind: type) -> str:
 
 
 def _value_digest(value: Any, encoded: bytes) -> int:
-    """Return the digest of a value in a column of JSON: the same as in a column of its own kind."""
+    """Return the digest of a value in a JSON column, which is the same as in a column of its own kind."""
     if value is None:
         return xxhash.xxh3_64_intdigest(NO_TEXT)
     if isinstance(value, (str, pathlib.PurePath)):
@@ -534,7 +533,7 @@ def _listed(files: Any, block: RowBlock, number: int) -> list[str]:
 
 def _check_unique(store: RowStore) -> None:
     hashes = store.hashes
-    ordered = np.sort(hashes)  # without their places: half the time and memory
+    ordered = np.sort(hashes)  # hashes without their rows: half the time and memory
     if not (ordered[1:] == ordered[:-1]).any():
         return
     order = np.argsort(hashes, kind="stable")
@@ -542,7 +541,7 @@ def _check_unique(store: RowStore) -> None:
     problems = []
     for place in same[:1000].tolist():
         first, second = store.read(np.sort(order[place : place + 2]))
-        if first.key == second.key:  # equal hashes of different keys do no harm
+        if first.key == second.key:  # different keys may have equal hashes
             numbers = np.sort(order[place : place + 2]).tolist()
             problems.append(f"key {first.key!r} at {origin_of(first, numbers[0])} and {origin_of(second, numbers[1])}")
     if problems:

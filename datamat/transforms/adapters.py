@@ -100,7 +100,7 @@ class LibraryStage(Stage):
     @classmethod
     @abc.abstractmethod
     def moves_pixels(cls, leaf: Any) -> bool:
-        """Return whether a transform moves pixels or cuts some off."""
+        """Return True if a transform moves pixels or cuts some off."""
 
     @classmethod
     @abc.abstractmethod
@@ -352,7 +352,7 @@ _STAGES: tuple[type[LibraryStage], ...] = (TorchvisionStage, KorniaStage, Audiom
 
 
 def of_a_library(transform: Any) -> bool:
-    """Return whether a transform is an object of a library that has an adapter."""
+    """Return True if a transform is an object of a library that has an adapter."""
     return _stage_type(transform) is not None or type(transform).__module__ == _FIRST_TORCHVISION
 
 

@@ -313,7 +313,7 @@ class _Points:
 
 
 def _removes_points(transform: Any) -> bool:
-    """Return whether a pipeline removes points that leave the image."""
+    """Return True if a pipeline removes points that leave the image."""
     params = getattr(_processors(transform).get("keypoints"), "params", None)
     return bool(getattr(params, "remove_invisible", False))
 
@@ -343,7 +343,7 @@ def _leaves(transform: Any) -> Iterator[Any]:
 
 
 def is_pipeline(transform: Any) -> bool:
-    """Return whether a transform is an albumentations pipeline."""
+    """Return True if a transform is an albumentations pipeline."""
     return hasattr(transform, "set_random_state") and hasattr(transform, "available_keys")
 
 

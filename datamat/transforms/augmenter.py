@@ -112,7 +112,7 @@ class Augmenter:
         return _drawn(self._stages, self.features, sample, streams)
 
     def ignores_chance(self, streams: RandomStreams, num_samples: int) -> bool:
-        """Return whether a copy of so many samples, drawn just now, would be the same with any other numbers."""
+        """Return True if a copy of so many samples, drawn just now, would be the same with any other numbers."""
         return streams.decided_nothing(num_samples * sum(stage.num_coins for stage in self._stages))
 
     @property
@@ -265,7 +265,7 @@ def _stage_of(transform: Any, features: Features, untouched: tuple[str, ...]) ->
 
 
 def takes_arrays(transform: Any) -> bool:
-    """Return whether a transform is one of a library, which gets fields of a sample as arrays."""
+    """Return True if a transform is one of a library, which gets fields of a sample as arrays."""
     return of_a_library(transform) or is_pipeline(transform)
 
 

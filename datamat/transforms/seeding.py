@@ -354,7 +354,7 @@ def with_rng(function: Callable[..., Any]) -> Callable[[Any, np.random.Generator
 
 
 def _is_given_rng(function: Any) -> bool:
-    """Return whether `functools.partial` has bound the `rng` of a function."""
+    """Return True if `functools.partial` has bound the `rng` of a function."""
     return isinstance(function, functools.partial) and "rng" in function.keywords
 
 
@@ -417,7 +417,7 @@ class RandomStreams:
                 before.put_back()
 
     def decided_nothing(self, num_coins: int) -> bool:
-        """Return whether a draw that ended just now would have come out the same with any other numbers.
+        """Return True if a draw that ended just now would have come out the same with any other numbers.
 
         So it is where nothing was drawn, apart from the coins that a pipeline tosses for steps that it always takes.
         Where TensorFlow is loaded, nobody can tell: an op with a seed of its own, or one in a `tf.function`, leaves no
@@ -453,7 +453,7 @@ class RandomStreams:
 
 
 def _are_alike(one: np.random.Generator, other: np.random.Generator) -> bool:
-    """Return whether nothing was drawn from one of two generators with the same seed, nor others spawned from it."""
+    """Return True if nothing was drawn from one of two generators with the same seed, nor others spawned from it."""
     sequences = (one.bit_generator.seed_seq, other.bit_generator.seed_seq)
     spawned, others = (getattr(sequence, "n_children_spawned", 0) for sequence in sequences)
     return one.bit_generator.state == other.bit_generator.state and spawned == others

@@ -1,8 +1,8 @@
-"""Shows a finished directory in a browser; `datamat.view` is this module and the function that it is named after.
+"""Show a finished directory in a browser; `datamat.view` is both this module and the function of that name.
 
 >>> import datamat
 >>> datamat.view("out/camvid")                   # doctest: +SKIP
->>> from datamat.view import ViewPage, viewing   # what it returns, and the same as a context manager
+>>> from datamat.view import ViewPage, viewing   # its result, and a server as a context manager
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def __dir__() -> list[str]:
 
 
 class _Verb(types.ModuleType):
-    """A module that can be called: whoever imports it sets `datamat.view`, which is a verb, to the module."""
+    """A callable module: importing it sets `datamat.view`, which is a function, to the module."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         return view(*arguments, **options)

@@ -1,4 +1,4 @@
-"""The samples that a page or a server shows, with their classes and where they came from."""
+"""The samples that a page or a server shows, with their classes and origins."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 __all__ = ["OPACITIES", "PER_PAGE", "Collection", "Shot"]
 
 PER_PAGE = 24
-"""Number of samples that are shown at a time."""
+"""Number of samples shown at a time."""
 
 OPACITIES = {"0": "no masks", "25": "masks 25%", "50": "masks 50%", "75": "masks 75%", "100": "masks alone"}
-"""Opacities of masks to choose from, in percent, with what is said of each; the styles know the others than 50."""
+"""Opacities of masks to choose from, in percent, with their labels; the styles define those other than 50."""
 
-_MOST_LETTERS, _MOST_IN_FULL = 600, 50_000  # of a text on a card, and on the page of a sample
-_MOST_ROWS, _MOST_ROWS_IN_FULL = 16, 64  # of a table, likewise
+_MOST_LETTERS, _MOST_IN_FULL = 600, 50_000  # limits of a text on a card, and on the page of a sample
+_MOST_ROWS, _MOST_ROWS_IN_FULL = 16, 64  # limits of a table, likewise
 _MOST_SEARCHED, _LONGEST_S = 5_000, 3.0  # samples that a request looks through for a class
 
 
 @frozen()
 class Shot:
-    """What is shown of one sample.
+    """A sample as shown.
 
     Attributes:
-        position: its number among all samples that are shown; None where it was asked for by its key.
+        position: its number among all shown samples; None if it was requested by key.
         split: name of its split.
-        key: its key; "" where it cannot be read.
-        scene: its pictures and words; None where it cannot be read.
+        key: its key; "" if it cannot be read.
+        scene: its pictures and texts; None if it cannot be read.
         fields: name, value and declaration of each field; the value is text or a table.
-        classes: numbers of its classes, as `_Collection.classes` has them.
+        classes: numbers of its classes in `Collection.classes`.
         problem: why it cannot be shown; "" otherwise.
     """
 
@@ -71,7 +71,7 @@ class Shot:
 
 
 class Collection:
-    """The samples of the splits that are shown, numbered from 0, one split after the other."""
+    """The shown samples, numbered from 0, one split after the other."""
 
     def __init__(
         self,
@@ -102,17 +102,17 @@ class Collection:
 
     @property
     def title(self) -> str:
-        """What all pages are about."""
+        """Title of all pages."""
         return f"{self.manifest.name}: {count_of(self._size, 'sample')}"
 
     @property
     def split_options(self) -> list[tuple[str, str]]:
-        """Value and text of each split to choose, "" for all."""
+        """Value and label of each selectable split; "" for all."""
         return [("", "all splits"), *((name, f"{name} ({len(data):,})") for name, data in self.splits.items())]
 
     @property
     def class_options(self) -> list[tuple[str, str]]:
-        """Value and text of each class to choose, "" for any."""
+        """Value and label of each selectable class; "" for any."""
         several = len(self.named) > 1
         return [("", "all classes" if self.classes else "no classes")] + [
             (str(number), f"{field}: {name}" if several else name) for (field, name), number in self.classes.items()
@@ -120,7 +120,7 @@ class Collection:
 
     @property
     def opacity_options(self) -> list[tuple[str, str]]:
-        """Value and text of each opacity of masks to choose; none where no picture can have a mask."""
+        """Value and label of each selectable mask opacity; empty if no picture can have a mask."""
         drawn = {preview.preview for feature in self.features.values() if (preview := preview_of(feature))}
         return [*OPACITIES.items()] if drawn >= {"image", "mask"} else []
 
@@ -140,7 +140,7 @@ class Collection:
 
     @property
     def statistics(self) -> Sequence[Sequence[str]]:
-        """Split, field and what is known of its values."""
+        """Split, field and statistics of its values."""
         known = self.manifest.statistics
         return statistics_table({split: known[split] for split in known if split in self.splits}).rows
 
@@ -154,13 +154,13 @@ class Collection:
         raise KeyError(key)
 
     def bounds(self, split: str) -> tuple[int, int]:
-        """Return the positions of a split; of all where it is ""."""
+        """Return the positions of a split, or of all for ""."""
         if not split:
             return 0, self._size
         return self.starts[split], self.starts[split] + len(self.splits[split])
 
     def spread(self, count: int) -> list[int]:
-        """Return positions spread evenly over each split, which has its share of them."""
+        """Return positions spread evenly over each split, in proportion to its size."""
         found = []
         for split, dataset in self.splits.items():
             share = min(max(round(count * len(dataset) / max(self._size, 1)), 1), len(dataset))
@@ -168,12 +168,12 @@ class Collection:
         return found
 
     def shot(self, item: int | str, size: int, *, in_full: bool = False) -> Shot:
-        """Return what is shown of a sample; one that is damaged says so.
+        """Return a sample to show; a damaged one says so.
 
         Args:
-            item: its number, or its key.
-            size: largest width and height of its pictures, in pixels.
-            in_full: whether texts are whole.
+            item: its number or key.
+            size: maximum width and height of its pictures, in pixels.
+            in_full: whether texts are complete.
 
         Raises:
             KeyError: no sample has this key.
@@ -184,7 +184,7 @@ class Collection:
         try:
             sample = self.splits[split][number]
             scene = look_at(sample, self.features, width=size, height=size, opacity=None, in_full=in_full)
-        except (DatamatError, OSError, ValueError) as error:  # damage, or what decodes it is missing
+        except (DatamatError, OSError, ValueError) as error:  # damage, or a missing decoder
             return Shot(position, split, problem=f"{type(error).__name__}: {error}")
         values = self.features.nesting.split(sample)
         fields = [
@@ -195,7 +195,7 @@ class Collection:
         return Shot(position, split, scene.key, scene, tuple(fields), self.classes_of(values))
 
     def classes_of(self, values: Mapping[str, Any]) -> frozenset[int]:
-        """Return the numbers of the classes that a sample has: of its labels, and of its pixels."""
+        """Return the numbers of the classes in a sample's labels and pixels."""
         found = set[int]()
         for name, feature in self.named.items():
             found.update(
@@ -206,13 +206,13 @@ class Collection:
         return frozenset(found)
 
     def search(self, start: int, split: str, wanted: int | None, text: str = "") -> tuple[list[int], int | None]:
-        """Return the next samples of a split with a class, and where to go on; None at the end.
+        """Return the next samples of a split with a class, and the position to continue at; None at the end.
 
         Args:
             start: first position to look at.
             split: name of the split; "" for all.
             wanted: number of the class; None for any.
-            text: what their keys hold, in upper or lower case.
+            text: text in their keys, ignoring case.
         """
         found, ends_at = list[int](), time.monotonic() + _LONGEST_S
         for looked, position in enumerate(self._holding(text, start, split)):
@@ -224,7 +224,7 @@ class Collection:
         return found, None
 
     def _holding(self, text: str, start: int, split: str) -> Iterator[int]:
-        """Yield the positions from `start` on of the samples of a split whose keys hold a text."""
+        """Yield the positions, from `start` on, of the samples of a split whose keys contain a text."""
         low, high = self.bounds(split)
         if not text:
             yield from range(max(start, low), high)
@@ -239,19 +239,19 @@ class Collection:
         split = self._split_at(position)
         try:
             sample = self._labels[split][position - self.starts[split]]
-        except (DatamatError, OSError, ValueError):  # it has no class that could be told
+        except (DatamatError, OSError, ValueError):  # its classes are unknown
             return False
         return wanted in self.classes_of(self.features.nesting.split(sample))
 
     def provenance(self, key: str) -> list[tuple[str, str]]:
-        """Return facts about where a record came from, or why that is not known."""
+        """Return facts about the origin of a record, or why it is unknown."""
         try:
             found = self._provenance.find(key)
         except (DatamatError, OSError) as error:
             return [("provenance", str(error))]
         facts: list[tuple[str, Any]] = [
             ("row", found.row_key),
-            ("copy", "none: stored as it is" if found.copy is None else found.copy),
+            ("copy", "none: stored unchanged" if found.copy is None else found.copy),
             ("shard", found.shard),
             ("position", "none" if found.position is None else found.position),
             ("seed", found.seed),
@@ -261,7 +261,7 @@ class Collection:
 
 
 def _classes_in(feature: Feature, value: Any) -> list[str]:
-    """Return the names of the classes in a value of labels or of pixels, each once."""
+    """Return the names of the classes in a value of labels or pixels, each once."""
     names = feature.class_names() or ()
     if value is None:
         return []

@@ -1,6 +1,6 @@
-"""One page about a dataset, which needs nothing else: cards of some samples, and a script that pages and filters them.
+"""A self-contained page about a dataset: cards of some samples, and a script that pages and filters them.
 
-All text is escaped, by the templates, and a policy in each page keeps whatever were not from running.
+The templates escape all text, and a policy in each page keeps any unescaped script from running.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["CARD", "ViewPage", "encoded", "environment", "render", "view"]
 
 CARD = 320
-"""Largest width and height of a picture on a card, in pixels."""
+"""Maximum width and height of a picture on a card, in pixels."""
 
 _QUALITY = 85
-_MOST_BYTES = 24 << 20  # of the cards of a page that is one file
+_MOST_BYTES = 24 << 20  # of the cards of a self-contained page
 
 
 @frozen()
@@ -39,8 +39,8 @@ class ViewPage:
     """A page about a dataset, with some of its samples; a notebook displays it.
 
     Attributes:
-        html: the page: one self-contained file.
-        num_samples: number of samples that it shows.
+        html: the page, one self-contained file.
+        num_samples: number of samples on it.
     """
 
     html: str
@@ -50,7 +50,7 @@ class ViewPage:
         return f"ViewPage({count_of(self.num_samples, 'sample')}, {len(self.html) / 1e6:.1f} MB)"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the page to a file, which any browser opens."""
+        """Write the page to a file that any browser opens."""
         pathlib.Path(path).write_bytes(encoded(self.html))
 
     def _repr_html_(self) -> str:
@@ -66,16 +66,16 @@ def view(
     cache_dir: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ViewPage:
-    """Return a page about a finished directory: samples that can be paged and filtered by split and class, and facts.
+    """Return a page about a finished directory: facts, and samples to page through and filter by split and class.
 
-    Each sample shows its pictures, texts and labels, and unfolds to show all its fields and where it came from. Samples
-    are spread evenly over each split. A page ends with the sample that takes it over 24 MB.
+    Each sample shows its pictures, texts and labels, and unfolds to show all its fields and its origin. Samples are
+    spread evenly over each split. A page ends with the sample that takes it over 24 MB.
 
     Args:
         path: the directory that a run wrote, or its URL.
         split: split to show, or None for all.
-        count: how many samples to show at most, at least 1; each split has at least one.
-        cache_dir: where the copies of the shards of a URL go; as for `load`.
+        count: maximum number of samples to show, at least 1; each split gets at least one.
+        cache_dir: folder for copies of the shards of a URL, as for `load`.
         storage_options: options for the URL; as for `load`.
 
     Raises:
@@ -106,13 +106,13 @@ def view(
 
 
 def render(template: str, title: str, *, script: str = "", **values: Any) -> str:
-    """Return a page that needs no other file, and has no leave to load one or to run any script but the one given.
+    """Return a page that needs no other file, and may neither load one nor run any script except the given one.
 
     Args:
         template: name of its template.
-        title: name of the page, as text.
+        title: title of the page, as text.
         script: JavaScript; "" for none.
-        values: what the template names; texts are escaped.
+        values: variables of the template; texts are escaped.
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     allowed = f"script-src 'sha256-{digest}'; " if script else ""
@@ -124,7 +124,7 @@ def render(template: str, title: str, *, script: str = "", **values: Any) -> str
 
 @functools.cache
 def environment() -> jinja2.Environment:
-    """Return what loads the templates beside this module; all that they are given is escaped."""
+    """Return the environment that loads the templates beside this module and escapes all values."""
     import jinja2
 
     found = jinja2.Environment(
@@ -149,5 +149,5 @@ def _as_png(pixels: np.ndarray) -> str:
 
 
 def encoded(text: str) -> bytes:
-    """Return a page as bytes; of the name of a folder that is no UTF-8, an escape is shown."""
+    """Return a page as bytes; bytes of a folder's name that are not UTF-8 are shown as escapes."""
     return text.encode(errors="backslashreplace")

@@ -1,7 +1,7 @@
-"""A server of pages about a dataset, with all its samples; there is no script on them.
+"""A server of pages about a dataset, with all its samples and without scripts.
 
-It listens on the loopback address alone, answers only those who know its random path and came by its own name, and
-opens no file that a request names: a request chooses numbers and classes.
+It listens only on the loopback address, answers only requests with its random path and its own host name, and opens no
+file named in a request: requests choose numbers and classes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ViewServer", "viewing"]
 
-_FULL, _LARGEST = 900, 4096  # largest width and height of a picture on the page of a sample, and of a large one there
+_FULL, _LARGEST = 900, 4096  # maximum width and height of a picture on the page of a sample, and of an enlarged one
 _LOOPBACK = "127.0.0.1"
 _MOST_PORTS = 65_536
 _logger = get_logger("datamat.readers")
@@ -52,8 +52,8 @@ def viewing(
     Args:
         path: the directory that a run wrote, or its URL.
         split: split to show, or None for all.
-        port: port to listen on; 0 for any that is free.
-        cache_dir: where the copies of the shards of a URL go; as for `load`.
+        port: port to listen on; 0 for any free port.
+        cache_dir: folder for copies of the shards of a URL, as for `load`.
         storage_options: options for the URL; as for `load`.
 
     Yields:
@@ -69,7 +69,7 @@ def viewing(
         ...     server.wait()
     """
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < _MOST_PORTS:
-        raise OptionError(f"viewing: port={port!r}; want a number from 0 (any that is free) to {_MOST_PORTS - 1}")
+        raise OptionError(f"viewing: port={port!r}; want a number from 0 (any free port) to {_MOST_PORTS - 1}")
     server = ViewServer(Collection(path, split, cache_dir, storage_options), port)
     try:
         yield server
@@ -82,7 +82,7 @@ class ViewServer:
 
     Args:
         collection: the samples.
-        port: port to listen on; 0 for any that is free.
+        port: port to listen on; 0 for any free port.
     """
 
     def __init__(self, collection: Collection, port: int = 0) -> None:
@@ -97,27 +97,27 @@ class ViewServer:
 
     @property
     def url(self) -> str:
-        """Address of the first page, with the random path that it answers to."""
+        """Address of the first page, with the random path."""
         return f"http://{_LOOPBACK}:{self._server.server_address[1]}/{self._token}/"
 
     def wait(self) -> None:
-        """Return when the server has ended; a signal ends the wait."""
+        """Wait until the server has ended; a signal ends the wait."""
         self._thread.join()
 
     def close(self) -> None:
-        """End the server, and give its port back; calling it again does nothing."""
+        """End the server and release its port; calling it again does nothing."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """Answers each request in a thread, and logs what goes wrong in place of printing it."""
+    """Answers each request in a thread, and logs errors instead of printing them."""
 
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log the error of a request: a warning, or nothing where the browser has gone on."""
+        """Log the error of a request as a warning, unless the browser has moved on."""
         del request, client_address
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             _logger.warning("view: a request failed", exc_info=True)
@@ -135,13 +135,13 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         super().__init__(*arguments)
 
     def do_GET(self) -> None:
-        """Send the page that the path names, if the request may have it."""
+        """Send the page at the path if the request is allowed."""
         path, _, query = self.path.partition("?")
         asked = {name: values[-1] for name, values in urllib.parse.parse_qs(query).items()}
         _, token, page, *others = [*path.split("/"), "", ""][:4]
         host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host")
-        if host not in {_LOOPBACK, "localhost"}:  # a page elsewhere whose name leads to this machine
-            self._refuse(403, "Not by this name.")
+        if host not in {_LOOPBACK, "localhost"}:  # a foreign page whose name resolves to this machine
+            self._refuse(403, "Wrong host name.")
         elif not hmac.compare_digest(token.encode(), self._token.encode()) or any(others):
             self._refuse(404, "There is no such page.")
         elif page == "":
@@ -154,7 +154,7 @@ class _Answer(http.server.BaseHTTPRequestHandler):
             self._refuse(404, "There is no such page.")
 
     def _asked_for(self, asked: Mapping[str, str]) -> Shot | None:
-        """Return the sample that a request names by number or key; None where there is none."""
+        """Return the sample that a request names by number or key; None if there is none."""
         position = _number(asked.get("at"))
         if position is not None and position >= len(self._collection):
             return None
@@ -164,7 +164,7 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         return None
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 -- named by the base class
-        """Log a request at the level DEBUG, without the random path."""
+        """Log a request at level DEBUG, without the random path."""
         _logger.debug("view: %s", (format % arguments).replace(self._token, "..."))
 
     def _overview(self, asked: Mapping[str, str]) -> str:
@@ -186,7 +186,7 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         end = high if after is None else after
         note = f"{len(found):,} shown of samples {min(start + 1, end):,} to {end:,}"
         shots = [(collection.shot(place, CARD), f"sample?at={place}&mask={mask}") for place in found]
-        if start == low and (exact := self._with_key(text, split, wanted)):  # before those whose keys hold more
+        if start == low and (exact := self._with_key(text, split, wanted)):  # before partial matches
             link = f"sample?{urllib.parse.urlencode({'key': text, 'mask': mask})}"
             shots = [(exact, link), *(pair for pair in shots if pair[0].key != text)]
         chosen = {"split": split, "class": str(query["class"]), "key": text, "mask": mask}
@@ -195,7 +195,7 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         )
 
     def _with_key(self, key: str, split: str, wanted: int | None) -> Shot | None:
-        """Return the sample with a key, if it is of a split and a class."""
+        """Return the sample with a key if it is in a split and has a class."""
         with contextlib.suppress(KeyError):
             shot = self._collection.shot(key, CARD)
             if shot.split == (split or shot.split) and (wanted is None or wanted in shot.classes):

@@ -1,4 +1,4 @@
-"""What a page shows of the fields of a sample: text, or a table where a value has rows."""
+"""The fields of a sample on a page: text, or a table if a value has rows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MOST_COLUMNS = 16
 
 
 def fields_of(features: Features, values: Mapping[str, Any], rows: int) -> Iterator[tuple[str, str | Table, str]]:
-    """Yield name, value and declaration of each field. Lists of one length in a dict are one table.
+    """Yield name, value and declaration of each field. Lists of equal length in a dict form one table.
 
     Args:
         features: schema of the sample.
         values: decoded values by path.
-        rows: most rows of a table.
+        rows: maximum number of rows of a table.
     """
     lists = dict(_lists_in_dicts(features, values))
     in_lists = {path for paths in lists.values() for path in paths}
@@ -42,7 +42,7 @@ def fields_of(features: Features, values: Mapping[str, Any], rows: int) -> Itera
 
 
 def _lists_in_dicts(features: Features, values: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the path of each dict that holds lists of one length, and the paths of these."""
+    """Yield the path of each dict that holds lists of equal length, and the paths of these."""
     for parent, group in features.nesting.items():
         of_length: dict[int, list[str]] = {}
         for path in group.paths.values():
@@ -54,14 +54,14 @@ def _lists_in_dicts(features: Features, values: Mapping[str, Any]) -> Iterator[t
 
 
 def _is_list(feature: Feature) -> bool:
-    """Return whether values have any number of items, and are no pictures."""
+    """Return True if values have any number of items and are not pictures."""
     preview = preview_of(feature)
     shape = feature.value_type()[1]
     return bool(shape) and shape[0] is None and (preview is None or preview.preview == "outlines")
 
 
 def _table_of(feature: Feature, value: Any, rows: int) -> Table | None:
-    """Return a table of numbers, or of JSON; None where text says it better."""
+    """Return a table of numbers or of JSON; None if text shows it better."""
     preview = preview_of(feature)
     if preview is not None and preview.preview != "outlines":
         return None
@@ -82,7 +82,7 @@ def _table_of(feature: Feature, value: Any, rows: int) -> Table | None:
 
 
 def _records(dicts: Sequence[Mapping[str, Any]], rows: int) -> Table:
-    """Return a table with a line for each dict; a cell is empty where a dict lacks its name."""
+    """Return a table with a row for each dict; a cell is empty if a dict lacks its name."""
     names = [*dict.fromkeys(name for one in dicts[:rows] for name in one)][:_MOST_COLUMNS]
     cells = ([_as_text(one[name]) if name in one else "" for name in names] for one in dicts[:rows])
     return _cut([str(name) for name in names], cells, len(dicts) - rows)

@@ -484,7 +484,7 @@ def _arrays_of(column: Any, feature: Tensor | ClassLabel) -> Any:
 
 
 def is_json(kind: Any) -> bool:
-    """Return whether cells of an Arrow type are text of JSON."""
+    """Return True if cells of an Arrow type are text of JSON."""
     return getattr(kind, "extension_name", "") == "arrow.json"
 
 

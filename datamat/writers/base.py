@@ -414,7 +414,7 @@ def writer_and_source(writer: Any, source: Any) -> tuple[Any, Any]:
 
 
 def _is_place(name: str) -> bool:
-    """Return whether a text names files or a folder, and no writer: the name of a writer goes before a folder's."""
+    """Return True if a text names files or a folder, and no writer: the name of a writer goes before a folder's."""
     if name in SOURCE_KINDS or name == "dataset" or name in writer_names():
         return False
     path = expand_home(name)

@@ -428,7 +428,7 @@ def _implied(name: str, value: Any, *, is_cell: bool) -> Feature:
 
 
 def _lists_pictures(feature: Any) -> bool:
-    """Return whether a feature is a list of pictures, or of dicts that hold some."""
+    """Return True if a feature is a list of pictures, or of dicts that hold some."""
     match feature:
         case ListOf(feature=item):
             parts = item.values() if isinstance(item, Mapping) else [item]

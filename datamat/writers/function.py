@@ -322,12 +322,12 @@ def _no_items(inputs: Any, why: str = "") -> OptionError:
 
 
 def _is_map_style(inputs: Any) -> TypeGuard[Sequence[Any]]:
-    """Return whether items have positions, as in lists, arrays and the datasets of torch."""
+    """Return True if items have positions, as in lists, arrays and the datasets of torch."""
     return hasattr(inputs, "__len__") and hasattr(inputs, "__getitem__") and not isinstance(inputs, Mapping)
 
 
 def _is_listed(items: Any) -> bool:
-    """Return whether the items are in memory; reading those of other sequences may mean loading them."""
+    """Return True if the items are in memory; reading those of other sequences may mean loading them."""
     return type(items) in {list, tuple, range, TableRows}
 
 
@@ -664,7 +664,7 @@ def _digest_of(item: Any, number: int) -> str:
 
 
 def _is_plain(item: Any) -> bool:
-    """Return whether `repr` describes an item fully; it takes a tenth of the time of a fingerprint."""
+    """Return True if `repr` describes an item fully; it takes a tenth of the time of a fingerprint."""
     kind = type(item)
     if kind in {tuple, list}:
         return all(map(_is_plain, item))

@@ -41,7 +41,7 @@ class SourceKind:
     is_of_objects: bool = False
 
     def is_marked(self, folder: pathlib.Path) -> bool:
-        """Return whether a folder holds one of the marks."""
+        """Return True if a folder holds one of the marks."""
         return any(path.is_file() and self._is_begun(path) for mark in self.marks for path in folder.glob(mark))
 
     def _is_begun(self, path: pathlib.Path) -> bool:

@@ -96,12 +96,12 @@ def _joined_tables(tables: Sequence[Any]) -> pa.Table:
 
 
 def are_arrays(values: Iterable[Any]) -> bool:
-    """Return whether all values are arrays."""
+    """Return True if all values are arrays."""
     return all(isinstance(column, np.ndarray) for column in values)
 
 
 def is_stream(dataset: Any) -> bool:
-    """Return whether samples come one after another: from an iterator, a function, or what has no positions."""
+    """Return True if samples come one after another: from an iterator, a function, or what has no positions."""
     if isinstance(dataset, Iterator) or (callable(dataset) and not hasattr(dataset, "__len__")):
         return not isinstance(dataset, type)
     has_positions = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
@@ -110,7 +110,7 @@ def is_stream(dataset: Any) -> bool:
 
 
 def _is_torch_iterable(dataset: Any) -> bool:
-    """Return whether it is an `IterableDataset`, which has `__getitem__` of its base class, and may have a length."""
+    """Return True if it is an `IterableDataset`, which has `__getitem__` of its base class, and may have a length."""
     return any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__)
 
 

@@ -155,7 +155,7 @@ def visible_files(folder: pathlib.Path, pattern: str = "**/*") -> list[pathlib.P
 
 
 def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Return whether a path fits a glob pattern, both given by their parts."""
+    """Return True if a path fits a glob pattern, both given by their parts."""
     if not parts or not pattern:
         return not parts and not pattern
     if pattern[0] == "**":

@@ -175,7 +175,7 @@ def fill_lists(first: dict[str, Any], known: Collection[str], rest: Iterable[Map
 
 
 def shows_type(value: Any) -> bool:
-    """Return whether a value shows what lists of its field hold: a list with items does, an array, too."""
+    """Return True if a value shows what lists of its field hold: a list with items does, an array, too."""
     return (isinstance(value, (list, tuple)) and len(value) > 0) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
@@ -187,7 +187,7 @@ def content_of_file(cell: Any) -> Any:
 
 
 def is_no_file(cell: Any) -> bool:
-    """Return whether a cell of Hugging Face holds no file."""
+    """Return True if a cell of Hugging Face holds no file."""
     return cell is None or (isinstance(cell, Mapping) and cell["bytes"] is None and not cell["path"])
 
 

@@ -90,7 +90,7 @@ def open_source(
 
 
 def _are_columns(dataset: Mapping[Any, Any]) -> bool:
-    """Return whether a dict holds equally long lists of plain values under names that are none of splits."""
+    """Return True if a dict holds equally long lists of plain values under names that are none of splits."""
     columns = list(dataset.values())
     are_plain = all(
         isinstance(column, (list, tuple)) and column and isinstance(column[0], (str, int, float)) for column in columns

@@ -315,7 +315,7 @@ _CHANGED = r"^\+|^-?[0-9]+[eE][0-9]|^-?[0-9]{16,}$"
 
 
 def _are(kind: str, cells: pa.Array) -> bool:
-    """Return whether cells of text hold values of a type, none of which would be written in another way."""
+    """Return True if cells of text hold values of a type, none of which would be written in another way."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -330,7 +330,7 @@ def _are(kind: str, cells: pa.Array) -> bool:
 
 
 def _change(kind: str, numbers: pa.Array) -> bool:
-    """Return whether one of many numbers would be written in another way: 007, -0, 0x10, +1, 1e5."""
+    """Return True if one of many numbers would be written in another way: 007, -0, 0x10, +1, 1e5."""
     import pyarrow.compute as pc
 
     _, ends, data = numbers.buffers()

@@ -311,9 +311,9 @@ def test_what_cannot_be_inspected_is_refused(tmp_path):
     """The error says what could be inspected."""
     with pytest.raises(InputError, match="those of none of TFRecord, Parquet, tar and ArrayRecord"):
         describe(written(tmp_path / "x.json", json.dumps({"a": 1} | {str(n): n for n in range(99)}).encode()))
-    with pytest.raises(OutputError, match=r"holds no manifest\.json"):
+    with pytest.raises(OutputError, match=r"has no manifest\.json"):
         describe(tmp_path)
-    with pytest.raises(OutputError, match=r"is no file of records, .* correct the path"):
+    with pytest.raises(OutputError, match=r"is not a file of records, .* correct the path"):
         describe(tmp_path / "nothing")
     with pytest.raises(OptionError, match="records is -1"):
         describe(tmp_path, records=-1)

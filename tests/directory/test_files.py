@@ -174,7 +174,7 @@ def test_nothing_is_published_under_a_lock_that_is_gone(tmp_path):
         commit_json(out / "a.json", 1)
         for injure, change in (
             (lock.unlink, "was deleted"),
-            (lambda: lock.write_text("process 7 on host\n"), "is another file now, of process 7 on host,"),
+            (lambda: lock.write_text("process 7 on host\n"), "was replaced by that of process 7 on host"),
         ):
             injure()
             with pytest.raises(OutputLockedError, match=f"/lock {change} while this run"):
@@ -211,7 +211,7 @@ def test_latest_process_holds_the_output_where_there_are_no_locks(tmp_path):
         assert lock.read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
         lock.rename(lock.with_name("ours"))
         lock.write_text("process 7 on another\n")
-        with pytest.raises(OutputLockedError, match="is another file now, of process 7 on another,"):
+        with pytest.raises(OutputLockedError, match="was replaced by that of process 7 on another"):
             commit_json(tmp_path / "out" / "a.json", 1)
         lock.with_name("ours").rename(lock)
         commit_json(tmp_path / "out" / "a.json", 2)
@@ -262,8 +262,8 @@ def test_lock_holder_is_reported_without_disturbing_it(tmp_path):
     [
         (b"\x80\x04\x95", "is not JSON"),
         (b'{"a": 1, "a": 2}', "the name 'a' stands twice"),
-        (b'{"a": NaN}', "NaN is no number of JSON"),
-        (b'{"a": -Infinity}', "-Infinity is no number"),
+        (b'{"a": NaN}', "NaN is not a JSON number"),
+        (b'{"a": -Infinity}', "-Infinity is not a JSON number"),
         (b"\xff{}", "is not JSON"),
         (b"[" * 100_000, "nested too deeply"),
         (b"1" * 10_000, "is not JSON"),
@@ -294,5 +294,5 @@ def test_json_is_read_from_regular_files_of_a_sane_size_only(tmp_path):
 
 def test_url_that_pathlib_has_spoiled_is_refused():
     """It would be a local folder called `s3:`."""
-    with pytest.raises(OptionError, match="was made of a URL, of which pathlib drops a slash; pass the URL as a str"):
+    with pytest.raises(OptionError, match="was made from a URL, and pathlib drops a slash of it; pass the URL as"):
         expand_home(pathlib.Path("s3://bucket/camvid"))

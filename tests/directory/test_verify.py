@@ -170,7 +170,7 @@ def test_record_is_named_where_its_format_has_no_checksum(tmp_path):
     found = problems(tmp_path / "out")
 
     assert "their content differs from the manifest's checksum" in found[0]
-    named = rf"{shard.name}: record 0 \('train\d+'\) is not as the manifest's features say: field 'image'"
+    named = rf"{shard.name}: record 0 \('train\d+'\) does not match the manifest's features: field 'image'"
     assert re.match(named, found[1])
 
 
@@ -291,11 +291,11 @@ def test_other_records_under_the_right_name_are_named(copied):
     assert problems(copied) == [f"{first.name}: the keys of its records are not those of the manifest"]
     change_manifest(copied, lambda values: values["shards"][0].update(key_digest=keys))
     change_manifest(copied, lambda values: values["shards"][0].update(described([first.read_bytes(), b""], "0" * 32)))
-    problem = "its records are whole and have the right keys, but their content differs from the manifest's checksum"
+    problem = "its records are intact and have the right keys, but their content differs from the manifest's checksum"
     assert problems(copied) == [f"{first.name}: {problem}, in the bytes 0 to {first.stat().st_size}"]
     change_manifest(copied, lambda values: values["shards"][0].update(key_digest="0" * 32))
     assert problems(copied) == [
-        f"{first.name}: its records are whole, but they are not those of the manifest, or in another order"
+        f"{first.name}: its records are intact, but differ from those in the manifest, or are in another order"
     ]
 
 
@@ -363,7 +363,7 @@ def test_deep_looks_into_every_record(copied):
     (found,) = verify(copied, deep=True).problems
 
     assert verify(copied).ok
-    assert re.match(rf"{shard.name}: record 5 \('train\d+'\) is not as the manifest's features say: .*'image'", found)
+    assert re.match(rf"{shard.name}: record 5 \('train\d+'\) does not match the manifest's features: .*'image'", found)
 
 
 def test_edited_document_is_noted_and_a_broken_one_is_damage(copied):
@@ -405,11 +405,11 @@ def test_files_of_others_are_ignored(copied):
         (lambda features: features.update(mask={"type": "Scalar", "dtype": "int64"}), "features are .*mask: int64"),
         (
             lambda features: features.update(mask={"type": "Tensor", "shape": [2], "dtype": "float64"}),
-            "is not as the manifest's features say",
+            "does not match the manifest's features",
         ),
         (
             lambda features: features["image"].update(shape=[None, None, 1]),
-            "is not as .*'image': png with",
+            "does not match .*'image': png with",
         ),
     ],
 )

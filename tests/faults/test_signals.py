@@ -197,7 +197,7 @@ def test_run_whose_lock_is_deleted_does_not_finish_beside_the_one_that_took_its_
 
     assert (made.code, made.num_orphans) == (0, 0), made.said
     assert ended.code not in {0, None} and ended.num_orphans == 0
-    reason = "lock (was deleted|is another file now, of nobody,) while|shards/run names another run"
+    reason = "lock (was deleted|was replaced by that of nobody) while|shards/run names another run"
     assert re.search(rf"OutputLockedError: .*/({reason})", ended.error)
     assert small_pairs.digests(job.output) == before
     assert verify(job.output, deep=True).ok
@@ -219,7 +219,7 @@ def test_run_whose_lock_belongs_to_another_stops_and_lets_that_one_finish(job_by
             ended = second.ended()
 
     assert refused.code not in {0, None}
-    reason = f"was deleted|is another file now, of process {second.popen.pid} on {socket.gethostname()},"
+    reason = f"was deleted|was replaced by that of process {second.popen.pid} on {socket.gethostname()}"
     assert re.search(f"OutputLockedError: .*/(lock ({reason}) while|shards/run names another run)", refused.error)
     assert (ended.code, ended.num_orphans) == (0, 0), ended.said
     assert small_pairs.digests(job.output) == whole

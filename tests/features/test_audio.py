@@ -110,11 +110,11 @@ def test_values_that_do_not_fit_are_refused(feature, value, message):
 BROKEN = {
     "nothing": (b"", "0 bytes do not decode as sound"),
     "text": (b"no sound at all", "do not decode as sound"),
-    "a cut wav": (FILES["wav"][:-10], "holds a WAV file that is cut short: 10 bytes are missing; want a whole WAV"),
+    "a cut wav": (FILES["wav"][:-10], "holds a WAV file that is cut short: 10 bytes are missing; want a complete WAV"),
     "a cut flac": (FILES["flac"][:-3000], "do not decode|cut short"),
     "another format": (
         encoded(kind="AIFF"),
-        "a sound file of the format AIFF; want a whole WAV, FLAC, MP3 or Ogg file",
+        "a sound file of the format AIFF; want a complete WAV, FLAC, MP3 or Ogg file",
     ),
 }
 

@@ -69,8 +69,8 @@ def test_columns_hold_the_values_there_are(feature, value, column):
     ("declare", "message"),
     [
         (lambda: Nullable(Nullable(Text())), "declare it once"),
-        (lambda: Nullable(5), "5 is no feature"),
-        (lambda: ListOf(Text), "is no feature"),
+        (lambda: Nullable(5), "5 is not a feature"),
+        (lambda: ListOf(Text), "is not a feature"),
         (lambda: ListOf(ListOf(ListOf(Text()))), "declare Json"),
         (lambda: ListOf(Nullable(ListOf(Nullable(Text())))), "give an empty"),
         (lambda: Nullable(ListOf({"a": Text()})), "cannot be in another"),

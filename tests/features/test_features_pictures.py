@@ -292,7 +292,7 @@ def test_pictures_that_no_reader_takes_are_not_written(feature):
     shape = (1, MAX_PIXELS + 1, 3)[: 3 if isinstance(feature, Image) else 2]
     huge = np.broadcast_to(np.uint8(0), shape)
 
-    with pytest.raises(SchemaError, match=f"the field .* readers take {MAX_PIXELS} pixels at most: tile it"):
+    with pytest.raises(SchemaError, match=f"the field .* readers accept at most {MAX_PIXELS} pixels: tile it"):
         feature.encode(huge)
 
 

@@ -340,7 +340,7 @@ CIRCLE.append(CIRCLE)
         ({"a": {1, 2}}, r"set at \['a'\]"),
         (object(), "a object"),
         (["\ud800"], r"'\\ud800' at \[0\]"),
-        (CIRCLE, "holds itself"),
+        (CIRCLE, "nested too deeply or cyclic"),
     ],
 )
 def test_what_json_cannot_hold_is_refused_with_its_place(value, message):

@@ -304,10 +304,10 @@ def damaged(data):
 
 NOISE = [np.random.default_rng(number).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8) for number in range(12)]
 BROKEN = {
-    "nothing": (b"", "0 bytes are no video; want a whole MP4, MOV, WebM"),
-    "text": (b"no video at all, but some text", "30 bytes are no video"),
-    "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(600), "bytes are no video"),
-    "a playlist": (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", "bytes are no video"),
+    "nothing": (b"", "0 bytes are not a video; want a complete MP4, MOV, WebM"),
+    "text": (b"no video at all, but some text", "30 bytes are not a video"),
+    "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(600), "bytes are not a video"),
+    "a playlist": (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", "bytes are not a video"),
     "sound": (sound_alone(), "mp4 file without a video that FFmpeg decodes"),
     "a header": (MPEG4[:40], "mp4 file that does not decode"),
     "a cut mp4": (MPEG4[:-10], "mp4 file that (is cut short: 10 bytes are missing|does not decode)"),
@@ -427,7 +427,7 @@ def test_broken_file_of_a_run_is_quarantined(tmp_path):
             errors=errors,
         )
 
-    with pytest.raises(SampleError, match=r"(?s)video.*0 bytes are no video.*videos/2\.mp4"):
+    with pytest.raises(SampleError, match=r"(?s)video.*0 bytes are not a video.*videos/2\.mp4"):
         run("raise")
     run("quarantine")
     assert len(load(tmp_path / "out")) == 3

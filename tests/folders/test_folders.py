@@ -259,7 +259,7 @@ class TestS3(FolderConformance):
 
         for mode in ("create", ReplaceIf(folder.stat("there").version)):
             self.s3.seen.clear()
-            with pytest.raises(UnsupportedError, match="does not know a condition"):
+            with pytest.raises(UnsupportedError, match="does not support a condition"):
                 folder.write("there", b"2", mode)
             assert len(self.s3.seen) == 1
 
@@ -291,7 +291,7 @@ class TestS3(FolderConformance):
         ("address", "message"),
         [
             ("http://127.0.0.1:1", "127.0.0.1:1 refuses connections; start it, or correct the address"),
-            ("http://nowhere.invalid", "nowhere.invalid is not known by that name; correct the address"),
+            ("http://nowhere.invalid", "nowhere.invalid cannot be found by that name; correct the address"),
             ("http://127.0.0.1:{silent}", "127.0.0.1:{silent} does not answer in time; check the network"),
             ("https://127.0.0.1:{port}", "127.0.0.1:{port} does not speak TLS; give its address with http://"),
         ],

@@ -388,7 +388,7 @@ def test_value_beyond_the_limit_of_a_page_is_refused(monkeypatch):
     writer = get_format("parquet").with_features(features).writer(io.BytesIO(), features.columns)
 
     with pytest.raises(
-        SchemaError, match=r"'data' does not fit into binary: a value has 1,001 bytes; .* 1,000 at most"
+        SchemaError, match=r"'data' does not fit into binary: a value has 1,001 bytes; Parquet allows at most 1,000"
     ):
         writer.append_block({"key": [b"k"], "data": [bytes(1001)]})
 
@@ -536,7 +536,7 @@ def test_part_without_its_footer_is_refused(tmp_path, change):
         "metadata": data[:-40] + b"\xff" * 32 + data[-8:],
     }[change]
 
-    with pytest.raises(CorruptDataError, match=r"bytes 0 to \d+ are no Parquet file: "):
+    with pytest.raises(CorruptDataError, match=r"bytes 0 to \d+ are not a Parquet file: "):
         shard_format.trailer(io.BytesIO(data), [(0, len(data))])
 
 

@@ -108,5 +108,5 @@ def test_member_too_large_for_a_tar_is_refused():
         def __len__(self):
             return 8**11
 
-    with pytest.raises(SchemaError, match="a tar archive holds 8589934591"):
+    with pytest.raises(SchemaError, match="a tar archive allows 8589934591"):
         member("a.npy", Huge())

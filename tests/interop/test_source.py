@@ -115,7 +115,7 @@ def test_object_that_vanishes_fails_its_row(raw, proxy, tmp_path):
             proxy.meet = lambda number, handler: None
 
     proxy.meet = meet
-    with pytest.raises(SampleError, match=r"p05.*raw/p05\.png is gone since it was listed"):
+    with pytest.raises(SampleError, match=r"p05.*raw/p05\.png has gone since it was listed"):
         job.run(progress=False)
 
 

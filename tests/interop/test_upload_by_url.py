@@ -268,7 +268,7 @@ def test_another_server_gives_the_same(tmp_path):
                 storage_options=place.options,
                 scratch=tmp_path / "two",
             )
-            with pytest.raises(OptionError, match="in a store that is not known to keep conditions"):
+            with pytest.raises(OptionError, match="in a store that is not known to support conditional writes"):
                 tasks.run(task_index=0, num_tasks=2, progress=False)
         finally:
             proxy.shutdown()

@@ -327,7 +327,7 @@ def test_whatever_is_selected_from_a_mix_is_of_its_first_epoch(rows):
         (lambda a, b: mix([a, b]), "mix: weights is a list; want a dict of dataset"),
         (lambda a, b: len(mix({a: 1, b.take(0): 1})), "dataset 1 has no records"),
         (lambda a, b: mix({a: 1}, stop="never"), "stop is 'never'"),
-        (lambda a, b: concat([a, [1]]), r"\[1\] is no dataset"),
+        (lambda a, b: concat([a, [1]]), r"\[1\] is not a dataset"),
         (lambda a, b: a.take(-1), r"take\(-1\)"),
         (lambda a, b: a.shard(2, 2), "rank is 2 of world 2; want 0 to 1"),
         (lambda a, b: a.filter(len, on="files"), "on is 'files'"),

@@ -488,7 +488,7 @@ def test_senseless_arguments_are_refused(mixed, tmp_path):
     with pytest.raises(OptionError, match="give another format"):
         convert(mixed, tmp_path / "out")
     for output in (mixed, mixed / "inside"):
-        with pytest.raises(OptionError, match="lies in the directory that is converted; give another folder"):
+        with pytest.raises(OptionError, match="is inside the directory to convert; give another folder"):
             convert(mixed, output, shards=2)
     for options in (
         {"hooks": EventsInThisProcess()},
@@ -534,4 +534,4 @@ def test_exit_code_of_the_command_says_what_went_wrong(mixed, tmp_path, capsys):
 
     assert codes == [2, 2, 2, 1]
     assert "give another format" in (found := capsys.readouterr().err)
-    assert "repair the directory, and convert again" in found
+    assert "repair the directory and convert again" in found

@@ -146,7 +146,7 @@ def test_scheduler_started_anew(tmp_path, programs, flags, held, caplog, run):
 
     assert result().is_complete
     assert engine_job.digests(tmp_path / "out") == held
-    assert "is handed out again" in caplog.text
+    assert "is submitted again" in caplog.text
 
 
 def test_scheduler_that_does_not_come_back(programs, flags, run):

@@ -49,7 +49,7 @@ def test_estimate_warns_where_the_disk_will_not_do(source, tmp_path, monkeypatch
     """The warning says how much is needed and how much is free."""
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 90, 10_000))
 
-    with pytest.warns(UserWarning, match=r"out will need about 0.1 MB, and its disk has 0.0 MB free; make room"):
+    with pytest.warns(UserWarning, match=r"out needs about 0.1 MB, but its disk has 0.0 MB free; make room"):
         estimate = job(source, tmp_path / "out").estimate(8)
 
     assert not estimate.fits and "NOT ENOUGH" in str(estimate)

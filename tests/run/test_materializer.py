@@ -408,7 +408,7 @@ def test_shards_with_wildcards_run_separately_and_end_complete(pairs, tmp_path, 
     first = _augmented(pairs, tmp_path / "out", include="train-0000[0]").run(progress=False)
 
     assert not first.is_complete and not (tmp_path / "out" / "manifest.json").exists()
-    with pytest.raises(OutputError, match="finish its run, which writes that last"):
+    with pytest.raises(OutputError, match="finish its run, which writes it last"):
         load(tmp_path / "out")
 
     second = _augmented(pairs, tmp_path / "out", exclude=["train-00000"]).run(progress=False)

@@ -186,7 +186,7 @@ def test_output_must_be_empty_and_apart(sets, tmp_path):
     for output in (sets[0], sets[0].parent, sets[0] / "inside"):
         with pytest.raises(OptionError, match="which is to be merged"):
             merge(sets, output)
-    with pytest.raises(OptionError, match="want two at least"):
+    with pytest.raises(OptionError, match="want at least two"):
         merge(sets[:1], tmp_path / "c")
     assert (tmp_path / "full/notes.txt").read_text() == "mine"
 

@@ -312,7 +312,7 @@ def test_status_of_a_store_that_is_being_written(source, bucket):
 
     status = read_status(bucket.url, storage_options=bucket.options)
     assert status.state == "unfinished"
-    assert "process 7 on elsewhere began to write there last: whether" in status.note
+    assert "process 7 on elsewhere began to write there last; a store does not show" in status.note
 
 
 def test_status_of_anything_else(bucket):
@@ -544,7 +544,7 @@ def test_commands_that_read_take_a_url(stored, capsys):
         (["verify", "URL/nothing"], "holds no manifest.json; correct the path or URL, or finish its run"),
         (["convert", "URL/nothing", "--format", "parquet"], "holds no manifest.json; correct the path or URL"),
         (["convert", "URL", "--shards", "3", "--output", "URL/inside"], "give another URL"),
-        (["describe", "URL/nothing"], "is no file of records, and holds no manifest.json; correct the path"),
+        (["describe", "URL/nothing"], "is not a file of records, and has no manifest.json; correct the path"),
         (["preview", "URL/nothing"], "holds no manifest.json; correct the path or URL"),
         (["verify", "s3://nowhere/out"], "no such bucket"),
         (["verify", "URL", "--sample", "0.5"], "name the JOB in place of the directory"),

@@ -87,7 +87,7 @@ def test_finished_dataset_without_its_manifest_is_protected(source, output, cont
 
     with pytest.raises(OutputError, match=r"holds the dataset 'pairs', and a run of 'streets' would remove it"):
         job(source, output, Streets()).run(progress=False)
-    with pytest.raises(OutputError, match=r"its manifest is missing or damaged, and does not say which"):
+    with pytest.raises(OutputError, match=r"its manifest is missing or damaged, so that it is unknown which"):
         job(source, output, seed=5).run(progress=False, existing="refuse")
 
     assert everything(output) == before

@@ -194,13 +194,13 @@ def test_what_cannot_be_saved_is_refused_with_a_remedy(pairs, tmp_path):
     data = load(pairs, "val")
     refused = {
         "come from 2 directories": concat([data, load(pairs, "val")]),
-        "save: there is no record": data.take(0),
-        "has the record 'val00.' twice, and a key is that of one": data.select([0, 1, 1]),
+        "save: no records are left": data.take(0),
+        "has the record 'val00.' twice, but keys are unique": data.select([0, 1, 1]),
     }
     for message, view in refused.items():
         with pytest.raises(OptionError, match=message):
             view.save(tmp_path / "out", **HERE)
-    with pytest.raises(OptionError, match="lies in the directory that is converted"):
+    with pytest.raises(OptionError, match="is inside the directory to convert"):
         data.take(2).save(pairs, **HERE)
     with pytest.raises(TypeError, match=r"write drop\(\['a'\]\)"):
         data.drop("a")
@@ -371,5 +371,5 @@ def test_functions_that_fail_are_named_with_their_sample(photos, tmp_path):
         data.map(fails).save(tmp_path / "out", **HERE)
     data.map(fails).save(tmp_path / "out", errors="skip", **HERE)
     assert [*load(tmp_path / "out").keys()] == [key for key in data_keys if key not in (third, data_keys[4])]
-    with pytest.raises(OptionError, match="two results for sample"):
+    with pytest.raises(OptionError, match="two different results for sample"):
         data.map(lambda sample: {"label": time.perf_counter_ns()}).save(tmp_path / "chance", **HERE)

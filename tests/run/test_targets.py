@@ -142,7 +142,7 @@ def test_store_that_is_the_source_is_refused(tmp_path):
     source = f"memory://{tmp_path.name}/sets"
     materialize(number, range(9), f"{source}/one", scratch=tmp_path / "scratch", **HERE)
 
-    with pytest.raises(OutputError, match="outside of the source"):
+    with pytest.raises(OutputError, match="outside the source"):
         Prepared(None, f"{source}/one", source, scratch=tmp_path / "third", **ALONE).run(progress=False)
 
 
@@ -212,7 +212,7 @@ def test_output_is_never_its_own_source(table, tmp_path, monkeypatch, name):
     before = table.read_bytes()
     source, output = OWN[name]
 
-    with pytest.raises(OutputError, match="outside of the source"):
+    with pytest.raises(OutputError, match="outside the source"):
         Prepared("parquet", source, output, format="parquet", drop=["b"], **ALONE).run(progress=False)
 
     assert table.read_bytes() == before
@@ -240,6 +240,6 @@ def test_loaded_dataset_is_not_written_over_itself(tmp_path):
     before = contents(tmp_path / "out")
     loaded = load(tmp_path / "out")
     for source, options in ((loaded, {"drop": ["key"]}), ({"train": loaded}, {})):
-        with pytest.raises(OutputError, match="outside of the source"):
+        with pytest.raises(OutputError, match="outside the source"):
             Prepared(source, None, tmp_path / "out", **options, **ALONE).run(progress=False)
     assert {path: content for path, content in contents(tmp_path / "out").items() if path in before} == before

@@ -178,7 +178,7 @@ def test_what_is_left_of_an_ended_session_goes(s3, claims):
 
 def test_store_without_conditions_is_refused(s3, run, tmp_path, monkeypatch):
     """By name, before any work: one of which nothing is known, one that says so, and one that ignores a condition."""
-    message = r"%s is in a store that is not known to keep conditions \(If-None-Match: \*\), by which tasks share"
+    message = r"%s is in a store that is not known to support conditional writes \(If-None-Match: \*\), which"
     memory = f"memory://{tmp_path.name}/out"
     with pytest.raises(OptionError, match=message % memory):
         run(0, "a", memory)

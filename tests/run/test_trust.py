@@ -296,7 +296,7 @@ def test_links_are_followed_as_far_as_they_stay_in_the_directory(output, tmp_pat
     assert verify(tmp_path / "link", deep=True).ok
     (output / "store").rename(tmp_path / "store")
     (output / "store").symlink_to(tmp_path / "store")
-    message = rf"{shard.name} is a link to .*, outside of its directory, and is not followed; copy .* \(cp -rL\)"
+    message = rf"{shard.name} is a link to .*, outside its directory, and is not followed; copy .* \(cp -rL\)"
     with pytest.raises(CorruptDataError, match=message):
         load(output)[0]
     assert re.search(message.partition(" ")[2], str(verify(output)))

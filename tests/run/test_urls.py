@@ -212,9 +212,9 @@ def test_what_is_no_picture_is_skipped_with_its_url(hosts, tmp_path, caplog):
     entries = read_ledger(output / ".datamat/ledger.jsonl")
     said = {entry.values["key"]: entry.values["message"] for entry in entries if entry.event == "sample_quarantined"}
     words = {
-        "missing": "is not there (404)", "gone": "is not there (410)", "no": "may not be read (403)",
+        "missing": "does not exist (404)", "gone": "does not exist (410)", "no": "may not be read (403)",
         "page": "answers with a page (text/html)", "text": f"{one}/text.png?...", "away": "may not be read (403)",
-        "passwd": "of the scheme 'file'", "x": "is no URL, and no file below the source", "y": "of the scheme 'what'",
+        "passwd": "of the scheme 'file'", "x": "neither a URL nor a file below the source", "y": "of the scheme 'what'",
     }  # fmt: skip
     assert len(said) == len(words)
     for message, (name, word) in zip([said[key] for key in sorted(said)], words.items(), strict=True):
@@ -301,7 +301,7 @@ def test_missing_field_of_urls_is_named(tmp_path):
     class Wrong(Stories):
         url_fields = ("picture",)
 
-    with pytest.raises(SourceError, match="there is no field 'picture', which is to hold URLs; the row has images"):
+    with pytest.raises(SourceError, match="there is no field 'picture' to hold URLs; the row has images"):
         Materializer(Wrong([{"images": [], "cover": "x"}]), None, tmp_path / "out").plan()
     with pytest.raises(OptionError, match="files has 'image', which features does not declare"):
         TableWriter(files={"image": "url"})

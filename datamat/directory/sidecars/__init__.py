@@ -1,4 +1,4 @@
-"""What other readers find in a finished directory: small files beside the shards, in the form that each of them wants.
+"""Sidecars: small files beside the shards of a finished directory, for other readers.
 
     tfds          features.json, dataset_info.json, FIELD.labels.txt     TensorFlow Datasets: TFRecord, ArrayRecord
     huggingface   README.md                                              Hugging Face `datasets`: Parquet, tar
@@ -7,8 +7,8 @@
     croissant     croissant.json                                         mlcroissant, search engines
     dali          SHARD.tar.idx                                          NVIDIA DALI: tar
 
-Each is a `Sidecar`: a function that turns a manifest into the content of its files, and imports no client. `exporting`
-puts them on the disk, with those that users add. datamat itself reads none of them.
+Each is a `Sidecar`: a function that turns a manifest into the content of its files, without importing a client.
+`exporting` writes them to disk, with those that users add. datamat itself reads none of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def __dir__() -> list[str]:
 class FromShard:
     """The content of a sidecar file that depends on the bytes of one shard, such as an index of its members.
 
-    A run makes it again only if the shard has changed.
+    A run rebuilds it only if the shard has changed.
 
     Attributes:
         shard: the entry of the shard in the manifest.
@@ -47,17 +47,17 @@ class FromShard:
 
 
 class Sidecar(Protocol):
-    r"""A function, or a callable object, that returns files for another reader of the shards.
+    r"""A function, or a callable object, that returns files for other readers of the shards.
 
     Pass sidecars of your own to `Materializer(..., sidecars=[...])` or `export(path, sidecars=[...])`, beside the six
     built-in ones. A run calls each once, in the calling process, when all shards have their names and before it writes
-    the manifest; what it returns affects no shard.
+    the manifest; the result affects no shard.
 
     Contract:
-        * Pure: equal manifests give equal files. No time, host or path goes into them.
+        * Pure: equal manifests give equal files, without times, hosts or paths.
         * It owns the files that it names, in the directory itself. No other sidecar may name them, and they must not
           have the extension of a shard, because readers that match a pattern would take them for data.
-        * Where it does not apply, it returns no file: `{}`.
+        * If it does not apply, it returns no files: `{}`.
         * The manifest is the one that `Manifest.read` returns, with the features sorted by name.
 
     Its files are treated like those of the built-in ones: replaced when the shards change, checked by `verify`, and an
@@ -82,8 +82,8 @@ class Sidecar(Protocol):
         """Return the content of each file, by its name in the directory.
 
         Args:
-            manifest: everything that is known of the finished directory.
+            manifest: manifest of the finished directory.
 
         Returns:
-            Bytes, or a `FromShard` where they depend on the bytes of a shard.
+            Bytes, or a `FromShard` if they depend on the bytes of a shard.
         """

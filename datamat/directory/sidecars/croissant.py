@@ -1,11 +1,11 @@
 """`croissant.json`: the dataset for search engines and loaders, in MLCommons' Croissant, version 1.0 (JSON-LD).
 
 Vocabulary: https://docs.mlcommons.org/croissant/docs/croissant-spec.html. The files of each split and format are a
-`FileSet`, found by pattern beside `croissant.json`. Records have fields where they are in Parquet, whose columns the
-vocabulary can point at, so that mlcroissant reads them; for the other formats only the files are listed.
+`FileSet`, found by pattern beside `croissant.json`. Records in Parquet have fields, since the vocabulary can refer to
+columns, so that mlcroissant reads them; for other formats only the files are listed.
 
-The addresses in it are names of vocabularies. Whoever publishes the data adds license, authors and address; datamat
-leaves the file alone from then on.
+The URLs in it are names of vocabularies. The publisher of the data adds license, authors and address; from then on
+datamat leaves the file alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["croissant_sidecars", "croissant_type"]
 
-# The context of the specification, word for word: consumers compare it.
+# The context of the specification, verbatim, since consumers compare it.
 _CONTEXT = {
     "@language": "en",
     "@vocab": "https://schema.org/",
@@ -80,7 +80,7 @@ _TYPES = {
 
 
 def croissant_sidecars(manifest: Manifest) -> dict[str, bytes]:
-    """Return the description, by the name of its file."""
+    """Return the description, by file name."""
     files = [
         _file_set(manifest, format_name, split, shards)
         for format_name in formats_of(manifest)

@@ -1,19 +1,19 @@
-"""Writes the files that other readers need beside the shards, and takes them away before shards change.
+"""Write the files that other readers need beside the shards, and remove them before shards change.
 
     manifest ──> built-in sidecars, sidecars of the user ──> files ──> the directory
     shards ──────────────────(an index of one shard)──────────┘
 
-A run writes them when every shard has its name, before the manifest: where there is a manifest, all of them are there.
-They hold nothing that is not in the manifest or the shards, so they can be written again at any time, byte for byte.
+A run writes them when every shard has its name, before the manifest: if there is a manifest, all of them are there.
+They contain only data of the manifest and the shards, so they can be rewritten at any time, byte for byte.
 
-`.datamat/sidecars.json` records what datamat wrote, by the name of the file:
+`.datamat/sidecars.json` records the files that datamat wrote, by name:
 
-    "index.json": "DIGEST"                     of a built-in sidecar; "" for an index of a shard
-    "CHECKSUMS": "DIGEST MANIFEST-DIGEST"      of a sidecar of the user, which may be absent later; of all its files
+    "index.json": "DIGEST"                     a file of a built-in sidecar; "" for an index of a shard
+    "CHECKSUMS": "DIGEST MANIFEST-DIGEST"      a file of a user's sidecar, which may be absent later
 
-A file of the same name that is not listed there belongs to the user: it is neither overwritten nor removed. `README.md`
-and `croissant.json` are for people, who may complete them: once changed, they are the user's. The others are for
-programs, which fail on outdated counts: a changed one is written again, and the changed file moves to
+An unlisted file of the same name belongs to the user: it is neither overwritten nor removed. `README.md` and
+`croissant.json` are for people, who may complete them: once changed, they belong to the user. The others are for
+programs, which fail on outdated counts: a changed one is rewritten, and the changed file moves to
 `.datamat/quarantine/edited`.
 """
 
@@ -85,12 +85,12 @@ BUILT_IN: tuple[Sidecar, ...] = (
     dali_sidecars,
 )
 _DOCUMENTS = frozenset({"README.md", "croissant.json"})
-_MOST_BYTES = 1 << 32  # of one file: the index of a hundred million members
-_AHEAD = pathlib.PurePath(WORK, "shards")  # the end of a run removes it, and what a kill leaves there
+_MOST_BYTES = 1 << 32  # largest file: the index of a hundred million members
+_AHEAD = pathlib.PurePath(WORK, "shards")  # removed at the end of a run, with leftovers of killed processes
 RECORD = f"{WORK}/sidecars.json"
 """The digest of each file of a directory that datamat wrote for other readers."""
 _EDITED = pathlib.PurePath(WORK, "quarantine", "edited")
-_NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO})  # not to be read, a link, a socket
+_NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO})  # unreadable files, links, sockets
 _LEFT_ALONE = "left alone, it is not as datamat wrote it; move it away and export again to have datamat's"
 _NOT_WHAT_READERS_NEED = "readers that go by it may not open the dataset"
 _LOGGER = logging.getLogger(__name__)
@@ -100,11 +100,11 @@ Files: TypeAlias = "Mapping[str, bytes | FromShard]"
 
 
 class _Written(NamedTuple):
-    """What the record keeps of a file that datamat wrote.
+    """The record of a file that datamat wrote.
 
     Attributes:
-        digest: XXH3-128 of its content, 32 hex digits. "" where it is not known: of a built-in index of a shard,
-            which `verify` makes again to compare, and of a user's while such files are being written.
+        digest: XXH3-128 of its content, 32 hex digits. "" if unknown: for a built-in index of a shard, which `verify`
+            rebuilds to compare, and for user files while they are being written.
         manifest: digest of the manifest that it describes, for a file of a user's sidecar; "" for a built-in one.
     """
 
@@ -117,13 +117,13 @@ Record: TypeAlias = Mapping[str, _Written]
 
 @frozen()
 class ExportReport:
-    """What `export` did. Its `str` names each file that changed.
+    """The report of `export`. Its `str` names each changed file.
 
     Attributes:
         path: the directory whose sidecars were written.
         written: files that were missing or out of date.
         unchanged: files that were up to date.
-        kept: files that are not datamat's, because they were there before, or are for people and were edited.
+        kept: files that are not datamat's: they were there before, or are for people and were edited.
         edited: files for programs that were edited; the edited versions are in `.datamat/quarantine/edited`.
     """
 
@@ -150,8 +150,10 @@ def export(path: str | os.PathLike[str], *, sidecars: Sequence[Sidecar] = ()) ->
         sidecars: sidecars of your own, written beside the built-in ones; see `Sidecar`.
 
     Raises:
-        OptionError: a sidecar returns something other than files that it may own; or the path is a URL.
-        OutputError: there is no manifest: the run is not finished. Or a run is at work there, or a link is in the way.
+        OptionError: a sidecar returns anything but files that it may own; or the path is a URL.
+        OutputError: there is no manifest, because the run is not finished; or a run is at work there; or a link is in
+            the
+        way.
         CorruptDataError: the manifest, or a tar shard, is damaged.
 
     Example:
@@ -173,7 +175,7 @@ def export(path: str | os.PathLike[str], *, sidecars: Sequence[Sidecar] = ()) ->
         if record is None:  # an edited file is kept aside
             record = {name: _Written(_known_digest(content)) for name, content in {**files, **added}.items()}
         report = _write(output, manifest, files, added, record, trusted=None)
-        with contextlib.suppress(OSError):  # it is not empty: a run was killed, and the next one resumes from it
+        with contextlib.suppress(OSError):  # not empty: a run was killed, and the next one resumes from it
             (output / _AHEAD).rmdir()
     return report
 
@@ -186,14 +188,14 @@ def write_sidecars(
     sidecars: Sequence[Sidecar] = (),
     trusted: Manifest | None = None,
 ) -> None:
-    """Write what `export` writes, at the end of a run, which holds the lock.
+    """Do what `export` does, at the end of a run, which holds the lock.
 
     Args:
         output: the directory, with all its shards.
         manifest: the manifest of the run, whether or not it is written already.
-        logger: receives a message for each file that stays as it is, and for each that somebody had edited.
-        sidecars: sidecars of the user, written beside the built-in ones.
-        trusted: manifest of shards whose indexes, where they exist, are right: that of the set before.
+        logger: receives a message for each file that is kept or was edited.
+        sidecars: the user's sidecars, written beside the built-in ones.
+        trusted: manifest of shards whose indexes, if they exist, are right: that of the previous set.
     """
     files = _files(manifest)
     added = _added_files(manifest, sidecars, files)
@@ -207,15 +209,15 @@ def write_sidecars(
 
 
 def withdraw_sidecars(output: pathlib.Path, before: Manifest | None, logger: logging.Logger = _LOGGER) -> set[str]:
-    """Remove what earlier runs wrote for other readers, as it will be wrong once shards change; return what is gone.
+    """Remove earlier files for other readers, which become wrong when shards change; return the removed ones.
 
     Args:
         output: the directory.
-        before: manifest of the shards that are there; None where there is none.
-        logger: receives a warning for each file that somebody had edited.
+        before: manifest of the present shards; None if there is none.
+        logger: receives a warning for each edited file.
     """
     record = _read_record(output)
-    if record is None and before:  # without a record, what is as that manifest gave it is datamat's, and nothing else
+    if record is None and before:  # without a record, exactly the files that match that manifest are datamat's
         texts = {name: content for name, content in _files(before).items() if isinstance(content, bytes)}
         record = {name: _Written(_digest(text)) for name, text in texts.items() if _content(output / name) == text}
     _warn_of_edits(output, _remove(output, record or {}, set(record or {})), logger)
@@ -228,11 +230,11 @@ def sidecar_names(manifest: Manifest) -> set[str]:
 
 
 def known_sidecars(output: pathlib.Path, *, documents: bool = False) -> set[str]:
-    """Return the names of the files for programs that datamat wrote to a directory, by its record alone.
+    """Return the names of the files for programs that datamat wrote to a directory, from its record.
 
     Args:
         output: the directory.
-        documents: whether those for people count, too.
+        documents: whether to include those for people.
     """
     return {*(_read_record(output) or ())} - (frozenset() if documents else _DOCUMENTS)
 
@@ -240,18 +242,18 @@ def known_sidecars(output: pathlib.Path, *, documents: bool = False) -> set[str]
 def sidecar_problems(
     output: pathlib.Path, manifest: Manifest, damaged: Collection[str] = ()
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what is wrong with files for other readers, and how those for people differ, both by name.
+    """Return the defects of files for other readers, and the differences of those for people, by name.
 
-    Missing ones do no harm, and are not reported.
+    Missing ones are harmless and not reported.
 
     Args:
-        output: a finished directory whose manifest is whole.
-        manifest: manifest of that directory, from which the built-in files are rendered again.
-        damaged: shards that are not as the manifest says; indexes of these are not checked.
+        output: a finished directory with an intact manifest.
+        manifest: its manifest, from which the built-in files are rendered again.
+        damaged: damaged shards, whose indexes are not checked.
     """
     record = _read_record(output)
     files = _files(manifest)
-    mine = set(files if record is None else record)  # others are the user's own
+    mine = set(files if record is None else record)  # others belong to the user
     wrong: dict[str, str] = {}
     edited: dict[str, str] = {}
     for name in [*(name for name in files if name in mine), *sorted(mine - files.keys())]:
@@ -274,7 +276,7 @@ def sidecar_problems(
 
 
 def _is_broken(name: str, content: bytes) -> bool:
-    """Tell whether a file that should be JSON is none, so that nobody has edited it on purpose."""
+    """Return True if a file that should be JSON is not, so that it was damaged rather than edited."""
     if not name.endswith(".json"):
         return False
     try:
@@ -291,7 +293,7 @@ def _files(manifest: Manifest) -> Files:
 
 
 def _added_files(manifest: Manifest, sidecars: Sequence[Sidecar], files: Files) -> Files:
-    """Return the files of the sidecars that a user adds, by name; `files` are the built-in ones."""
+    """Return the files of the user's sidecars, by name; `files` are the built-in ones."""
     found: dict[str, bytes | FromShard] = {}
     taken = {MANIFEST_FILE, *files, *(info.index_file for info in manifest.all_files)} if sidecars else set()
     endings = {info.extension for info in manifest.all_files}
@@ -304,7 +306,7 @@ def _added_files(manifest: Manifest, sidecars: Sequence[Sidecar], files: Files) 
 
 
 def _as_read(manifest: Manifest) -> Manifest:
-    """Return a manifest as it is once it is read back: a run still has the features as they were declared."""
+    """Return a manifest as it would be read back: in a run, features are still as declared."""
     return dataclasses.replace(manifest, features=Features(dict(sorted(manifest.features.items()))))
 
 
@@ -320,7 +322,7 @@ def _called(sidecar: Sidecar, manifest: Manifest) -> dict[str, bytes | FromShard
 
 
 def _check_file(sidecar: Sidecar, name: object, content: object, taken: Collection[str], endings: set[str]) -> None:
-    """Raise where a sidecar of the user returns a file that it cannot own."""
+    """Raise if a user's sidecar returns a file that it cannot own."""
     place = f"sidecar {_name_of(sidecar)}: file {name!r}"
     if not isinstance(name, str) or name != os.path.basename(name) or name[:1] in {"", "."} or not name.isprintable():
         raise OptionError(f"{place}; want the plain name of a file in the directory, without a leading dot")
@@ -360,15 +362,15 @@ def _write(
     *,
     trusted: Manifest | None,
 ) -> ExportReport:
-    """Write what is missing or out of date, and remove what an earlier run wrote and nothing describes any more.
+    """Write missing or outdated files, and remove obsolete files of earlier runs.
 
     Args:
-        output: directory that the files go into.
-        manifest: manifest that the files describe.
+        output: directory of the files.
+        manifest: manifest described by the files.
         files: the files of the built-in sidecars.
         added: the files of the user's sidecars.
-        record: digest of what datamat wrote before, by the name of the file.
-        trusted: manifest of shards whose indexes, where they exist, are right: making one to compare takes time.
+        record: records of files that datamat wrote before, by name.
+        trusted: manifest of shards whose indexes, if they exist, are right, since rebuilding one takes time.
     """
     wanted = {**files, **added}
     kept = [name for name, content in wanted.items() if _is_foreign(output, name, content, record)]
@@ -381,7 +383,7 @@ def _write(
     now |= {name: record[name] for name in made if record.get(name, _Written("")).manifest == now[name].manifest}
     edited += _remove(output, record, record.keys() - wanted.keys() - left.keys())
     if {**now, **left} != record or not (output / RECORD).is_file():
-        # Before the files: the next run recognizes as its own what a run that is killed from here on leaves.
+        # Before the files, so that the next run recognizes files of a run that is killed from here on.
         _write_record(output, {**now, **left})
     standing = {**now, **left}
     checksums = {shard.file: shard.checksum for shard in trusted.all_files} if trusted else {}
@@ -397,7 +399,7 @@ def _write(
         if _content(output / name) != text:
             is_other = _is_edited(output / name, record.get(name)) or _is_folder(output / name)
             edited += _set_aside(output, [name]) if is_other else []
-            if standing[name].digest not in {"", _digest(text)}:  # the sidecar gives other bytes for the same shards
+            if standing[name].digest not in {"", _digest(text)}:  # other bytes for the same shards
                 standing |= {other: standing[other]._replace(digest="") for other in made}
                 _write_record(output, standing)
             _commit(output, name, text, flushes_name=False)
@@ -412,14 +414,14 @@ def _write(
 
 
 def _stands(path: pathlib.Path, content: bytes | FromShard, checksums: Mapping[str, str]) -> bool:
-    """Tell whether an index is there of the bytes that a shard has; `checksums` are those of trusted shards."""
+    """Return True if an index of the shard's present bytes exists; `checksums` are those of trusted shards."""
     if isinstance(content, bytes):
         return False
     return checksums.get(content.shard.file) == content.shard.checksum and path.is_file()
 
 
 def _is_made_ahead(output: pathlib.Path, name: str, content: bytes | FromShard) -> bool:
-    """Give an index that a worker has made its name, and tell whether there was one for it to take."""
+    """Give an index made by a worker its final name; return False if there is none."""
     if isinstance(content, bytes):
         return False
     ahead = index_ahead(output / _AHEAD, content.shard.file, content.shard.checksum)
@@ -430,12 +432,12 @@ def _is_made_ahead(output: pathlib.Path, name: str, content: bytes | FromShard) 
 
 
 def _of_absent_sidecars(output: pathlib.Path, manifest: Manifest, record: Record) -> tuple[list[str], Record]:
-    """Take care of files whose sidecar a user has added once and is not at hand now.
+    """Handle files of user sidecars that are not given now.
 
-    One that describes this manifest stays if it is whole. A damaged one is set aside: nobody can write it again here.
+    A file that describes this manifest stays if it is intact. A damaged one is set aside, since it cannot be rewritten.
 
     Returns:
-        The names of those set aside, and the entries of the record of those that stay.
+        The names of those set aside, and the records of those that stay.
     """
     record = {name: entry for name, entry in record.items() if entry.manifest}
     if not record:
@@ -447,7 +449,7 @@ def _of_absent_sidecars(output: pathlib.Path, manifest: Manifest, record: Record
 
 
 def _is_foreign(output: pathlib.Path, name: str, content: bytes | FromShard, record: Record) -> bool:
-    """Tell whether a file that is there is not datamat's to write: not recorded, or for people and edited."""
+    """Return True if an existing file must not be overwritten: it is not recorded, or is for people and edited."""
     found = _content(output / name)
     if name in record and (name not in _DOCUMENTS or (found is not None and _is_broken(name, found))):
         return False
@@ -456,7 +458,7 @@ def _is_foreign(output: pathlib.Path, name: str, content: bytes | FromShard, rec
 
 
 def _is_edited(path: pathlib.Path, written: _Written | None) -> bool:
-    """Tell whether a file that datamat wrote holds something else now."""
+    """Return True if a file written by datamat has been changed."""
     if written is None or not written.digest:
         return False
     found = _content(path)
@@ -464,7 +466,7 @@ def _is_edited(path: pathlib.Path, written: _Written | None) -> bool:
 
 
 def _remove(output: pathlib.Path, record: Record, names: Collection[str]) -> list[str]:
-    """Remove files that datamat wrote; move edited ones aside, leave those for people, and return the moved ones."""
+    """Remove datamat's files; move edited ones aside, except those for people, and return the moved ones."""
     edited = [name for name in sorted(names) if _is_edited(output / name, record[name])]
     for name in sorted(set(names) - set(edited)):
         with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a folder in its place is not datamat's
@@ -476,14 +478,14 @@ def _remove(output: pathlib.Path, record: Record, names: Collection[str]) -> lis
 
 
 def _set_aside(output: pathlib.Path, names: Sequence[str]) -> list[str]:
-    """Move files that somebody has edited to where they do not mislead programs; return their names."""
+    """Move edited files to where they do not mislead programs; return their names."""
     moved = []
     for name in names:
         if name in _DOCUMENTS or (output / name).is_symlink():
             continue
         (output / _EDITED).mkdir(parents=True, exist_ok=True)
         place = output / _EDITED / name
-        if _is_folder(output / name):  # it cannot replace a file, nor a folder that holds something
+        if _is_folder(output / name):  # it cannot replace a file or a non-empty folder
             places = (place.with_name(f"{name}.folder{number}") for number in itertools.count())
             place = next(path for path in places if not os.path.lexists(path))
         os.replace(output / name, place)
@@ -503,7 +505,7 @@ def _warn_of_edits(output: pathlib.Path, names: Sequence[str], logger: logging.L
 
 
 def _read_record(output: pathlib.Path) -> Record | None:
-    """Return what the record says of each file that datamat wrote, by name; None where there is no record."""
+    """Return the record of each file that datamat wrote, by name; None if there is no record."""
     with contextlib.suppress(OSError, ValueError):
         value = read_json(output / RECORD)
         if isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
@@ -530,14 +532,14 @@ def _digest(content: bytes) -> str:
 
 
 def _content(path: pathlib.Path) -> bytes | None:
-    """Return the content of a file, None where nothing is there; nothing of what is no file that we may read.
+    """Return the content of a file; None if it does not exist; empty if it is not a readable regular file.
 
     Raises:
-        OSError: the disk fails: that says nothing about whose file it is.
+        OSError: the disk fails, so that the owner of the file is unknown.
     """
     try:
         content = read_regular(path, max_bytes=_MOST_BYTES)
-        regular_path(path.parent, path.name)  # raises where it lies elsewhere
+        regular_path(path.parent, path.name)  # raises if it is elsewhere
         return content
     except FileNotFoundError:
         return None

@@ -1,8 +1,8 @@
-"""What Hugging Face `datasets` needs: `README.md`, the dataset card, whose YAML head lists splits and features.
+"""The sidecar of Hugging Face `datasets`: `README.md`, the dataset card, whose YAML head lists splits and features.
 
-`datasets` finds the files of each split by the patterns of the head, decodes columns of type `image`, and gives class
-labels their names. People read the rest. A card is written for every directory, and its head names what `datasets` can
-open: Parquet, or else tar shards, whose features it infers on its own.
+`datasets` finds the files of each split by the patterns in the head, decodes columns of type `image`, and names class
+labels. The rest is for people. Every directory gets a card, whose head lists what `datasets` can open: Parquet, or else
+tar shards, whose features it infers.
 """
 
 from __future__ import annotations
@@ -30,17 +30,15 @@ if TYPE_CHECKING:
 
 __all__ = ["hugging_face_sidecars", "hugging_face_type"]
 
-_OPENED = ("parquet", "webdataset")  # `datasets` (5.2) reads all files of a directory by one reader: the first one here
-_STORED = dict.fromkeys(
-    ["float16", "bfloat16"], "float32"
-)  # how a number stands in Parquet where that is not its own type
-_WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})  # which in YAML are no text
-_BREAKS = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")  # what JSON strings may hold as it is, and those of YAML may not
+_OPENED = ("parquet", "webdataset")  # `datasets` (5.2) uses one reader: the first here
+_STORED = dict.fromkeys(["float16", "bfloat16"], "float32")  # numbers whose type in Parquet differs from their own
+_WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})  # not texts in YAML
+_BREAKS = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")  # allowed unescaped in JSON strings, but not in YAML
 _MARK = "Written by datamat from manifest.json. Change it, and datamat leaves it alone."
 
 
 def hugging_face_sidecars(manifest: Manifest) -> dict[str, bytes]:
-    """Return the dataset card, by the name of its file."""
+    """Return the dataset card, by file name."""
     head = "\n".join([f"# {_MARK}", *_yaml(_head(manifest))])
     return {"README.md": f"---\n{head}\n---\n\n{_body(manifest)}".encode()}
 
@@ -51,8 +49,8 @@ def _head(manifest: Manifest) -> dict[str, Any]:
     if opened:
         head["configs"] = [{"config_name": "default", "data_files": _data_files(manifest, opened)}]
     if opened == "parquet":
-        # Without numbers of records: in a card that its owner has changed, they would be wrong after the next run, and
-        # `datasets` would refuse to load what is right.
+        # Without numbers of records: in an edited card they would be wrong after the next run, and `datasets` would
+        # refuse to load correct data.
         head["dataset_info"] = {"features": _features(manifest.features)}
     return head
 
@@ -69,7 +67,7 @@ def _features(features: Features) -> list[dict[str, Any]]:
 
 
 def _typed(column: ArrowColumn, feature: Feature | None) -> dict[str, Any]:
-    """Return the type of a column as the YAML of `datasets` has it: `dtype`, or `list` of an inner one."""
+    """Return the type of a column for the YAML of `datasets`: `dtype`, or `list` of an inner one."""
     special = None if feature is None else hugging_face_type(feature)
     inner: Any = special or _STORED.get(column.stored.dtype, column.stored.dtype)
     if not column.stored.sizes:
@@ -81,7 +79,7 @@ def _typed(column: ArrowColumn, feature: Feature | None) -> dict[str, Any]:
 
 @functools.singledispatch
 def hugging_face_type(feature: Feature) -> Any:
-    """Return the type that a dataset card gives to the column of a field; None for that of the Arrow column.
+    """Return the type of a field's column in a dataset card; None for that of the Arrow column.
 
     A package may register a function for its own feature type: `hugging_face_type.register(Sound)(lambda _: "audio")`.
 
@@ -98,7 +96,7 @@ def hugging_face_type(feature: Feature) -> Any:
 @hugging_face_type.register(Nullable)
 @hugging_face_type.register(ListOf)
 def _(feature: Nullable | ListOf) -> Any:
-    return hugging_face_type(feature.feature)  # the card says apart what is a list, and everything may be null
+    return hugging_face_type(feature.feature)  # the card marks lists separately, and everything may be null
 
 
 @hugging_face_type.register(ClassLabel)
@@ -143,7 +141,7 @@ def _code(name: str) -> str:
 
 
 def _yaml(value: Any, indent: str = "") -> Iterator[str]:
-    """Yield the lines of a block of YAML 1.2; text is written as JSON strings, which YAML takes as they are."""
+    """Yield the lines of a block of YAML 1.2; texts are JSON strings, which are valid YAML."""
     for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
         is_nested = isinstance(item, (Mapping, list)) and len(item) > 0
         if isinstance(value, Mapping):

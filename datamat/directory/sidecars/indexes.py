@@ -1,4 +1,4 @@
-"""The indexes by which other readers find records in shards: NVIDIA DALI and wids in tar shards, litdata in Parquet."""
+"""Indexes for other readers of records in shards: NVIDIA DALI and wids for tar shards, litdata for Parquet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["dali_sidecars", "index_ahead", "litdata_sidecars", "prepare_index", 
 
 # ---------------------------------------------------------------- DALI
 #
-# What NVIDIA DALI needs to find samples in tar shards: `SHARD.tar.idx`, which lists the members of each sample.
+# For NVIDIA DALI, to find samples in tar shards: `SHARD.tar.idx`, which lists the members of each sample.
 #
 #     v1.2 NUM_SAMPLES
 #     EXTENSION OFFSET SIZE NAME EXTENSION OFFSET SIZE NAME ...      one line per sample; offset and size of the data
@@ -43,7 +43,7 @@ def dali_sidecars(manifest: Manifest) -> dict[str, FromShard]:
 
 
 def index_ahead(folder: pathlib.Path, file: str, checksum: str) -> pathlib.Path:
-    """Return where the index of a tar shard of these very bytes lies until the end of the run.
+    """Return the path of the index of a tar shard with this content until the end of the run.
 
     Args:
         folder: folder of the entries of shards.
@@ -54,11 +54,11 @@ def index_ahead(folder: pathlib.Path, file: str, checksum: str) -> pathlib.Path:
 
 
 def prepare_index(path: pathlib.Path, ahead: pathlib.Path) -> None:
-    """Write the index of a complete tar shard to `ahead`, for the end of the run, which gives it its name.
+    """Write the index of a complete tar shard to `ahead`; it gets its final name at the end of the run.
 
-    The worker that completes the shard does so: members cost 10 us each, too much for one process in the end.
+    The worker that completes the shard does this: members cost 10 us each, too much for a single process at the end.
     """
-    with contextlib.suppress(CorruptDataError):  # the end of the run says so, by the shard's name
+    with contextlib.suppress(CorruptDataError):  # reported at the end of the run, with the shard's name
         index = tar_index(path)
         with commit(ahead) as file:
             file.write(index)
@@ -107,7 +107,7 @@ def _members(file: BinaryIO, path: str) -> Iterator[tuple[str, int, int]]:
 
 # ---------------------------------------------------------------- wids
 #
-# What wids needs for random access to tar shards: `NAME-SPLIT.json`, which lists the shards of a split with their
+# For wids, for random access to tar shards: `NAME-SPLIT.json`, which lists the shards of a split with their
 # numbers of records, in the format of wids 0.1 (`wids-shard-index-v1`). File names are relative to the index.
 
 
@@ -128,10 +128,10 @@ def wids_sidecars(manifest: Manifest) -> dict[str, bytes]:
 
 # ---------------------------------------------------------------- litdata
 #
-# What litdata needs to stream Parquet shards: `index.json`, which lists the shards with their rows and bytes.
+# For litdata, to stream Parquet shards: `index.json`, which lists the shards with their rows and bytes.
 #
 # litdata (0.2.76) has no splits: it reads the shards of the index whose names match a pattern. Chunks are listed in the
-# order of the shards, where its own indexer takes whatever order the file system gives.
+# order of the shards; its own indexer takes the order of the file system.
 
 
 def litdata_sidecars(manifest: Manifest) -> dict[str, bytes]:

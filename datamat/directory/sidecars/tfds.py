@@ -1,11 +1,11 @@
-"""What TensorFlow Datasets needs: `features.json`, `dataset_info.json`, and a file with the names of each label.
+"""Sidecars of TensorFlow Datasets: `features.json`, `dataset_info.json`, and a file with the names of each label.
 
 With them `tfds.builder_from_directory` opens TFRecord (`as_dataset`) and ArrayRecord (`as_data_source`) shards. The
 fields are those of the protos behind these files (tensorflow_datasets/core/proto, feature.proto and
 dataset_info.proto, 4.9), in which 64-bit numbers are strings and -1 is a dimension that varies.
 
-Where TFDS has no feature for what is stored, it reads the columns themselves: raw bytes, or flat numbers with their
-shape in a column beside them.
+If TFDS has no feature for the stored values, it reads the columns themselves: raw bytes, or flat numbers with their
+shape in another column.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = ["tfds_entries", "tfds_sidecars"]
 
-_FORMATS = {"tfrecord": "tfrecord", "arrayrecord": "array_record"}  # our name to theirs; TFDS reads no others
+_FORMATS = {"tfrecord": "tfrecord", "arrayrecord": "array_record"}  # our names to theirs; TFDS reads no others
 _FEATURES = "tensorflow_datasets.core.features."
-_NOT_DECODED = {"uint32"}  # `tf.io.decode_raw` has no such type
+_NOT_DECODED = {"uint32"}  # not supported by `tf.io.decode_raw`
 
 
 def tfds_sidecars(manifest: Manifest) -> dict[str, bytes]:
-    """Return the files that TFDS reads, by name; none where it reads no format of the directory."""
+    """Return the files for TFDS, by name; none if it reads no format of the directory."""
     formats = [name for name in _FORMATS if name in formats_of(manifest)]
     if not formats:
         return {}
@@ -81,8 +81,9 @@ def _features(features: Features) -> dict[str, Any]:
 def tfds_entries(feature: Feature, name: str) -> dict[str, dict[str, Any]]:
     """Return an entry of `features.json` for each column of a field, in the form of TFDS's feature.proto.
 
-    The default tells TFDS how the columns are stored, by their Arrow types. A package may register a function for its
-    own feature type, where TFDS has a feature for it: `tfds_entries.register(Waveform)`.
+    The default describes the stored columns, by their Arrow types. A package may register a function for its own
+    feature
+    type if TFDS has a feature for it: `tfds_entries.register(Waveform)`.
 
     Args:
         feature: feature of the field.
@@ -163,7 +164,7 @@ def _(feature: Mask | Depth, name: str) -> dict[str, dict[str, Any]]:
 
 
 def _entry(kind: str, **content: Any) -> dict[str, Any]:
-    """Return an entry of `features.json`, of the module and class of a feature of TFDS."""
+    """Return an entry of `features.json`, given the module and class of a TFDS feature."""
     return {"pythonClassName": f"{_FEATURES}{kind}", **content}
 
 
@@ -189,7 +190,7 @@ def _sequence(feature: dict[str, Any], length: int | None) -> dict[str, Any]:
 
 
 def _dimensions(shape: Shape) -> dict[str, Any]:
-    """Return a shape as protobuf's JSON writes it: 64-bit numbers as strings, -1 for a size that varies."""
+    """Return a shape as in protobuf's JSON: 64-bit numbers as strings, -1 for a varying size."""
     return {"dimensions": [_size(size) for size in shape]} if shape else {}
 
 
@@ -198,12 +199,12 @@ def _size(size: int | None) -> str:
 
 
 def _label_files(features: Features) -> dict[str, bytes]:
-    """Return a file with one class name a line for each label, unless a name spans lines or two fields share a file."""
+    """Return a file with one class name per line for each label, unless names span lines or fields share a file."""
     found: dict[str, set[tuple[str, ...]]] = {}
     for name, feature in features.items():
         labels = feature.class_names()
         if labels is not None:
-            file = f"{name.replace('/', '.')}.labels.txt"  # as TFDS calls the file of a field
+            file = f"{name.replace('/', '.')}.labels.txt"  # the file name that TFDS uses for a field
             found.setdefault(file, set()).add(labels)
     return {
         file: "".join(f"{label}\n" for label in names).encode()

@@ -70,12 +70,12 @@ def tensorflow() -> Any:
 
 
 def decodes_in_blocks(features: Features) -> bool:
-    """Return whether many records decode at once: no value varies in size but along its first dimension."""
+    """Return True if many records decode at once: no value varies in size but along its first dimension."""
     return all(_is_fixed(field) or _is_list(field) for field in tf_fields(features).values())
 
 
 def is_fixed(features: Features) -> bool:
-    """Return whether the schema fixes the shape of every value, so that a block is taken apart again for little.
+    """Return True if the schema fixes the shape of every value, so that a block is taken apart again for little.
 
     A row of a ragged tensor costs as much to take out of a block as to decode.
     """
@@ -187,7 +187,7 @@ def _is_fixed(field: TfField) -> bool:
 
 
 def _is_list(field: TfField) -> bool:
-    """Return whether values are lists of any length, whose items are all of one shape."""
+    """Return True if values are lists of any length, whose items are all of one shape."""
     is_open = field.shape[:1] == (None,) and None not in field.shape[1:] and 0 not in field.shape[1:]
     return is_open and field.block == "tensor"
 

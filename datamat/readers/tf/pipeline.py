@@ -250,7 +250,7 @@ def _decoded(tf: Any, blocks: Any, size: int, source: TfSource, options: ReadOpt
 
 
 def _in_blocks(source: TfSource, options: ReadOptions) -> bool:
-    """Return whether many records are decoded at once."""
+    """Return True if many records are decoded at once."""
     # Python's batches are taken apart where damaged records have left some of them short.
     stays_whole = options.in_whole_batches and (source.is_native or not (source.skips_damage or options.repeat))
     if source.is_mapped:
@@ -335,7 +335,7 @@ def _kept(tf: Any, samples: Any, source: TfSource, options: ReadOptions) -> Any:
 
 
 def _is_mixed(options: ReadOptions) -> bool:
-    """Return whether records of several shards alternate."""
+    """Return True if records of several shards alternate."""
     return bool(options.window) or not options.deterministic
 
 

@@ -29,7 +29,7 @@ __all__ = [
 
 
 def wants_arrays(transform: Any) -> bool:
-    """Return whether a transform is called by Python with arrays; else TensorFlow traces it."""
+    """Return True if a transform is called by Python with arrays; else TensorFlow traces it."""
     return takes_arrays(transform) or with_rng(transform) is not None
 
 
