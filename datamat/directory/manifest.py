@@ -651,6 +651,8 @@ class Manifest:
         also: files with the same records in further formats, by name of the format, in the same order.
         generations: of a set to which rows were appended, the number of shards, by split, of what was made first and
             of what was appended each time.
+        removed: keys of the rows that were dropped from the set in place, and of records of rows that have others.
+        edited: names of the fields that were changed, added or removed in place.
         moving: where files wait that are listed and have not got their names yet, by the name: the place of each is
             below the directory, too. The files are at one of both; see `datamat.directory.publication`.
         going: files of the set before that are to be deleted: by its name the version that each had then.
@@ -668,6 +670,8 @@ class Manifest:
     ingredients: Mapping[str, str] = dataclasses.field(default_factory=dict)
     also: Mapping[str, tuple[ShardInfo, ...]] = dataclasses.field(default_factory=dict)
     generations: tuple[Mapping[str, int], ...] = ()
+    removed: tuple[str, ...] = ()
+    edited: tuple[str, ...] = ()
     moving: Mapping[str, str] = dataclasses.field(default_factory=dict)
     going: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -833,6 +837,8 @@ class Manifest:
             "index": [{name: getattr(info, name) for name in _OF_INDEX} for info in self.index],
             "ingredients": dict(self.ingredients),
             **({"generations": [dict(counts) for counts in self.generations]} if self.generations else {}),
+            **({"removed": list(self.removed)} if self.removed else {}),
+            **({"edited": list(self.edited)} if self.edited else {}),
             **({"moving": dict(self.moving)} if self.moving else {}),
             **({"going": dict(self.going)} if self.going else {}),
             "shards": [shard.to_json() for shard in self.shards],
@@ -921,6 +927,8 @@ class Manifest:
                     {str(split): int(count) for split, count in counts.items()}
                     for counts in value.get("generations", ())
                 ),
+                removed=tuple(map(str, value.get("removed", ()))),
+                edited=tuple(map(str, value.get("edited", ()))),
                 moving={str(name): str(place) for name, place in value.get("moving", {}).items()},
                 going={str(name): str(version) for name, version in value.get("going", {}).items()},
             )
