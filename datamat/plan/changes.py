@@ -335,7 +335,7 @@ def find_loss(planned: PlannedJob, known: Mapping[str, ShardFiles]) -> str:
     replace = job.remedies.passing("existing", "replace")
     if manifest.edited:
         return (
-            f"{edited_in_words(manifest)}, and a run would make them from the source without that. To add new rows, use "
+            f"{edited_in_words(manifest)}, and a run would undo that. To add new rows, use "
             f"{job.remedies.passing('existing', 'append')}; to have what the source gives, {replace}; or give another "
             "output"
         )
@@ -388,7 +388,7 @@ def _lost_rows(planned: PlannedJob, manifest: Manifest) -> list[str]:
         except CorruptDataError:  # the index is damaged or gone, and the records themselves say whose they are
             keys = sorted(set[str]().union(*(_row_keys(planned, manifest, info) or () for info in infos)))
             lost += [keys[place] for place in np.flatnonzero(planned.store.find_all(keys) < 0).tolist()]
-    return sorted(lost)
+    return sorted({*lost}.difference(manifest.removed))
 
 
 def _with_records(

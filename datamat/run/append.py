@@ -76,7 +76,7 @@ def append(job: Job, run: Callable[[Job], RunReport]) -> RunReport:
             known = Generations.of(folder, before, is_append=True)
             there, differing, copies, is_all = _compared(job, known)
         _check_fit(job, before, copies)
-        stage = dataclasses.replace(stage_of(job), appends_to=known)
+        stage = dataclasses.replace(stage_of(job, "append", "update"), appends_to=known)
         try:
             if is_all:
                 with alone(job, seen) as place:  # one that was killed may have left something to be done
@@ -147,7 +147,7 @@ def _check_fit(job: Job, before: Manifest, copies: Mapping[str, int]) -> None:
 
 
 def _joined(job: Job, place: LocalOutput, before: Manifest, stage: Job, folder: pathlib.Path) -> Manifest:
-    made = Manifest.read(stage.folder)
+    seen, made = version_there(stage.folder), Manifest.read(stage.folder)
     sets = [FinishedSet(job.output, before), FinishedSet(folder, made, stage.folder)]
     renamed = renamed_in(sets, before.name)
     waiting_in = run_folder(job.work)
@@ -178,7 +178,7 @@ def _joined(job: Job, place: LocalOutput, before: Manifest, stage: Job, folder: 
         ledger.write("run_started", name=before.name, appends=made.counts.num_rows, **who())
         take_samples(sets, ledger, moved)
 
-    publish(job, place, before, manifest, moved, note)
+    publish(job, place, before, manifest, moved, (stage, seen), note)
     return manifest
 
 

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Unpack, final
 import numpy as np
 import xxhash
 
-from datamat.directory.files import temporary_folder
+from datamat.directory.files import locked, temporary_folder
 from datamat.directory.index_files import column_values, field_of_column, read_index
 from datamat.directory.keys import RecordKey, ShardName, records_by_row, stored_key
 from datamat.directory.manifest import CONVERTED, Manifest, index_file
+from datamat.directory.publication import finish_publication
 from datamat.directory.sidecars import Sidecar
 from datamat.directory.verify import verify
 from datamat.errors import (
@@ -63,6 +64,7 @@ from datamat.readers.views import mapped
 from datamat.run.edit import Edit, edit
 from datamat.run.materializer import output_place
 from datamat.run.report import RunReport
+from datamat.run.run import work_folder
 from datamat.run.tasks import start
 from datamat.run.upload import scratch_folder
 from datamat.sources.rows import IndexRow
@@ -398,15 +400,14 @@ class StoredRecords:
         text = self._loaded.folder.read(info.index_file, _MOST_OFFSET_BYTES)
         ends = np.cumsum([part.num_bytes for part in info.parts])
         of_records = np.searchsorted(ends, Offsets.from_text(text.decode("ascii")).offset.astype(np.int64), "right")
-        _, firsts, counts = (
-            np.asarray(values) for _, values in itertools.islice(store.columns(store.order[start:stop]), 3)
-        )
-        found = np.zeros(stop - start, np.int64)
-        found[counts > 0] = of_records[firsts[counts > 0]]
-        found = np.maximum.accumulate(found)
-        if found[0] or (np.diff(found) > 1).any():  # a part without records, whose rows cannot be told from others
+        num_parts = len(ends) - (type(self._format).trailer is not ShardFormat.trailer)
+        rows = store.columns(store.order[start:stop])
+        _, firsts, counts = (np.asarray(values) for _, values in itertools.islice(rows, len(_PLACE)))
+        found = _parts_of_rows(of_records, firsts, counts, num_parts)
+        cuts = np.diff(found, prepend=-1, append=num_parts)
+        if (cuts > 1).any():
             return None
-        return [start, *(np.flatnonzero(np.diff(found)) + start + 1).tolist(), stop]
+        return [start + row for row in np.flatnonzero(cuts).tolist()]
 
     def describe(self, manifest: Manifest) -> Manifest:
         """Return the manifest with what the old one says of how the records were made."""
@@ -712,8 +713,12 @@ def _saved_in_place(
         )
     part = dataset.stored_part()
     here = part.folder.local_path()
+    target = scratch_folder(part.folder, how.scratch) if here is None else here
+    with locked(work_folder(target) / "lock"):
+        finish_publication(part.folder)
     before = Manifest.read(part.folder)
-    if before.of_format(part.manifest.format).shards != part.manifest.shards:
+    loaded_shards, shards_now = part.manifest.shards, before.of_format(part.manifest.format).shards
+    if [(info.name, info.checksum) for info in loaded_shards] != [(info.name, info.checksum) for info in shards_now]:
         raise OutputError(f"{part.folder} has changed since it was loaded; load it again, and edit that")
     change, view = _edit_of(dataset, before, how)
     changing = [before.splits[split][number] for split, numbers in change.shards.items() for number in numbers]
@@ -722,7 +727,7 @@ def _saved_in_place(
         job = Job(
             records=records,
             source=here,
-            output=scratch_folder(part.folder, how.scratch) if here is None else here,
+            output=target,
             store=part.folder if here is None else None,
             formats=resolve_formats(list(before.by_format), records.features),
             splits=None,
@@ -756,19 +761,20 @@ def _edit_of(dataset: ShardedDataset, before: Manifest, how: RunOptions) -> tupl
         key = part.reader.records.key_at(int(np.flatnonzero(lacking)[0]))
         raise OptionError(
             f"save: {count_of(int(lacking.sum()), 'record')} of {part.folder} ({key!r}, ...) would go though drop does "
-            f"not name them; name them by drop, pass {option('existing', 'replace')} to keep this view alone, or give an output"
+            f"not name them; name them by drop, pass {option('existing', 'replace')} to keep this view alone; or give "
+            "an output"
         )
-    before_, after = before.features, view.features
-    fields = {name for name in {**before_, **after} if before_.get(name) != after.get(name)}
+    old, new = before.features, view.features
+    fields = {name for name in {**old, **new} if old.get(name) != new.get(name)}
     if part.maps:
-        fields |= after.keys() - {"key"}
-    if fields and before_ != after and part.split is not None and len(before.splits) > 1:
+        fields |= new.keys() - {"key"}
+    if old != new and part.split is not None and len(before.splits) > 1:
         raise OptionError(
             f"save: the split {part.split!r} would have other fields ({', '.join(sorted(fields))}) than "
             f"{join_problems(sorted(before.splits.keys() - {part.split}))}; load all splits, or give an output"
         )
     keys = [] if stays.all() else part.reader.keys.keys()
-    return Edit.of(before, part.split, stays, keys, after, frozenset(fields)), view
+    return Edit.of(before, part.split, stays, keys, new, frozenset(fields)), view
 
 
 def _copies_of(splits: Mapping[str, float], copies: Mapping[str, int], before: Manifest) -> dict[str, int]:
@@ -841,6 +847,23 @@ def _with_old_cuts(
             parts = _parts(model, old or _bounds(model, least_parts))
             shards.append(ShardSpec(model.shard, split, number, model.fingerprint, parts))
     return Plan(plan.name, tuple(shards))
+
+
+def _parts_of_rows(of_records: np.ndarray, firsts: np.ndarray, counts: np.ndarray, num_parts: int) -> np.ndarray:
+    """Return int64 (n,): the part of each row of a shard; of parts without records, each has a row without.
+
+    Args:
+        of_records: int64 (num_records,), the part of each record.
+        firsts: int64 (n,), the first record of each row.
+        counts: int64 (n,), how many records it has.
+        num_parts: number of parts.
+    """
+    rows, has_records = np.arange(len(counts)), counts > 0
+    parts = np.full(len(counts) + 1, num_parts)
+    parts[:-1][has_records] = of_records[firsts[has_records]]
+    before = np.maximum.accumulate(np.where(has_records, parts[:-1], 0))
+    behind = np.minimum.accumulate(np.where(has_records, rows, len(counts))[::-1])[::-1]  # the next row with records
+    return np.maximum(before, parts[behind] - (behind - rows))
 
 
 def _bounds(whole: PartSpec, least: int) -> list[int]:

@@ -21,6 +21,7 @@ from datamat.directory.index_files import read_index
 from datamat.directory.keys import RecordKey
 from datamat.directory.ledger import LEDGER_FILE, read_ledger
 from datamat.directory.manifest import INDEX_FOLDER, IndexInfo, Manifest, index_file, run_folder
+from datamat.directory.publication import version_there
 from datamat.errors import CorruptDataError, OutputError
 from datamat.folders.base import ChangedError
 from datamat.plan.plan import fingerprint_without
@@ -117,23 +118,27 @@ def edit(job: Job, run: Callable[[Job], RunReport], change: Edit) -> RunReport:
         OutputError: the set is no longer the one that was loaded; or as `run` does.
         OutputLockedError: another run is at work.
     """
-    began = time.perf_counter()
+    began, before = time.perf_counter(), change.before
     work_folder(job.output)
-    seen, before = begin(job), change.before
+    seen = begin(job)
     try:
-        if Manifest.read(job.folder).render() != before.render():
-            raise ChangedError(job.place)
-        if change.shards:
-            stage = stage_of(job)
-            report = run(stage)
-            if not report.is_complete:
-                return dataclasses.replace(report, output=job.place)
-        with alone(job, seen) as place:
+        with alone(job, seen) as place:  # to its end: who edits meanwhile is told at once
+            if Manifest.read(job.folder).render() != before.render():
+                raise ChangedError(job.place)
             if not change.shards:  # one that was killed may have left something to be done
                 place.write_sidecars(before, job.how.logger, job.sidecars, before)
                 place.sweep()
                 return nothing_made(job, before, began)
-            manifest = _published(job, place, change, Manifest.read(stage.folder))
+            stage = stage_of(job, "edit", "replace")
+            try:
+                report = run(stage)
+            except OutputError as error:
+                if version_there(job.folder) == seen:
+                    raise
+                raise ChangedError(job.place) from error  # who has published has removed the stage
+            if not report.is_complete:
+                return dataclasses.replace(report, output=job.place)
+            manifest = _published(job, place, change, stage)
     except ChangedError as error:
         raise OutputError(
             f"{job.place} has changed since it was loaded, and this edit was not made; load it again, and edit that"
@@ -143,8 +148,11 @@ def edit(job: Job, run: Callable[[Job], RunReport], change: Edit) -> RunReport:
     return dataclasses.replace(report, output=job.place, **counts)
 
 
-def _published(job: Job, place: LocalOutput, change: Edit, made: Manifest) -> Manifest:
+def _published(job: Job, place: LocalOutput, change: Edit, stage: Job) -> Manifest:
     before = change.before
+    seen, made = version_there(stage.folder), Manifest.read(stage.folder)
+    if Manifest.read(stage.output).render() != made.render():
+        raise ChangedError(f"{job.place}: another edits it at the same time")
     new: dict[str, ShardInfo] = {}
     moved: dict[str, list[list[tuple[ShardInfo, ShardInfo]]]] = {split: [[], []] for split in change.shards}
     for name in before.by_format:
@@ -176,7 +184,7 @@ def _published(job: Job, place: LocalOutput, change: Edit, made: Manifest) -> Ma
                 lack = new[old.file]
                 ledger.write_keys("shard_lacks", _failed_keys(job, old), shard=lack.name, checksum=lack.checksum)
 
-    publish(job, place, before, manifest, moved, note)
+    publish(job, place, before, manifest, moved, (stage, seen), note)
     return manifest
 
 

@@ -396,8 +396,8 @@ def _check_unchanged(planned: PlannedJob, manifest: Manifest) -> None:
     infos = [*manifest.all_files]
     if manifest.edited:
         raise OutputError(
-            f"{planned.job.place} cannot be repaired: {edited_in_words(manifest)}, which the source does not have; copy "
-            "what is damaged from an intact copy"
+            f"{planned.job.place} cannot be repaired: {edited_in_words(manifest)}, of which the source knows nothing; "
+            "copy what is damaged from an intact copy"
         )
     made = {info.name: info.fingerprint for info in infos}
     wanted = {shard.name: shard.fingerprint for shard in planned.plan.shards}

@@ -1,7 +1,7 @@
 """Where the shards are made that a finished set gets at once: those of rows that are appended, and of an edit in place.
 
-    an ordinary run into .datamat/append ──> a finished set of its own ──> its shards wait under their new names
-                                                                      ──> one write of the manifest publishes them
+    an ordinary run into .datamat/append or /edit ──> a finished set ──> its shards wait under their new names
+                                                                    ──> one write of the manifest publishes them
 
 So they are made, resumed and shared as any others, while the set that is published stays as it is; see
 `datamat.directory.publication`. If another has published meanwhile, that set counts.
@@ -26,7 +26,7 @@ from datamat.folders import AbsentError
 from datamat.folders.base import ChangedError
 from datamat.plan.plan import PartSpec, Plan, ShardSpec
 from datamat.run.merge import check_size
-from datamat.run.outputs import STAGE
+from datamat.run.outputs import STAGES
 from datamat.run.report import RunReport
 from datamat.run.upload import opened_output, output_of
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from datamat.directory.manifest import ShardInfo
+    from datamat.options import Existing
     from datamat.plan.job import Job
     from datamat.run.merge import Renamed
     from datamat.run.outputs import LocalOutput
@@ -44,11 +45,17 @@ __all__ = ["alone", "begin", "nothing_made", "publish", "stage_of", "who"]
 _MOMENT_S = 0.5  # between two looks at who publishes
 
 
-def stage_of(job: Job) -> Job:
-    """Return the job that makes a part of a set apart from it; whatever an earlier one has left there goes."""
-    store = None if job.store is None else job.store.child(STAGE)
-    how = dataclasses.replace(job.how, existing="replace")
-    return dataclasses.replace(job, output=job.output / STAGE, store=store, sidecars=(), how=how)
+def stage_of(job: Job, name: str, existing: Existing) -> Job:
+    """Return the job that makes a part of a set apart from it.
+
+    Args:
+        job: the job of the whole output.
+        name: which of `STAGES`.
+        existing: what becomes of what an earlier one has left there.
+    """
+    store = None if job.store is None else job.store.child(STAGES[name])
+    how = dataclasses.replace(job.how, existing=existing)
+    return dataclasses.replace(job, output=job.output / STAGES[name], store=store, sidecars=(), how=how)
 
 
 def begin(job: Job) -> str:
@@ -65,14 +72,14 @@ def begin(job: Job) -> str:
 
 def _remove_published(job: Job) -> None:
     """Remove what a killed process has published already; while the job is locked."""
-    stage = job.folder.child(STAGE)
-    with contextlib.suppress(AbsentError, CorruptDataError):
-        if not stage.list(deep=True):
-            output_of(job).remove_stage()
-            return
-        before = {info.checksum for info in Manifest.read(job.folder).all_files}
-        if before.issuperset(info.checksum for info in Manifest.read(stage).all_files):
-            output_of(job).remove_stage()
+    for name in STAGES.values():
+        stage = job.folder.child(name)
+        with contextlib.suppress(AbsentError, CorruptDataError):
+            if stage.list(deep=True):
+                before = {info.checksum for info in Manifest.read(job.folder).all_files}
+                if not before.issuperset(info.checksum for info in Manifest.read(stage).all_files):
+                    continue
+            output_of(job).remove_stage(name)
 
 
 @contextlib.contextmanager
@@ -109,6 +116,7 @@ def publish(
     before: Manifest,
     manifest: Manifest,
     moved: Renamed,
+    stage: tuple[Job, str],
     note: Callable[[Ledger], None],
 ) -> None:
     """Publish a set that has shards of the stage; what changed of its index waits.
@@ -119,14 +127,17 @@ def publish(
         before: manifest of the set as it is.
         manifest: manifest of the set as it will be.
         moved: the files that get other names: those of the set, and those of the stage.
+        stage: the job of the stage, and the version of its manifest that was seen.
         note: notes what the ledger says of the shards.
     """
     began = time.perf_counter()
     check_size(manifest)
     place.show_plan(_plan_of(manifest))
     waiting = {info.name for info in manifest.index if before.index_infos.get(info.name) != info}
-    for number, below in enumerate(("", f"{STAGE}/")):
+    for number, below in enumerate(("", f"{stage[0].output.relative_to(job.output).as_posix()}/")):
         waiting |= _taken_over(place, moved, number, below)
+    if version_there(stage[0].folder) != stage[1]:  # of another machine, which makes something else there
+        raise ChangedError(f"{job.place}: another writes to {stage[0].folder} at the same time; run again")
     ledger = Ledger(job.work / LEDGER_FILE)
     with contextlib.closing(ledger):
         note(ledger)
