@@ -79,10 +79,8 @@ def append(job: Job, run: Callable[[Job], RunReport]) -> RunReport:
         stage = dataclasses.replace(stage_of(job, "append", "update"), appends_to=known)
         try:
             if is_all:
-                with alone(job, seen) as place:  # one that was killed may have left something to be done
-                    place.write_sidecars(before, job.how.logger, job.sidecars, before)
-                    place.sweep()
-                return _noted(nothing_made(job, before, began), job, there, differing)
+                with alone(job, seen) as place:
+                    return _noted(nothing_made(job, place, before, began), job, there, differing)
             report = run(stage)
             if report.is_complete:
                 with alone(job, seen) as place, _at_hand(stage) as folder:

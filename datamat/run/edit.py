@@ -125,10 +125,8 @@ def edit(job: Job, run: Callable[[Job], RunReport], change: Edit) -> RunReport:
         with alone(job, seen) as place:  # to its end: who edits meanwhile is told at once
             if Manifest.read(job.folder).render() != before.render():
                 raise ChangedError(job.place)
-            if not change.shards:  # one that was killed may have left something to be done
-                place.write_sidecars(before, job.how.logger, job.sidecars, before)
-                place.sweep()
-                return nothing_made(job, before, began)
+            if not change.shards:
+                return nothing_made(job, place, before, began)
             stage = stage_of(job, "edit", "replace")
             try:
                 report = run(stage)

@@ -176,8 +176,11 @@ def who() -> dict[str, str | int]:
     return {"host": socket.gethostname(), "pid": os.getpid()}
 
 
-def nothing_made(job: Job, manifest: Manifest, began: float) -> RunReport:
-    """Return the report of a call that found all there."""
+def nothing_made(job: Job, place: LocalOutput, manifest: Manifest, began: float) -> RunReport:
+    """Do what a call that was killed may have left to be done; return the report of one that found all there."""
+    place.adopt(_plan_of(manifest))
+    place.write_sidecars(manifest, job.how.logger, job.sidecars, manifest)
+    place.sweep()
     return RunReport(
         output=job.place,
         is_complete=True,
