@@ -13,6 +13,7 @@ part_damaged        shard, part, message; again: the numbers of the parts to reb
 sample_skipped      shard, position, key, error, message, attempts, row, path, traceback; so does sample_quarantined
 sample_retried      shard, position, key, error, message, attempts
 sample_dropped      shard, position, key, error, message: intentionally left out, by Skip or None
+samples_removed     shard, keys: rows and records dropped from the finished set in place
 shard_lacks         the failed samples of a shard, before it gets its name: shard, checksum, keys
 sample_mended       a quarantined sample that has since succeeded: shard, key
 sample_failed       the sample that ended the run: key, message
@@ -37,13 +38,14 @@ from datamat.values import frozen
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from datamat.folders import Folder
 
 
 __all__ = ["LEDGER_FILE", "FailedRow", "Ledger", "LedgerEntry", "cut_text", "ledger_in", "parse_ledger", "read_ledger"]
 
+_KEYS_PER_LINE = 10_000  # of the ledger
 _MOST_BYTES = 1 << 40  # largest ledger
 _MOST_LINE_BYTES = 1 << 24  # longer than any traceback; a file without line ends must not fill the memory
 LEDGER_FILE = "ledger.jsonl"
@@ -145,6 +147,11 @@ class Ledger:
         line = json.dumps({"time": now, "run": self.run, "event": event, **_cut(values)})
         data = f"{line}\n".encode("ascii")
         self._append(b"\n" + data if self._is_torn else data)
+
+    def write_keys(self, event: str, keys: Sequence[str], **values: Any) -> None:
+        """Append lines of an event, each with some of many keys."""
+        for start in range(0, len(keys), _KEYS_PER_LINE):
+            self.write(event, **values, keys=list(keys[start : start + _KEYS_PER_LINE]))
 
     def recorded_rows(self) -> set[tuple[str, str, str, str]]:
         """Return event, shard, key and message of each row recorded since the last complete run.

@@ -649,10 +649,11 @@ class Manifest:
         ingredients: digests of everything except rows that determined the output; see `datamat.plan.digests`.
         also: files with the same records in further formats, by name of the format, in the same order.
         generations: for a set with appended rows, the number of shards, by split, of the first run and of each append.
-            moving: places, below the directory, of listed files that wait for their final names, by name. A file is at
-                one of
-        both; see `datamat.directory.publication`.
-            going: files of the previous set to delete: their versions by name.
+        removed: keys of rows that were dropped from the set in place, and of records of rows that keep others.
+        edited: names of the fields that were changed, added or removed in place.
+        moving: where listed files wait for their final names, by name: places below the directory. A file is at one of
+            both; see `datamat.directory.publication`.
+        going: files of the previous set to delete: their versions by name.
     """
 
     name: str
@@ -667,6 +668,8 @@ class Manifest:
     ingredients: Mapping[str, str] = dataclasses.field(default_factory=dict)
     also: Mapping[str, tuple[ShardInfo, ...]] = dataclasses.field(default_factory=dict)
     generations: tuple[Mapping[str, int], ...] = ()
+    removed: tuple[str, ...] = ()
+    edited: tuple[str, ...] = ()
     moving: Mapping[str, str] = dataclasses.field(default_factory=dict)
     going: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -832,6 +835,8 @@ class Manifest:
             "index": [{name: getattr(info, name) for name in _OF_INDEX} for info in self.index],
             "ingredients": dict(self.ingredients),
             **({"generations": [dict(counts) for counts in self.generations]} if self.generations else {}),
+            **({"removed": list(self.removed)} if self.removed else {}),
+            **({"edited": list(self.edited)} if self.edited else {}),
             **({"moving": dict(self.moving)} if self.moving else {}),
             **({"going": dict(self.going)} if self.going else {}),
             "shards": [shard.to_json() for shard in self.shards],
@@ -920,6 +925,8 @@ class Manifest:
                     {str(split): int(count) for split, count in counts.items()}
                     for counts in value.get("generations", ())
                 ),
+                removed=tuple(map(str, value.get("removed", ()))),
+                edited=tuple(map(str, value.get("edited", ()))),
                 moving={str(name): str(place) for name, place in value.get("moving", {}).items()},
                 going={str(name): str(version) for name, version in value.get("going", {}).items()},
             )

@@ -54,6 +54,7 @@ __all__ = [
     "ReusedRows",
     "ShardChange",
     "compared",
+    "edited_in_words",
     "equal_shards",
     "find_changes",
     "find_loss",
@@ -331,9 +332,15 @@ def find_loss(planned: PlannedJob, known: Mapping[str, ShardFiles]) -> str:
         manifest = Manifest.read(job.output, strict=False)
     except (AbsentError, CorruptDataError):
         return ""  # nothing is published
+    replace = job.remedies.passing("existing", "replace")
+    if manifest.edited:
+        return (
+            f"{edited_in_words(manifest)}, and a run would undo that. To add new rows, use "
+            f"{job.remedies.passing('existing', 'append')}; to have what the source gives, {replace}; or give another "
+            "output"
+        )
     if num_same == len(known):
         return ""
-    replace = job.remedies.passing("existing", "replace")
     if job.records.pipeline is None and CONVERTED not in manifest.made_by:
         return (
             f"the finished dataset {manifest.name!r} there was not made by a conversion, and this one would replace "
@@ -353,6 +360,12 @@ def find_loss(planned: PlannedJob, known: Mapping[str, ShardFiles]) -> str:
             f"calls, to tell them apart; or use {replace}, to have the new ones alone; or give another output"
         )
     return ""
+
+
+def edited_in_words(manifest: Manifest) -> str:
+    """Return which fields of a set were changed in place."""
+    fields = ", ".join(map(repr, manifest.edited))
+    return f"the finished records were edited in place, by save after map, join or columns (fields {fields})"
 
 
 def _lost_rows(planned: PlannedJob, manifest: Manifest) -> list[str]:
@@ -375,7 +388,7 @@ def _lost_rows(planned: PlannedJob, manifest: Manifest) -> list[str]:
         except CorruptDataError:  # the index is damaged or missing; the records themselves hold the keys
             keys = sorted(set[str]().union(*(_row_keys(planned, manifest, info) or () for info in infos)))
             lost += [keys[place] for place in np.flatnonzero(planned.store.find_all(keys) < 0).tolist()]
-    return sorted(lost)
+    return sorted({*lost}.difference(manifest.removed))
 
 
 def _with_records(

@@ -3,7 +3,8 @@
     manifest    number of shards, by split, of each generation ──┐
     _index      key and shard of each row ───────────────────────┴──> generation of each row of the source
 
-A row that is there stays in its generation; all others make a new one. So shards keep their rows, and their bytes.
+A row that is there stays in its generation; all others make a new one. So shards keep their rows, and their bytes. One
+that was dropped from the set is there, too: the index has it as a row without records.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ class Generations:
                 stay = np.asarray(store.split_codes)[rows] == store.splits.index(split)
                 ends = np.cumsum([counts.get(split, 0) for counts in self.counts])
                 found[rows[stay]] = np.searchsorted(ends, self.indexes[split].shards[places[stay]], side="right")
+        if self.is_append and self.manifest.removed:  # also those that no index has any more
+            rows = store.find_all(self.manifest.removed)
+            found[rows[rows >= 0]] = -1
         return found
 
     def known(self, store: RowStore) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:

@@ -200,12 +200,17 @@ class Job:
         with tempfile.TemporaryDirectory(prefix="datamat-") as folder:
             yield self.planned_in(pathlib.Path(folder))
 
-    def planned_in(self, folder: pathlib.Path) -> PlannedJob:
-        """Return the plan of a run that would begin now, with the rows in an empty folder; raises like `planned`."""
+    def planned_in(self, folder: pathlib.Path, published: pathlib.Path | None = None) -> PlannedJob:
+        """Return the plan of a run that would begin now; raises like `planned`.
+
+        Args:
+            folder: empty folder for the rows.
+            published: folder of the finished set; None for the output.
+        """
         store = self.write_rows(folder)
         digests = self.digests()
         write_places(folder, digests.places)
-        return PlannedJob(self, store, self.plan(store, digests), digests, InputFiles(store, self.work))
+        return PlannedJob(self, store, self.plan(store, digests, published), digests, InputFiles(store, self.work))
 
     def write_rows(self, folder: pathlib.Path) -> RowStore:
         """Index the source, check its rows, and write them to a folder; raise `SourceError`."""
@@ -261,9 +266,10 @@ class Job:
         memos = KnownMemos(self.work, found.code).counting(found.given) if found.given else {}
         return dataclasses.replace(found, memos=memos)
 
-    def plan(self, store: RowStore, digests: JobDigests) -> Plan:
+    def plan(self, store: RowStore, digests: JobDigests, published: pathlib.Path | None = None) -> Plan:
         """Return the plan; raise `OptionError` if the options do not fit the rows."""
-        copies = self.copies_by_split(store)
+        published = published or self.output
+        copies, before = self.copies_by_split(store), self._published(published)
         pipeline, drawn = self.records.pipeline, self._drawn_splits(store)
         draws = pipeline is not None and not pipeline.augmenter.is_empty
         augmented = {split: draws and split in drawn for split in store.splits}
@@ -280,20 +286,25 @@ class Job:
             group_records=math.lcm(*(made.group_records for made in self.formats)),
             num_columns=len(self.records.features.columns),
             rows_at_once=max(AT_ONCE if store.holds_urls else 1, self.records.rows_at_once),
-            generations=self.appends_to or self._generations(),
+            generations=self.appends_to or self._generations(published, before),
         )
-        plan = self.records.arrange(plan, store, of_splits)
+        plan = self.records.arrange(plan, store, of_splits).without(() if before is None else before.removed, store)
         _refuse_endless_manifest(plan, len(self.formats))
         return dataclasses.replace(plan, left_aside=store.left_aside, groups=store.groups)
 
-    def _generations(self) -> Generations | None:
-        """Return the generations of the output, if rows were appended to it and stay in their shards."""
+    def _published(self, folder: pathlib.Path) -> Manifest | None:
+        """Return the manifest of the finished set, unless the source alone decides."""
         if self.how.existing == "replace":
             return None
-        with contextlib.suppress(OutputError, CorruptDataError):  # no manifest, or a damaged one
-            manifest = Manifest.read(self.output)
-            if manifest.generations:
-                return Generations.of(self.output, manifest)
+        with contextlib.suppress(OutputError, CorruptDataError):  # there is none; or whoever repairs it says so
+            return Manifest.read(folder)
+        return None
+
+    def _generations(self, folder: pathlib.Path, before: Manifest | None) -> Generations | None:
+        """Return the generations of the output, if rows were appended to it and stay in their shards."""
+        with contextlib.suppress(OutputError, CorruptDataError):
+            if before is not None and before.generations:
+                return Generations.of(folder, before)
         return None
 
     def manifest(
@@ -324,6 +335,7 @@ class Job:
             ingredients=digests.to_json(),
             also=dict(others),
             generations=() if self.appends_to else plan.generations,
+            removed=plan.removed,
         )
         return self.records.describe(manifest)
 

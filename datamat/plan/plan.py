@@ -10,6 +10,7 @@ number of workers.
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import fnmatch
 import functools
 import itertools
@@ -21,18 +22,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import xxhash
 
-from datamat.directory.keys import DATASET_NAME, ShardName, mix64, ordered_by, pieces
+from datamat.directory.keys import DATASET_NAME, RecordKey, ShardName, mix64, ordered_by, pieces
 from datamat.errors import OptionError, count_of
 from datamat.options import option
 from datamat.values import frozen
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from datamat.options import ShardOptions
     from datamat.plan.generations import Generations
     from datamat.sources.store import RowStore
 
 
-__all__ = ["PartSpec", "Plan", "ShardSpec", "SplitTerms", "make_plan"]
+__all__ = ["PartSpec", "Plan", "ShardSpec", "SplitTerms", "fingerprint_without", "make_plan"]
 
 OUTPUT_VERSION = 1
 """Incremented when the order of rows or the division into parts changes: then all shards are rebuilt."""
@@ -71,6 +74,7 @@ class PartSpec:
         copies: records per row.
         augmented: whether the transform applies, and keys end in `#COPY`.
         fingerprint: fingerprint of the shard.
+        removed: keys of its rows, and of single records, that are left out: they were dropped from the finished set.
     """
 
     shard: str
@@ -82,6 +86,7 @@ class PartSpec:
     augmented: bool
     fingerprint: str
     num_parts: int
+    removed: tuple[str, ...] = ()
 
 
 @frozen()
@@ -154,6 +159,7 @@ class Plan:
         left_aside: number, suffixes and first names of files that the index does not use; "" if it uses all.
         groups: number and kind of the groups that drew the splits; "" if keys did or the index named them.
         generations: for a set with appended rows, the number of shards, by split, of each generation.
+        removed: keys of rows and records that are left out, even those that no row has now.
     """
 
     name: str
@@ -162,6 +168,7 @@ class Plan:
     left_aside: str = ""
     groups: str = ""
     generations: tuple[Mapping[str, int], ...] = ()
+    removed: tuple[str, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -222,6 +229,36 @@ class Plan:
     def shard_at(self, place: int) -> ShardSpec:
         """Return the shard that holds the row at a position in the plan."""
         return self.shards[bisect.bisect_right(self.shards, place, key=lambda shard: shard.start) - 1]
+
+    def without(self, removed: Sequence[str], store: RowStore) -> Plan:
+        """Return the plan in which some rows and records are left out where they lie, so that no other row moves.
+
+        Args:
+            removed: their keys.
+            store: the rows, in the order of the plan.
+        """
+        if not removed:
+            return self
+        of_parts: dict[tuple[str, int], list[str]] = {}
+        rows = store.find_all([*map(RecordKey.row_of, removed)]).tolist()
+        for key, row in zip(removed, rows, strict=True):
+            if row >= 0:
+                place = store.place_in_order(row)
+                shard = self.shard_at(place)
+                part = bisect.bisect_right(shard.parts, place, key=lambda part: part.start) - 1
+                of_parts.setdefault((shard.name, part), []).append(key)
+        shards = []
+        for shard in self.shards:
+            keys = [of_parts.get((shard.name, part.number), []) for part in shard.parts]
+            if any(keys):
+                digest = fingerprint_without(shard.fingerprint, itertools.chain(*keys))
+                parts = tuple(
+                    dataclasses.replace(part, fingerprint=digest, removed=tuple(gone))
+                    for part, gone in zip(shard.parts, keys, strict=True)
+                )
+                shard = dataclasses.replace(shard, fingerprint=digest, parts=parts)  # noqa: PLW2901 -- the same shard
+            shards.append(shard)
+        return dataclasses.replace(self, shards=tuple(shards), removed=tuple(removed))
 
     def select(self, include: str | Sequence[str] | None, exclude: str | Sequence[str] | None) -> tuple[ShardSpec, ...]:
         """Return the shards that match wildcard patterns.
@@ -393,6 +430,20 @@ def make_plan(  # noqa: PLR0913 -- everything that decides a plan, by name
         first += len(rows)
     store.set_order(np.concatenate(order) if len(order) > 1 else order[0])
     return Plan(name, tuple(shards), options.ranks, generations=_by_generation(made))
+
+
+def fingerprint_without(fingerprint: str, removed: Iterable[str], restored: Iterable[str] = ()) -> str:
+    """Return the fingerprint of a shard that lacks some keys: however many edits removed them, and in whichever order.
+
+    Args:
+        fingerprint: that of the shard.
+        removed: keys of the rows and records that are left out of it.
+        restored: keys that were, and are not any more.
+    """
+    gone, back = (
+        sum(xxhash.xxh3_128_intdigest(f"without {key}".encode()) for key in keys) for keys in (removed, restored)
+    )
+    return f"{(int(fingerprint, 16) + gone - back) % (1 << 128):032x}"
 
 
 def _fingerprint(terms: str, identities: np.ndarray) -> str:

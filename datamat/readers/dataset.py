@@ -121,13 +121,21 @@ class ShardedDataset(Sequence[dict[str, Any]]):
     Args:
         records: the records of one or more directories.
         selection: which of them, in this order; None for all.
-        mix: members of a mix, each a selection of the records, and how they take turns; None if it is not a mix.
+        mix: members of a mix, each a selection of the records, and how they take turns; None if this is not a mix.
+        dropped: positions of the records that `drop` has left out.
     """
 
-    def __init__(self, records: Records, selection: Selection | None = None, mix: _Mix | None = None) -> None:
+    def __init__(
+        self,
+        records: Records,
+        selection: Selection | None = None,
+        mix: _Mix | None = None,
+        dropped: tuple[np.ndarray, ...] = (),
+    ) -> None:
         self._records = records
         self._selection = Selection(range(len(records))) if selection is None else selection
         self._mix = mix
+        self._dropped = dropped
         self._place = self._next_place = 0
         self._known_lengths: dict[str, np.ndarray] = {}
 
@@ -454,23 +462,29 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         """Return the dataset without some records.
 
         Args:
-            keys: keys of the records; that of a row stands for all its records.
+            keys: keys of the records; that of a row stands for all its records. One that was removed from the directory
+                before is no error.
 
         Raises:
             KeyError: no record or row has such a key.
 
         Example:
-            >>> train.drop(["0001TP_006690"]).save("out/mended")   # doctest: +SKIP
+            >>> train.drop(["0001TP_006690"]).save()   # doctest: +SKIP
         """
         if isinstance(keys, (str, bytes)):
             raise TypeError(f"drop wants several keys, and {keys!r} is one; write drop([{keys!r}])")
         gone, known = set(keys), self.keys()
         if unknown := gone - set(known) - set(map(RecordKey.row_of, known)):
-            raise self._unknown_key(min(unknown))
-        stay = [place for place, key in enumerate(known) if key not in gone and RecordKey.row_of(key) not in gone]
-        return self._chosen(lambda _: np.array(stay, np.int64))
+            before = {key for part in self._records.parts for key in part.manifest.removed}
+            if unknown := {key for key in unknown if before.isdisjoint((key, RecordKey.row_of(key)))}:
+                raise self._unknown_key(min(unknown))
+        stays = np.array([key not in gone and RecordKey.row_of(key) not in gone for key in known], bool)
+        dropped = np.asarray(self._selection.positions, np.int64)[~stays]
+        found = self._chosen(lambda _: np.flatnonzero(stays))
+        found._dropped += (dropped,)
+        return found
 
-    def save(self, output: str | os.PathLike[str], **options: Any) -> Any:
+    def save(self, output: str | os.PathLike[str] | None = None, **options: Any) -> Any:
         """Write these records as a dataset of their own: what nothing has changed is copied as it is stored.
 
         Keys, copies and splits stay, and so do the shards, each with what is left of its records. Where `select` has
@@ -478,16 +492,23 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         Functions of `map` run in workers, once for each sample, as in the first epoch. Fields that they leave equal
         keep their bytes; others keep their features where these fit, and get those that the first sample shows if not.
 
+        Without an output, the directory itself is changed. Only shards that change are written again, and readers find
+        the old dataset or the new one at any moment. Records that `drop` left out are gone for good: later runs do not
+        bring them back, unless with `existing="replace"`. A view of one split changes that split alone.
+
         Args:
-            output: folder of the new dataset, or a URL.
-            options: `format`, `shards`, `splits`, and all others of `convert`.
+            output: folder of the new dataset, or a URL; None for the directory of these records.
+            options: `format`, `shards`, `splits`, and all others of `convert`. Without an output, those of `run`;
+                `existing="replace"` also removes the records that a view lacks otherwise, as after `filter`.
 
         Returns:
             The report of the run.
 
         Raises:
-            OptionError: the records come from several directories, or one is here twice. Everything else is raised as
-                `convert` does.
+            OptionError: the records come from several directories, or one is here twice. Without an output: they lack
+                others than `drop` left out, or are in another order.
+            OutputError: without an output: the directory has changed since it was loaded.
+            Everything else is raised as `convert` does.
 
         Example:
             >>> load("out/camvid").filter(pc.field("weather") == "rain").save("out/rain")   # doctest: +SKIP
@@ -503,6 +524,10 @@ class ShardedDataset(Sequence[dict[str, Any]]):
     def stored_positions(self) -> range | np.ndarray:
         """Return the positions of the records in the directory, int64 (n,), in their order here."""
         return self._selection.positions
+
+    def dropped_positions(self) -> np.ndarray:
+        """Return the positions of the records in the directory that `drop` has left out, int64 (n,)."""
+        return np.concatenate([np.empty(0, np.int64), *self._dropped])
 
     @takes(*BATCH_PARAMETERS)
     def to_tf(
@@ -788,10 +813,10 @@ class ShardedDataset(Sequence[dict[str, Any]]):
                 yield from job.positions.tolist()
 
     def _chosen(self, choose: Callable[[Selection], range | np.ndarray]) -> ShardedDataset:
-        return ShardedDataset(self._records, self._selection.then(choose))
+        return ShardedDataset(self._records, self._selection.then(choose), None, self._dropped)
 
     def _with_records(self, records: Records) -> ShardedDataset:
-        return ShardedDataset(records, self._selection, self._mix)
+        return ShardedDataset(records, self._selection, self._mix, self._dropped)
 
     def _position(self, item: int | str) -> int:
         """Return the position of the record that is read next."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -15,19 +16,30 @@ from typing import TYPE_CHECKING, Any, Unpack, final
 import numpy as np
 import xxhash
 
-from datamat.directory.files import temporary_folder
+from datamat.directory.files import locked, temporary_folder
 from datamat.directory.index_files import column_values, field_of_column, read_index
 from datamat.directory.keys import RecordKey, ShardName, records_by_row, stored_key
 from datamat.directory.manifest import CONVERTED, Manifest, index_file
+from datamat.directory.publication import finish_publication
 from datamat.directory.sidecars import Sidecar
 from datamat.directory.verify import verify
-from datamat.errors import CorruptDataError, InputError, OptionError, OutputError, SampleError, SchemaError, Skip
+from datamat.errors import (
+    CorruptDataError,
+    InputError,
+    OptionError,
+    OutputError,
+    SampleError,
+    SchemaError,
+    Skip,
+    count_of,
+    join_problems,
+)
 from datamat.features import Features, Statistics
 from datamat.fingerprint import fingerprint
 from datamat.folders import open_folder
 from datamat.folders.local import regular_path
 from datamat.folders.urls import is_url, scheme_of
-from datamat.formats import ShardFormat, get_format
+from datamat.formats import Offsets, ShardFormat, get_format
 from datamat.options import (
     RUN_PARAMETERS,
     ErrorPolicy,
@@ -36,6 +48,7 @@ from datamat.options import (
     RunOptions,
     ShardOptions,
     check_mappings,
+    option,
     takes,
 )
 from datamat.plan.changes import measured_fields, with_seen
@@ -48,18 +61,23 @@ from datamat.readers.dataset import ShardedDataset, load
 from datamat.readers.records import RecordFiles
 from datamat.readers.remote import Loaded
 from datamat.readers.views import mapped
+from datamat.run.edit import Edit, edit
 from datamat.run.materializer import output_place
 from datamat.run.report import RunReport
+from datamat.run.run import work_folder
 from datamat.run.tasks import start
+from datamat.run.upload import scratch_folder
 from datamat.sources.rows import IndexRow
 from datamat.values import frozen
 from datamat.writers.samples import fill_lists
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Iterable, Iterator, MutableMapping, MutableSet
+    from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSet
 
+    from datamat.directory.manifest import ShardInfo
     from datamat.features.base import Column
+    from datamat.folders import Folder
     from datamat.readers.records import Partner
     from datamat.sources.store import RowStore
     from datamat.transforms.augmenter import SampleTransform
@@ -144,8 +162,6 @@ class StoredView:
             SampleError: a function fails.
         """
         part, positions = dataset.stored_part(), np.asarray(dataset.stored_positions(), np.int64)
-        if not len(positions):
-            raise OptionError(f"save: no records are left in the view of {part.folder}")
         ends = np.cumsum([info.num_records for info in part.shards])
         places = np.full(int(ends[-1]), -1, np.int64)
         places[positions] = np.arange(len(positions))
@@ -228,11 +244,15 @@ class StoredView:
 def _mapped_features(dataset: ShardedDataset, stored: Features, errors: ErrorPolicy) -> Features:
     """Return the schema after the functions of `map`: fields whose values still fit keep their feature."""
     samples = _first_samples(dataset, errors)
-    first = dict(next(samples))
+    first = dict(next(samples, None) or _refuse_nothing(dataset))
     known = {name: stored.as_declared[name] for name in first if _fits(stored.as_declared.get(name), name, first)}
     fill_lists(first, known, samples)
     new = Features.infer({name: value for name, value in first.items() if name not in known}).as_declared
     return Features({name: known.get(name, new.get(name)) for name in first})
+
+
+def _refuse_nothing(dataset: ShardedDataset) -> Any:
+    raise OptionError(f"save: no records are left in the view of {dataset.path}")
 
 
 def _first_samples(dataset: ShardedDataset, errors: ErrorPolicy) -> Iterator[Mapping[str, Any]]:
@@ -280,6 +300,8 @@ class StoredRecords:
         keeps_shards: whether each new shard holds the records of an old one.
         view: the wanted records and fields; None for all.
         draws_splits: whether splits are drawn, because rows name none.
+        only: numbers of the shards to rebuild, by split, with all their rows, even those without records; None for all
+            shards with records.
     """
 
     file_fields: Sequence[str] = ()
@@ -296,7 +318,9 @@ class StoredRecords:
         keeps_shards: bool,
         view: StoredView | None = None,
         draws_splits: bool = False,
+        only: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
+        self._only = only
         self._loaded = loaded
         self._manifest = manifest
         self._view = view
@@ -328,9 +352,10 @@ class StoredRecords:
             CorruptDataError: the index or a shard cannot be read.
         """
         del source  # the source is this object's folder
-        rows = (row for split in self._manifest.splits for row in self._rows(split))
+        only = self._only
+        rows = (row for split in (self._manifest.splits if only is None else only) for row in self._rows(split))
         view = self._view
-        if view is None:
+        if view is None or only is not None:
             yield from rows
             return
         placed = ((view.place(str(row.split), *(row.fields[name] for name in _PLACE)), row) for row in rows)
@@ -359,7 +384,30 @@ class StoredRecords:
 
     def arrange(self, plan: Plan, store: RowStore, fingerprint: Mapping[str, str]) -> Plan:
         """Return the plan, with the old shard boundaries if they are kept; shards without records are left out."""
-        return _with_old_cuts(plan, store, fingerprint, self._manifest) if self._keeps_shards else plan
+        if not self._keeps_shards:
+            return plan
+        return _with_old_cuts(plan, store, fingerprint, self._manifest, self._old_bounds)
+
+    def _old_bounds(self, split: str, shard: int, store: RowStore, start: int, stop: int) -> list[int] | None:
+        """Return where parts of a shard begin that is made again, and its end; None where it is cut anew.
+
+        They hold the rows that they did: so the shard has the bytes that a run gives it that leaves out the same rows,
+        and `repair` makes them from the source.
+        """
+        if self._only is None:
+            return None
+        info = self._manifest.splits[split][shard]
+        text = self._loaded.folder.read(info.index_file, _MOST_OFFSET_BYTES)
+        ends = np.cumsum([part.num_bytes for part in info.parts])
+        of_records = np.searchsorted(ends, Offsets.from_text(text.decode("ascii")).offset.astype(np.int64), "right")
+        num_parts = len(ends) - (type(self._format).trailer is not ShardFormat.trailer)
+        rows = store.columns(store.order[start:stop])
+        _, firsts, counts = (np.asarray(values) for _, values in itertools.islice(rows, len(_PLACE)))
+        found = _parts_of_rows(of_records, firsts, counts, num_parts)
+        cuts = np.diff(found, prepend=-1, append=num_parts)
+        if (cuts > 1).any():
+            return None
+        return [start + row for row in np.flatnonzero(cuts).tolist()]
 
     def describe(self, manifest: Manifest) -> Manifest:
         """Return the manifest with the old one's description of how the records were made."""
@@ -388,6 +436,7 @@ class StoredRecords:
         shard, first, count = (int(row.fields[name]) for name in (SHARD, _RECORD, _RECORDS))
         split = str(row.fields[_SPLIT] if self._draws_splits else row.split)
         there: set[int | None] = set()
+        num_records = 0
         try:
             stored = self._open(split, shard)
             for number in range(first, first + count):
@@ -397,12 +446,15 @@ class StoredRecords:
                 key = stored_key(columns)
                 if RecordKey.row_of(key) != row.key:
                     raise CorruptDataError(f"record {number} of {row.origin} is {key!r}, the index says {row.key!r}")
+                num_records += 1
                 if copies > 1:
                     there.add(RecordKey.parse(key).copy)
                 yield key, columns if self._view is None else self._view.changed(split, shard, number, columns)
-            if dropped is not None and copies > 1:
-                for copy in set(range(copies)) - there:
-                    dropped[RecordKey.format(row.key, copy)] = Skip("left out of the dataset that was converted")
+            missing: Iterable[str] = () if num_records else [row.key]
+            if copies > 1:
+                missing = [RecordKey.format(row.key, copy) for copy in range(copies) if copy not in there]
+            if dropped is not None:
+                dropped.update(dict.fromkeys(missing, Skip("left out of the dataset that was converted")))
         except CorruptDataError as error:
             raise SampleError(row.key, f"CorruptDataError: {error}") from error
 
@@ -456,18 +508,20 @@ class StoredRecords:
         table = self._loaded.opened(listed, functools.partial(read_index, num_rows=num_rows, info=listed))
         known = {name: field_of_column(name) for name in table.column_names}
         names = {name: field for name, field in known.items() if field and field not in (*_PLACE, _SPLIT)}
-        copies = self._manifest.copies.get(split, 1)
+        copies, only = self._manifest.copies.get(split, 1), None if self._only is None else {*self._only[split]}
         places: Mapping[str, tuple[int, int]] = {}
         shard_of_places = -1
         for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
             columns = {name: column_values(batch, name) for name in ("key", "shard", "record", *names)}
             for key, shard, record, *values in zip(*columns.values(), strict=True):
+                if only is not None and shard not in only:
+                    continue
                 first, count = record, copies
                 if record is None:
                     if shard != shard_of_places:
                         shard_of_places, places = shard, records_by_row(self._open(split, shard).stored_keys(0))
                     first, count = places.get(key, (0, 0))
-                if count:  # otherwise the row failed and has no records
+                if count or only is not None:  # else the row failed, and has no records
                     fields = {
                         SHARD: shard,
                         _RECORD: first,
@@ -490,12 +544,13 @@ _PART_BYTES = 32 << 20
 _PARTS_PER_PLAN = 40
 _MOST_PART_ROWS = 65_536
 _CACHE_BYTES = 100 << 30
+_MOST_OFFSET_BYTES = 1 << 32
 
 
 @takes(*RUN_PARAMETERS)
 def convert(  # noqa: PLR0913 -- independent options, all but two by name
     path: str | os.PathLike[str] | ShardedDataset,
-    output: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None,
     *,
     format: str | ShardFormat | Sequence[str | ShardFormat] | None = None,  # noqa: A002 -- as for `Materializer`
     shards: int | str | ShardOptions | None = None,
@@ -518,7 +573,8 @@ def convert(  # noqa: PLR0913 -- independent options, all but two by name
     Args:
         path: the finished directory, or its URL; it is only read. Or a dataset returned by `load`, with its `select`,
             `filter`, `take`, `shard`, `drop`, `columns`, `join` and `map` applied: see `ShardedDataset.save`.
-        output: path or URL of the new directory, as for `Materializer`.
+        output: path or URL of the new directory, as for `Materializer`. None saves a dataset returned by `load` in
+            place.
         format: as for `Materializer`; None keeps the formats. If the directory has several, the first is read.
         shards: number of shards per split, their size, such as "256MB", or `ShardOptions`, whose `shuffle` is ignored
             because the order is kept. None keeps the shards: each holds the same records as before.
@@ -552,6 +608,12 @@ def convert(  # noqa: PLR0913 -- independent options, all but two by name
     """
     how = RunOptions.of(run, "convert")
     check_mappings(storage_options=storage_options, source_options=source_options)
+    if output is None:
+        other = {"format": format, "shards": shards, "splits": splits}
+        other |= {"storage_options": storage_options, "source_options": source_options}
+        return _saved_in_place(
+            path, how, tuple(sidecars), cache_dir, [name for name in other if other[name] is not None]
+        )
     store, target = output_place(output, storage_options, how.scratch)
     part, view = None, None
     if splits is not None and not isinstance(path, ShardedDataset):
@@ -559,6 +621,8 @@ def convert(  # noqa: PLR0913 -- independent options, all but two by name
     if isinstance(path, ShardedDataset):
         part, view = path.stored_part(), StoredView.of(path, how.errors)
         folder = part.folder
+        if not len(path):
+            _refuse_nothing(path)
     else:
         if source_options is None and is_url(path) and (store is None or scheme_of(str(path)) == scheme_of(str(store))):
             source_options = storage_options
@@ -571,40 +635,146 @@ def convert(  # noqa: PLR0913 -- independent options, all but two by name
     if store is not None and f"{store}/".startswith(f"{place}/"):
         raise OptionError(f"convert: output {store} is inside the directory to convert; give another URL")
     before = Manifest.read(folder) if part is None else part.manifest
-    store_of_copies, own = None, ""
-    if here is not None:
-        _check_whole(here, before)
-    else:
-        own = "" if cache_dir is not None else temporary_folder(folder)
-        store_of_copies = ShardStore(cache_dir or own, _CACHE_BYTES, [*before.shards, *before.index])
     copies = {
         split: number
         for split, number in before.copies.items()
         if any(info.num_records for info in before.splits.get(split, ())) and (view is None or view.has(split))
     }
-    records = StoredRecords(
-        Loaded(folder, store_of_copies), before, keeps_shards=shards is None, view=view, draws_splits=splits is not None
-    )
-    job = Job(
-        records=records,
-        source=here,
-        output=target,
-        store=store,
-        formats=resolve_formats(list(before.by_format) if format is None else format, records.features),
-        splits=splits,
-        shards=dataclasses.replace(ShardOptions.of(shards), shuffle=False),
-        copies=copies if splits is None else _copies_of(splits, copies, before),
-        seed=before.seed,
-        version=None,
-        sidecars=tuple(sidecars),
-        how=how,
-        remedies=Remedies("convert(..., {})"),
-    )
-    try:
+    with _at_hand(folder, before, before.shards, cache_dir) as loaded:
+        records = StoredRecords(loaded, before, keeps_shards=shards is None, view=view, draws_splits=splits is not None)
+        job = Job(
+            records=records,
+            source=here,
+            output=target,
+            store=store,
+            formats=resolve_formats(list(before.by_format) if format is None else format, records.features),
+            splits=splits,
+            shards=dataclasses.replace(ShardOptions.of(shards), shuffle=False),
+            copies=copies if splits is None else _copies_of(splits, copies, before),
+            seed=before.seed,
+            version=None,
+            sidecars=tuple(sidecars),
+            how=how,
+            remedies=Remedies("convert(..., {})"),
+        )
         return start(job)
+
+
+@contextlib.contextmanager
+def _at_hand(
+    folder: Folder, manifest: Manifest, shards: Sequence[ShardInfo], cache_dir: str | os.PathLike[str] | None
+) -> Iterator[Loaded]:
+    """Yield the files of a directory: those on a disk once some shards are known to be whole, others by copies."""
+    if (here := folder.local_path()) is not None:
+        _check_whole(here, shards)
+        yield Loaded(folder)
+        return
+    own = "" if cache_dir is not None else temporary_folder(folder)
+    try:
+        yield Loaded(folder, ShardStore(cache_dir or own, _CACHE_BYTES, [*manifest.shards, *manifest.index]))
     finally:
         if own:  # now: a stored error would keep this frame, and with it all fetched shards
             shutil.rmtree(own, ignore_errors=True)
+
+
+def _saved_in_place(
+    dataset: str | os.PathLike[str] | ShardedDataset,
+    how: RunOptions,
+    sidecars: tuple[Sidecar, ...],
+    cache_dir: str | os.PathLike[str] | None,
+    others: Sequence[str],
+) -> RunReport:
+    """Write a view of a dataset back to its directory; see `ShardedDataset.save`.
+
+    Args:
+        dataset: the view.
+        how: how it is made.
+        sidecars: functions that write files for other readers.
+        cache_dir: where the shards of a URL go.
+        others: names of further options that were given, none of which fits.
+    """
+    if not isinstance(dataset, ShardedDataset):
+        raise OptionError(f"convert: no output is given for {os.fspath(dataset)}; give a folder or a URL")
+    asked = {"include": how.include, "exclude": how.exclude, "task_index": how.task_index}
+    others = [*others, *(name for name, value in asked.items() if value is not None)]
+    others += ["retry_failed"] if how.retry_failed else []
+    if others:
+        raise OptionError(
+            f"save: without an output, the directory is changed in its place, and {others[0]} does not apply; leave it "
+            "out, or give an output"
+        )
+    if how.existing not in ("update", "replace") or how.errors.action != "raise":
+        wrong = (
+            option("errors", how.errors.action) if how.errors.action != "raise" else option("existing", how.existing)
+        )
+        raise OptionError(
+            f"save: {wrong} has no meaning in place: records go by drop alone, or with {option('existing', 'replace')} "
+            "by all that leaves them out; leave it out, or give an output"
+        )
+    part = dataset.stored_part()
+    here = part.folder.local_path()
+    target = scratch_folder(part.folder, how.scratch) if here is None else here
+    with locked(work_folder(target) / "lock"):
+        finish_publication(part.folder)
+    before = Manifest.read(part.folder)
+    loaded_shards, shards_now = part.manifest.shards, before.of_format(part.manifest.format).shards
+    if [(info.name, info.checksum) for info in loaded_shards] != [(info.name, info.checksum) for info in shards_now]:
+        raise OutputError(f"{part.folder} has changed since it was loaded; load it again, and edit that")
+    change, view = _edit_of(dataset, before, how)
+    changing = [before.splits[split][number] for split, numbers in change.shards.items() for number in numbers]
+    with _at_hand(part.folder, before, changing, cache_dir) as loaded:
+        records = StoredRecords(loaded, before, keeps_shards=True, view=view, only=change.shards)
+        job = Job(
+            records=records,
+            source=here,
+            output=target,
+            store=part.folder if here is None else None,
+            formats=resolve_formats(list(before.by_format), records.features),
+            splits=None,
+            shards=ShardOptions(shuffle=False),
+            copies={split: before.copies[split] for split in change.shards},
+            seed=before.seed,
+            version=None,
+            sidecars=sidecars,
+            how=how,
+            remedies=Remedies("save({})"),
+        )
+        return start(job, through=functools.partial(edit, change=change))
+
+
+def _edit_of(dataset: ShardedDataset, before: Manifest, how: RunOptions) -> tuple[Edit, StoredView]:
+    """Return what a view changes of its directory.
+
+    Raises:
+        OptionError: it lacks records that `drop` has not left out, or has another order; or other splits would keep
+            other fields.
+    """
+    part, positions = dataset.stored_part(), np.asarray(dataset.stored_positions(), np.int64)
+    view = StoredView.of(dataset, how.errors)
+    if not view.is_in_order:
+        raise OptionError("save: records have another order in this view, and keep theirs in place; give an output")
+    stays = np.zeros(len(part.reader.records), bool)
+    stays[positions] = True
+    lacking = ~stays
+    lacking[dataset.dropped_positions()] = False
+    if lacking.any() and how.existing != "replace":
+        key = part.reader.records.key_at(int(np.flatnonzero(lacking)[0]))
+        raise OptionError(
+            f"save: {count_of(int(lacking.sum()), 'record')} of {part.folder} ({key!r}, ...) would go though drop does "
+            f"not name them; name them by drop, pass {option('existing', 'replace')} to keep this view alone; or give "
+            "an output"
+        )
+    old, new = before.features, view.features
+    fields = {name for name in {**old, **new} if old.get(name) != new.get(name)}
+    if part.maps:
+        fields |= new.keys() - {"key"}
+    if old != new and part.split is not None and len(before.splits) > 1:
+        raise OptionError(
+            f"save: the split {part.split!r} would have other fields ({', '.join(sorted(fields))}) than "
+            f"{join_problems(sorted(before.splits.keys() - {part.split}))}; load all splits, or give an output"
+        )
+    keys = [] if stays.all() else part.reader.keys.keys()
+    return Edit.of(before, part.split, stays, keys, new, frozenset(fields)), view
 
 
 def _copies_of(splits: Mapping[str, float], copies: Mapping[str, int], before: Manifest) -> dict[str, int]:
@@ -625,9 +795,9 @@ def _as_counted(function: SampleTransform) -> tuple[Any, ...]:
     return (as_drawn(transform), *options)
 
 
-def _check_whole(folder: pathlib.Path, manifest: Manifest) -> None:
-    """Raise if a shard differs from the manifest: not every format notices damage when a record is read."""
-    for info in manifest.shards:
+def _check_whole(folder: pathlib.Path, shards: Iterable[ShardInfo]) -> None:
+    """Raise where a shard differs from the manifest: not every format would notice when a record is read."""
+    for info in shards:
         try:
             is_same = info.is_whole(regular_path(folder, info.file))
         except (FileNotFoundError, IsADirectoryError, CorruptDataError):
@@ -646,8 +816,14 @@ def _shards_of(store: RowStore) -> np.ndarray:
     return np.asarray(numbers)
 
 
-def _with_old_cuts(plan: Plan, store: RowStore, fingerprint: Mapping[str, str], before: Manifest) -> Plan:
-    """Return the plan with the shard boundaries of a directory; shards without records are left out."""
+def _with_old_cuts(
+    plan: Plan,
+    store: RowStore,
+    fingerprint: Mapping[str, str],
+    before: Manifest,
+    old_bounds: Callable[[str, int, RowStore, int, int], list[int] | None],
+) -> Plan:
+    """Return the plan with the cuts between shards that a directory has; shards without records are left out."""
     shard_of = _shards_of(store)[store.order]
     least_parts = -(-_PARTS_PER_PLAN // len(before.shards))
     shards: list[ShardSpec] = []
@@ -667,17 +843,40 @@ def _with_old_cuts(plan: Plan, store: RowStore, fingerprint: Mapping[str, str], 
                     fingerprint[split].encode() + np.ascontiguousarray(rows).tobytes()
                 ),
             )
-            parts = _parts(model, least_parts)
+            old = old_bounds(split, source, store, model.start, model.stop)
+            parts = _parts(model, old or _bounds(model, least_parts))
             shards.append(ShardSpec(model.shard, split, number, model.fingerprint, parts))
     return Plan(plan.name, tuple(shards))
 
 
-def _parts(whole: PartSpec, least: int) -> tuple[PartSpec, ...]:
-    """Divide a shard, given as one part, into even parts: by its bytes alone, never by the number of workers."""
+def _parts_of_rows(of_records: np.ndarray, firsts: np.ndarray, counts: np.ndarray, num_parts: int) -> np.ndarray:
+    """Return int64 (n,): the part of each row of a shard; of parts without records, each has a row without.
+
+    Args:
+        of_records: int64 (num_records,), the part of each record.
+        firsts: int64 (n,), the first record of each row.
+        counts: int64 (n,), how many records it has.
+        num_parts: number of parts.
+    """
+    rows, has_records = np.arange(len(counts)), counts > 0
+    parts = np.full(len(counts) + 1, num_parts)
+    parts[:-1][has_records] = of_records[firsts[has_records]]
+    before = np.maximum.accumulate(np.where(has_records, parts[:-1], 0))
+    behind = np.minimum.accumulate(np.where(has_records, rows, len(counts))[::-1])[::-1]  # the next row with records
+    return np.maximum(before, parts[behind] - (behind - rows))
+
+
+def _bounds(whole: PartSpec, least: int) -> list[int]:
+    """Return the bounds of even parts of a shard: by its bytes alone, never by the number of workers."""
     count = whole.stop - whole.start
     wanted = max(least, -(-whole.cost // _PART_BYTES), -(-count // _MOST_PART_ROWS))
     number = min(wanted, count)
-    bounds = [whole.start + count * part // number for part in range(number + 1)]
+    return [whole.start + count * part // number for part in range(number + 1)]
+
+
+def _parts(whole: PartSpec, bounds: Sequence[int]) -> tuple[PartSpec, ...]:
+    """Return a shard, given as one part, in parts with these bounds."""
+    count, number = whole.stop - whole.start, len(bounds) - 1
     return tuple(
         dataclasses.replace(
             whole,

@@ -55,6 +55,7 @@ __all__ = [
     "merge",
     "renamed_in",
     "take_samples",
+    "write_index",
     "write_joined_index",
 ]
 
@@ -62,7 +63,9 @@ Renamed: TypeAlias = "dict[str, list[list[tuple[ShardInfo, ShardInfo]]]]"
 
 _GROUP_ROWS = 65_536
 _MARK = "merging"  # in `.datamat`, until the manifest is written
-_OF_SAMPLES = frozenset({"sample_skipped", "sample_quarantined", "sample_retried", "sample_dropped", "shard_lacks"})
+_OF_SAMPLES = frozenset(
+    {"sample_skipped", "sample_quarantined", "sample_retried", "sample_dropped", "samples_removed", "shard_lacks"}
+)
 
 
 def merge(
@@ -104,7 +107,8 @@ def merge(
     sets = [FinishedSet(folder, Manifest.read(folder)) for folder in folders]
     name = _common_name(sets, name)
     _check_fit(sets, target)
-    check_size(sets, name)
+    index = {info.file: info for one in sets for info in one.manifest.index}  # as long as that which is not made yet
+    check_size(joined_manifest(sets, name, renamed_in(sets, name), tuple(index.values())))
     began = time.perf_counter()
     with disk_errors_explained(target):
         _begin(target)
@@ -211,10 +215,9 @@ def _check_keys(sets: Sequence[FinishedSet]) -> None:
         )
 
 
-def check_size(sets: Sequence[FinishedSet], name: str) -> None:
-    """Raise `OptionError` if the manifest would be too large for readers."""
-    index = {info.file: info for one in sets for info in one.manifest.index}  # as long as the index will be
-    num_bytes = len(joined_manifest(sets, name, renamed_in(sets, name), tuple(index.values())).render())
+def check_size(manifest: Manifest) -> None:
+    """Raise `OptionError` if no reader would take a manifest."""
+    num_bytes = len(manifest.render())
     if num_bytes > MOST_MANIFEST_BYTES:
         raise OptionError(
             f"the manifest would have {num_bytes:,} bytes, of which readers take {MOST_MANIFEST_BYTES:,}; keep the "
@@ -319,7 +322,6 @@ def write_joined_index(
         through: folder for temporary files.
     """
     import pyarrow as pa
-    from pyarrow import parquet
 
     tables, first = [], 0
     for one in sets:
@@ -340,12 +342,19 @@ def write_joined_index(
             )
     whole = pa.concat_tables(tables, promote_options="default")
     path, keys = target / index_file(split), target / keys_file(split)
-    with commit(path, through=through) as file:
-        parquet.write_table(whole, file, compression="zstd", row_group_size=_GROUP_ROWS)
+    write_index(whole, path, through)
     with commit(keys, through=through) as file:
         hashes = np.fromiter(map(key_hash, whole["key"].to_pylist()), np.uint64, len(whole))
         file.writelines(packed_hashes(len(hashes), hashes.__getitem__))
     return [IndexInfo.of_file(path), IndexInfo.of_file(keys)]
+
+
+def write_index(table: Any, path: pathlib.Path, through: pathlib.Path) -> None:
+    """Write an index file; `through` is the folder for a temporary file."""
+    from pyarrow import parquet
+
+    with commit(path, through=through) as file:
+        parquet.write_table(table, file, compression="zstd", row_group_size=_GROUP_ROWS)
 
 
 def take_samples(sets: Sequence[FinishedSet], ledger: Ledger, renamed: Renamed) -> None:
@@ -396,5 +405,6 @@ def joined_manifest(
         made_by={**first.made_by, "merged_from": ", ".join(one.manifest.name for one in sets)},
         index=index,
         ingredients=ingredients,
+        removed=tuple(sorted({key for one in sets for key in one.manifest.removed})),
         also={form: by_format[form] for form in formats[1:]},
     )

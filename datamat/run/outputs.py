@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from datamat.plan.plan import Plan
 
 
-__all__ = ["STAGE", "LocalOutput", "StoredObject", "StoredShard", "UploadTask"]
+__all__ = ["STAGES", "LocalOutput", "StoredObject", "StoredShard", "UploadTask"]
 
-STAGE = f"{WORK}/append"
-"""Folder of an output that holds appended rows, as a set of their own, until they are published."""
+STAGES = {"append": f"{WORK}/append", "edit": f"{WORK}/edit"}
+"""Folders of an output in which sets of their own wait: of rows that are appended, and of shards that are edited."""
 
 
 @frozen()
@@ -183,16 +183,17 @@ class LocalOutput:
             place = run_folder(self._folder / WORK).relative_to(self._folder)
             moving = {name: f"{place}/{name}" for name in waiting}
             publish_manifest(self._here, dataclasses.replace(manifest, moving=moving), self._seen_here, going)
-            self.remove_stage()
+            for stage in STAGES.values():
+                self.remove_stage(stage)
 
-    def remove_stage(self) -> None:
-        """Remove the set made for appending, its manifest last, since that shows that it was published."""
-        stage = self._here.child(STAGE)
-        for name in stage.list(deep=True):
-            if name != MANIFEST_FILE:
-                stage.delete(name)
+    def remove_stage(self, name: str) -> None:
+        """Remove a set that is published, its manifest last: by that it is known to be published."""
+        stage = self._here.child(name)
+        for file in stage.list(deep=True):
+            if file != MANIFEST_FILE:
+                stage.delete(file)
         stage.delete(MANIFEST_FILE)
-        shutil.rmtree(self._folder / STAGE, ignore_errors=True)
+        shutil.rmtree(self._folder / name, ignore_errors=True)
 
     def withdraw_sidecars(self, before: Manifest | None, logger: logging.Logger) -> None:
         """Remove sidecars of published shards, which are about to change or have changed."""

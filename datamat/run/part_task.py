@@ -94,6 +94,9 @@ _MOST_OBSERVED, _OBSERVED_BYTES = 2048, 1 << 20  # records whose statistics are 
 _MOST_HELD_BYTES = 16 << 20  # bytes of a row's copies held in memory before spilling to disk
 
 
+_REMOVED = Skip("removed from the finished dataset")
+
+
 class _RowRecords:
     """Holds the records of a row until the last is made: a row is stored with all its records or not at all.
 
@@ -251,8 +254,10 @@ class PartTask:
         self._is_checked = shared.is_checked and spec.stop - spec.start < _ROWS_PER_CHECK
         self._positions = np.asarray(shared.store.order[spec.start : spec.stop])
         self._inputs = PartInputs(shared.store, self._positions, shared.digests) if shared.store.file_fields else None
-        # Makes many rows at once: blocks of them, or samples read one at a time. None if copies are drawn.
-        self._pipeline = None if spec.augmented or spec.copies > 1 else self._source.pipeline
+        self._removed = frozenset(spec.removed)
+        # Makes many rows at once: blocks of them, or samples read one at a time. None where copies are drawn.
+        is_one_by_one = spec.augmented or spec.copies > 1 or spec.removed
+        self._pipeline = None if is_one_by_one else self._source.pipeline
 
     def do(self, lost: Sequence[FailedRow] | None, reused: ReusedRows | None) -> Outcome:
         """Write the records of all rows except `lost`."""
@@ -280,6 +285,9 @@ class PartTask:
             named[position - self._spec.start] = []
         for number in np.flatnonzero(reused.count) if reused is not None else ():
             named[number] = []
+        if self._removed:
+            keys = self._shared.store.keys(self._positions)
+            named = [[] if key in self._removed else paths for key, paths in zip(keys, named, strict=True)]
         with FetchAhead(named) as ahead:
             self._ahead = ahead if ahead.has_files else None
             yield
@@ -327,7 +335,7 @@ class PartTask:
         for first in range(0, len(positions), _ROWS_AT_ONCE):
             rows = self._shared.store.read(positions[first : first + _ROWS_AT_ONCE])
             if lost is None and self._source.pipeline is not None:
-                self._source.pipeline.expect(rows)
+                self._source.pipeline.expect([row for row in rows if row.key not in self._removed])
             done = 0
             while done < len(rows):
                 position = start + first + done
@@ -335,7 +343,9 @@ class PartTask:
                     done += self._write_gathered(rows, done, position, columns)
                     continue
                 row = rows[done]
-                if position in left_out:
+                if row.key in self._removed:
+                    self._drop(position, row, {row.key: _REMOVED}, is_whole=True)
+                elif position in left_out:
                     self._leave_out(row, left_out[position], left_out[position].message)
                 else:
                     if self._ahead is not None:
@@ -512,7 +522,10 @@ class PartTask:
                         remarks=self._outcome.remarks,
                     )
                 for key, record in made:
-                    records.add(key, record)
+                    if key in self._removed:
+                        records.dropped[key] = _REMOVED
+                    else:
+                        records.add(key, record)
             except BaseException:
                 records.close()
                 raise

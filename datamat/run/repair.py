@@ -46,7 +46,7 @@ from datamat.errors import CorruptDataError, OutputError, join_problems
 from datamat.folders import LocalFolder
 from datamat.folders.local import regular_path
 from datamat.formats import Offsets, get_format
-from datamat.plan.changes import find_changes
+from datamat.plan.changes import edited_in_words, find_changes
 from datamat.plan.inputs import content_digest
 from datamat.run.growing import GrowingShard
 from datamat.run.receipts import PartInfo, Receipt, part_path, replace_file, write_receipt
@@ -147,7 +147,7 @@ def _prepared(job: Job, report: VerifyReport) -> Wanted:
         infos = list(manifest.all_files)
     with job.planned() as planned:
         if manifest:
-            _check_unchanged(planned, infos)
+            _check_unchanged(planned, manifest)
         damaged -= _set_strangers_aside(planned, damaged)
         if not manifest:
             return Wanted({info.file: (info.fingerprint, _checksums(job.output, info)) for info in infos})
@@ -348,7 +348,13 @@ def _repair_offsets(output: pathlib.Path, damaged: set[str]) -> set[str]:
     return repaired
 
 
-def _check_unchanged(planned: PlannedJob, infos: list[ShardInfo]) -> None:
+def _check_unchanged(planned: PlannedJob, manifest: Manifest) -> None:
+    infos = [*manifest.all_files]
+    if manifest.edited:
+        raise OutputError(
+            f"{planned.job.place} cannot be repaired: {edited_in_words(manifest)}, of which the source knows nothing; "
+            "copy what is damaged from an intact copy"
+        )
     made = {info.name: info.fingerprint for info in infos}
     wanted = {shard.name: shard.fingerprint for shard in planned.plan.shards}
     shards = {shard.name: shard for shard in planned.plan.shards}

@@ -139,7 +139,7 @@ class Recomputation:
         number = max(round(share * len(planned.store)), 1)
         # Different rows each time, so that repeated checks eventually cover all of them.
         chosen = np.random.default_rng().choice(len(planned.store), number, replace=False)
-        self._planned = planned
+        self._planned, self._removed = planned, frozenset(planned.plan.removed)
         self._left = set(planned.store.keys(np.sort(chosen)))
         self._chosen = frozenset(self._left)
         self._current = ""
@@ -175,8 +175,11 @@ class Recomputation:
 
     def _recomputed(self, row_key: str) -> dict[str, Mapping[str, Column]]:
         row, shard = self._planned.find(row_key)
+        if row.key in self._removed:
+            return {}
         with global_state_kept():
-            return dict(self._planned.pipeline.records(row, copies=shard.copies, augmented=shard.augmented))
+            made = self._planned.pipeline.records(row, copies=shard.copies, augmented=shard.augmented)
+            return {key: columns for key, columns in made if key not in self._removed}
 
 
 def _is_same(stored: Any, made: Any) -> bool:

@@ -46,7 +46,6 @@ __all__ = [
     "reporting",
 ]
 
-_KEYS_PER_LINE = 10_000  # of the ledger
 
 # ---------------------------------------------------------------- hooks
 
@@ -248,9 +247,7 @@ class LedgerHook:
 
     def record_lack(self, shard: ShardInfo, keys: Sequence[str]) -> None:
         """Write and flush a shard's failed rows: once it has its final name, only the ledger lists them."""
-        for start in range(0, len(keys), _KEYS_PER_LINE):
-            part = list(keys[start : start + _KEYS_PER_LINE])
-            self._ledger.write("shard_lacks", shard=shard.name, checksum=shard.checksum, keys=part)
+        self._ledger.write_keys("shard_lacks", keys, shard=shard.name, checksum=shard.checksum)
         if keys:
             self._ledger.sync()
 

@@ -580,7 +580,8 @@ class Run:
         check_lock(self._work)
         is_complete = len(finished) == len(self._plan.shards)
         if is_complete:
-            if not any(files[0].num_records for files in finished):
+            is_copied = self._job.records.pipeline is None and not any(files[0].num_failed for files in finished)
+            if not any(files[0].num_records for files in finished) and not (self._plan.removed or is_copied):
                 raise IncompleteRunError(
                     f"{self._output}: all {sum(files[0].num_rows for files in finished):,} rows were left out or "
                     f"failed: there is no record. .datamat/{LEDGER_FILE} says why. Where read or a transform returned "

@@ -102,7 +102,7 @@ def claim_names(planned: PlannedJob, manifest: Manifest | None, known: Mapping[s
     wanted = _planned_series(planned.plan, [made.extension for made in job.formats])
     ours = _known_series(manifest, known.values())
     _refuse_inputs_in(job.output, planned)
-    if wanted <= ours:
+    if wanted <= ours or job.output.parent.name == WORK:  # there, all names are datamat's
         return
     record = _read_record(job.folder)
     ours |= record

@@ -53,6 +53,8 @@ from datamat.run.upload import opened_output
 from datamat.run.wanted import NOTHING_WANTED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from datamat.plan.job import Job, PlannedJob
     from datamat.run.outputs import LocalOutput
     from datamat.run.report import RunReport
@@ -66,7 +68,14 @@ __all__ = ["start"]
 _MOMENT_S = 0.5  # between two checks of who writes the manifest
 
 
-def start(job: Job, *, mode: Mode = "make", lease_s: float = LEASE_S, wanted: Wanted = NOTHING_WANTED) -> RunReport:
+def start(
+    job: Job,
+    *,
+    mode: Mode = "make",
+    lease_s: float = LEASE_S,
+    wanted: Wanted = NOTHING_WANTED,
+    through: Callable[[Job, Callable[[Job], RunReport]], RunReport] | None = None,
+) -> RunReport:
     """Run a job, as `Materializer.run` and `convert` do: alone, or as one of several tasks that share its output.
 
     Args:
@@ -74,6 +83,8 @@ def start(job: Job, *, mode: Mode = "make", lease_s: float = LEASE_S, wanted: Wa
         mode: purpose of the run.
         lease_s: seconds without a heartbeat after which this task takes over another task's shards.
         wanted: required result of a repair.
+        through: function that runs the job, or another one, by the function that it is given; None for the one that
+            `existing` names.
     """
     require_package("pyarrow", "the index of a dataset")
     run_top_level_once()  # even if there is nothing to do and no pool starts
@@ -84,7 +95,8 @@ def start(job: Job, *, mode: Mode = "make", lease_s: float = LEASE_S, wanted: Wa
                 run = functools.partial(run_job, mode=mode, wanted=wanted)
             else:
                 run = functools.partial(_run_task, task=TaskNumber(how.task_index, how.num_tasks, lease_s))
-            return append(job, run) if how.existing == "append" else run(job)
+            through = through or (append if how.existing == "append" else None)
+            return run(job) if through is None else through(job, run)
         except SampleError as error:
             fold(error)
             raise error.with_traceback(None)  # noqa: B904 -- the same error
@@ -193,7 +205,7 @@ class _Task:
         own = self._own
         with reporting(own, began=self._began) as events:
             empty_folder(own.work / "rows")
-            planned = own.planned_in(own.work / "rows")
+            planned = own.planned_in(own.work / "rows", self._shared.output)
             inputs = InputFiles(planned.store, self._shared.work)
             whole = dataclasses.replace(planned, job=self._shared, inputs=inputs)
             try:

@@ -83,7 +83,7 @@ from datamat.folders.base import (
 )
 from datamat.folders.local import read_regular
 from datamat.plan.changes import parse_snapshot, render_snapshot
-from datamat.run.outputs import STAGE, LocalOutput, StoredObject, StoredShard, UploadTask
+from datamat.run.outputs import LocalOutput, StoredObject, StoredShard, UploadTask
 
 if TYPE_CHECKING:
     import logging
@@ -392,7 +392,7 @@ class RemoteOutput(LocalOutput):
 
     def _fetch_made(self, names: Iterable[str], folder: str = "") -> None:
         wanted = {f"{folder}{name}": self._work / MADE / name for name in names}
-        self._fetch({name: path for name, path in wanted.items() if not path.exists()})
+        self._fetch({name: path for name, path in wanted.items() if folder or not path.exists()})
 
     def _leave(self, folder: pathlib.Path, info: ShardInfo) -> None:
         for name, num_bytes in ((info.file, info.num_bytes), (info.index_file, 0)):
@@ -616,12 +616,12 @@ class RemoteOutput(LocalOutput):
         self._mine = ""
         super().sweep()
 
-    def remove_stage(self) -> None:
-        """Remove the set made for appending, also in the store."""
-        stage = self._store.child(STAGE)
-        each(stage.delete, [name for name in stage.list(deep=True) or () if name != MANIFEST_FILE])
+    def remove_stage(self, name: str) -> None:
+        """Remove a set that is published, also in the store."""
+        stage = self._store.child(name)
+        each(stage.delete, [file for file in stage.list(deep=True) or () if file != MANIFEST_FILE])
         stage.delete(MANIFEST_FILE)
-        super().remove_stage()
+        super().remove_stage(name)
 
     def _remove(self, names: Collection[str]) -> None:
         """Delete the content of runs' folders, their plans last, since these show that there is more."""

@@ -17,6 +17,7 @@ import small_rows
 from fault_injection import left_behind
 
 from datamat import IndexRow, load, verify
+from datamat.testing import InlineExecutor
 
 
 class _Ended(BaseException):
@@ -53,8 +54,11 @@ NEW = {
     "changed": {**OLD, "value": 2},
     "renamed": {**OLD, "splits": ("b", "a")},
     "appended": {"value": 2, "splits": ("a", "b"), "rows": MORE, "existing": "append"},
+    "dropped": OLD,
+    "edited": OLD,
     "repair": OLD,
 }
+HERE = {"executor": InlineExecutor(), "progress": False}
 
 
 def job(output, value, splits, rows=ROWS, **options):
@@ -87,7 +91,7 @@ def records(output):
 
 @pytest.mark.timeout(300)  # some two hundred steps, each followed by two runs
 @pytest.mark.parametrize("has_links", [True, False], ids=["links", "no links"])
-@pytest.mark.parametrize("kind", ["first", "changed", "renamed", "appended", "repair"])
+@pytest.mark.parametrize("kind", ["first", "changed", "renamed", "appended", "dropped", "edited", "repair"])
 def test_publication_that_ends_at_any_step_leaves_one_set(tmp_path, request, kind, has_links):
     """Before the manifest is replaced, that is the old set, and the new one after it."""
     output, old = tmp_path / "out", tmp_path / "old"
@@ -104,6 +108,12 @@ def test_publication_that_ends_at_any_step_leaves_one_set(tmp_path, request, kin
     def act():
         if kind == "repair":
             job(output, **OLD).repair(progress=False)
+        elif kind == "dropped":
+            load(output).drop(["r1", "r2", "r5"]).save(**HERE)
+        elif kind == "edited" and not load(output).manifest.edited:
+            load(output).map(lambda sample: {"x": sample["x"] + 1}).save(**HERE)
+        elif kind == "edited":
+            load(output).save(**HERE)
         else:
             job(output, **NEW[kind]).run(progress=False)
 
@@ -125,7 +135,7 @@ def test_publication_that_ends_at_any_step_leaves_one_set(tmp_path, request, kin
 
     before, after = [] if kind == "first" else records(old), records(output)
     assert all(one in (before, after) for one in seen)
-    if kind in {"changed", "renamed", "appended"}:
+    if kind in {"changed", "renamed", "appended", "dropped", "edited"}:
         assert before != after and before in seen
         assert seen[seen.index(after) :] == [after] * seen.count(after)
     if kind == "repair":

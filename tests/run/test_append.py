@@ -14,6 +14,7 @@ import small_pairs
 from loopback_s3 import s3
 
 from datamat import OptionError, OutputError, WorkerOptions, convert, failures, load, materialize, status, verify
+from datamat.directory.index_files import read_index
 from datamat.events import RunEnded, ShardFinished
 from datamat.folders import open_folder
 from datamat.testing import InlineExecutor
@@ -257,6 +258,23 @@ def test_tasks_append_together(output, tmp_path):
     assert [task.wait(120) for task in tasks] == [0, 0]
     assert numbers_of(output) == list(range(220))
     assert inner(output) == []
+
+
+def test_set_that_another_publishes_while_its_index_is_read(tmp_path, monkeypatch):
+    """The index that the manifest lists is gone: both are read again."""
+    output = tmp_path / "out"
+    squares(range(20), output)
+    others = iter([range(30)])
+
+    def read_late(*args, **options):
+        if numbers := next(others, None):
+            append(numbers, output)
+        return read_index(*args, **options)
+
+    monkeypatch.setattr("datamat.plan.generations.read_index", read_late)
+    append(range(25, 40), output)
+
+    assert numbers_of(output) == list(range(40))
 
 
 def test_set_that_another_appends_to_meanwhile(output):

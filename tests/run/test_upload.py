@@ -118,8 +118,8 @@ def test_bucket_holds_the_bytes_of_a_local_run(s3, make, tmp_path, name):
 
 
 @pytest.mark.timeout(300)  # a request at a time is killed
-@pytest.mark.parametrize("kind", ["new", "replaced", "renamed"])
-def test_kill_at_any_request_loses_nothing(s3, make, numbers, request, kind):
+@pytest.mark.parametrize("kind", ["new", "replaced", "renamed", "edited"])
+def test_kill_at_any_request_loses_nothing(s3, make, numbers, request, kind, tmp_path):
     """Readers find the old dataset or the new one; the next run, on whatever machine, makes the new one."""
     halves = {"train": 0.5, "val": 0.5}
     options = {"splits": halves} if kind == "renamed" else {}
@@ -128,11 +128,22 @@ def test_kill_at_any_request_loses_nothing(s3, make, numbers, request, kind):
         make(8, "old")
     elif kind == "renamed":
         make(12, "old", splits=dict(reversed(halves.items())))
+    elif kind == "edited":
+        make(12, "old")
+        gone = load(URL, cache_dir=tmp_path / "cache").keys()[:2]
+
+    def act(machine):
+        if kind != "edited":
+            make(12, machine, **options)
+            return
+        view = load(URL, cache_dir=tmp_path / "cache").drop(gone)
+        view.save(executor=InlineExecutor(), progress=False, scratch=tmp_path / machine)
+
     if kind != "new":
         outcomes.append(numbers())
     before = dict(s3.objects)
     first = len(s3.seen)
-    make(12, "whole", **options)
+    act("whole")
     new, count = there(s3)[0], len(s3.seen) - first
     outcomes.append(numbers())
     step = 20 if request.config.getoption("--commit") else 2
@@ -148,12 +159,12 @@ def test_kill_at_any_request_loses_nothing(s3, make, numbers, request, kind):
 
         s3.meet = meet
         with pytest.raises((_Stopped, OutputError)):
-            make(12, f"killed-{at}", **options)
+            act(f"killed-{at}")
         s3.meet = lambda verb, path: None
         if "manifest.json" in there(s3)[0]:
             found.append(numbers())
             assert found[-1] in outcomes, f"killed at request {at}"
-        make(12, f"after-{at}" if at % 4 < 2 else f"killed-{at}", **options)
+        act(f"after-{at}" if at % 4 < 2 else f"killed-{at}")
         assert there(s3)[0] == new, f"killed at request {at}"
         assert there(s3)[1] <= KEPT
     assert all(outcome in found for outcome in outcomes) or kind == "new"
