@@ -288,6 +288,7 @@ class Job:
             num_columns=len(self.records.features.columns),
             rows_at_once=max(AT_ONCE if store.holds_urls else 1, self.records.rows_at_once),
             generations=self.appends_to or self._generations(published, before),
+            keeps_names=self.store is not None and self.appends_to is None,
         )
         plan = self.records.arrange(plan, store, of_splits)
         plan = plan_without(plan, () if before is None else before.removed, store)

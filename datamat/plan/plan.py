@@ -332,6 +332,7 @@ def make_plan(  # noqa: PLR0913 -- what decides a plan, by name
     num_columns: int = 1,
     rows_at_once: int = 1,
     generations: Generations | None = None,
+    keeps_names: bool = False,
 ) -> Plan:
     """Order the rows, cut them into shards and parts, and write the order to the store.
 
@@ -347,6 +348,7 @@ def make_plan(  # noqa: PLR0913 -- what decides a plan, by name
         num_columns: number of columns of a record.
         rows_at_once: number of rows that are waited for together, and so must be in one part.
         generations: what was made when, in a set to which rows were appended: each generation has shards of its own.
+        keeps_names: whether shards of such a set keep their names, where to rename one is to copy it.
 
     Raises:
         OptionError: the name cannot be part of a file name, or there are fewer rows than shards.
@@ -377,6 +379,8 @@ def make_plan(  # noqa: PLR0913 -- what decides a plan, by name
         order.append(rows)
         for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
             shard_name = str(ShardName(name, split, number, len(bounds) - 1))
+            if keeps_names and generations is not None:
+                shard_name = generations.name_of(name, split, number, len(bounds) - 1)
             here = rows[start:stop]
             shard_fingerprint = _fingerprint(fingerprint, store.identities[here])  # one text, which all parts share
             work = np.cumsum((costs[here] + _ROW_COST) * copies)

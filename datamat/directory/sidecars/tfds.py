@@ -35,9 +35,9 @@ _NOT_DECODED = {"uint32"}  # `tf.io.decode_raw` has no such type
 
 
 def tfds_sidecars(manifest: Manifest) -> dict[str, bytes]:
-    """Return the files that TFDS reads, by name; none where it reads no format of the directory."""
+    """Return the files that TFDS reads, by name; none where it reads no format or names of the directory."""
     formats = [name for name in _FORMATS if name in formats_of(manifest)]
-    if not formats:
+    if not formats or not manifest.has_one_count:
         return {}
     return {
         "features.json": render_json(_features(manifest.features)),
