@@ -27,7 +27,7 @@ from datamat.directory.files import (
     read_json,
     render_json,
 )
-from datamat.directory.keys import DATASET_NAME, SPLIT_NAME, is_shard_file
+from datamat.directory.keys import DATASET_NAME, SPLIT_NAME, ShardName, is_shard_file
 from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError, count_of
 from datamat.features import Features, Statistics
 from datamat.features.statistics import check_lines, summarized
@@ -749,6 +749,13 @@ class Manifest:
         for shard in self.shards:
             found.setdefault(shard.split, []).append(shard)
         return {split: tuple(shards) for split, shards in found.items()}
+
+    @property
+    def has_one_count(self) -> bool:
+        """Whether the names of all shards of a split hold their number: not where some were appended in a store."""
+        return all(
+            ShardName.parse(shard.name).count == len(shards) for shards in self.splits.values() for shard in shards
+        )
 
     @property
     def num_records(self) -> int:

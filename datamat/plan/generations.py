@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from datamat.directory.index_files import IndexTable, read_index
-from datamat.directory.keys import pieces
+from datamat.directory.keys import ShardName, pieces
 from datamat.directory.manifest import index_file
 from datamat.values import frozen
 
@@ -91,6 +91,18 @@ class Generations:
                 places = index.find_all(keys)
                 if len(here := np.flatnonzero(places >= 0)):
                     yield split, rows[here], places[here]
+
+    def name_of(self, dataset: str, split: str, number: int, count: int) -> str:
+        """Return the name of a shard that keeps the one that it has: a new one has the number of shards that there are.
+
+        Args:
+            dataset: name of the dataset.
+            split: the split.
+            number: number of the shard.
+            count: how many shards the split has now.
+        """
+        before = self.manifest.splits.get(split, ())
+        return before[number].name if number < len(before) else str(ShardName(dataset, split, number, count))
 
     def options(self, options: ShardOptions, split: str, turn: int, num_rows: int) -> ShardOptions:
         """Return how the rows of a generation are laid out: as they were; new ones in shards about as large as others.

@@ -28,7 +28,7 @@ from datamat.plan.generations import Generations
 from datamat.plan.inputs import InputFiles, Neighbourhood, placeholders_refused
 from datamat.plan.memos import KnownMemos, write_places
 from datamat.plan.pipeline import Pipeline, RecordSource
-from datamat.plan.plan import SplitTerms, make_plan
+from datamat.plan.plan import SplitTerms, make_plan, plan_without
 from datamat.sources.fetching import urls_in_errors
 from datamat.sources.files import FileState, digest_files, file_state, links_followed, listing_noted, output_excluded
 from datamat.sources.groups import Groups, groups_in_words
@@ -287,8 +287,10 @@ class Job:
             num_columns=len(self.records.features.columns),
             rows_at_once=max(AT_ONCE if store.holds_urls else 1, self.records.rows_at_once),
             generations=self.appends_to or self._generations(published, before),
+            keeps_names=self.store is not None and self.appends_to is None,
         )
-        plan = self.records.arrange(plan, store, of_splits).without(() if before is None else before.removed, store)
+        plan = self.records.arrange(plan, store, of_splits)
+        plan = plan_without(plan, () if before is None else before.removed, store)
         _refuse_endless_manifest(plan, len(self.formats))
         return dataclasses.replace(plan, left_aside=store.left_aside, groups=store.groups)
 

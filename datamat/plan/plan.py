@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from datamat.sources.store import RowStore
 
 
-__all__ = ["PartSpec", "Plan", "ShardSpec", "SplitTerms", "fingerprint_without", "make_plan"]
+__all__ = ["PartSpec", "Plan", "ShardSpec", "SplitTerms", "fingerprint_without", "make_plan", "plan_without"]
 
 OUTPUT_VERSION = 1
 """Incremented when the order of rows or the division into parts changes: then all shards are rebuilt."""
@@ -230,36 +230,6 @@ class Plan:
         """Return the shard that holds the row at a position in the plan."""
         return self.shards[bisect.bisect_right(self.shards, place, key=lambda shard: shard.start) - 1]
 
-    def without(self, removed: Sequence[str], store: RowStore) -> Plan:
-        """Return the plan in which some rows and records are left out where they lie, so that no other row moves.
-
-        Args:
-            removed: their keys.
-            store: the rows, in the order of the plan.
-        """
-        if not removed:
-            return self
-        of_parts: dict[tuple[str, int], list[str]] = {}
-        rows = store.find_all([*map(RecordKey.row_of, removed)]).tolist()
-        for key, row in zip(removed, rows, strict=True):
-            if row >= 0:
-                place = store.place_in_order(row)
-                shard = self.shard_at(place)
-                part = bisect.bisect_right(shard.parts, place, key=lambda part: part.start) - 1
-                of_parts.setdefault((shard.name, part), []).append(key)
-        shards = []
-        for shard in self.shards:
-            keys = [of_parts.get((shard.name, part.number), []) for part in shard.parts]
-            if any(keys):
-                digest = fingerprint_without(shard.fingerprint, itertools.chain(*keys))
-                parts = tuple(
-                    dataclasses.replace(part, fingerprint=digest, removed=tuple(gone))
-                    for part, gone in zip(shard.parts, keys, strict=True)
-                )
-                shard = dataclasses.replace(shard, fingerprint=digest, parts=parts)  # noqa: PLW2901 -- the same shard
-            shards.append(shard)
-        return dataclasses.replace(self, shards=tuple(shards), removed=tuple(removed))
-
     def select(self, include: str | Sequence[str] | None, exclude: str | Sequence[str] | None) -> tuple[ShardSpec, ...]:
         """Return the shards that match wildcard patterns.
 
@@ -362,6 +332,7 @@ def make_plan(  # noqa: PLR0913 -- everything that decides a plan, by name
     num_columns: int = 1,
     rows_at_once: int = 1,
     generations: Generations | None = None,
+    keeps_names: bool = False,
 ) -> Plan:
     """Order the rows, divide them into shards and parts, and write the order to the store.
 
@@ -377,6 +348,7 @@ def make_plan(  # noqa: PLR0913 -- everything that decides a plan, by name
         num_columns: number of columns of a record.
         rows_at_once: number of rows that are awaited together, and so must be in one part.
         generations: the generations of a set with appended rows, each of which has its own shards.
+        keeps_names: whether shards of such a set keep their names, where renaming one means copying it.
 
     Raises:
         OptionError: the name cannot be part of a file name, or there are fewer rows than shards.
@@ -407,6 +379,8 @@ def make_plan(  # noqa: PLR0913 -- everything that decides a plan, by name
         order.append(rows)
         for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
             shard_name = str(ShardName(name, split, number, len(bounds) - 1))
+            if keeps_names and generations is not None:
+                shard_name = generations.name_of(name, split, number, len(bounds) - 1)
             here = rows[start:stop]
             shard_fingerprint = _fingerprint(fingerprint, store.identities[here])  # one text shared by all parts
             work = np.cumsum((costs[here] + _ROW_COST) * copies)
@@ -430,6 +404,38 @@ def make_plan(  # noqa: PLR0913 -- everything that decides a plan, by name
         first += len(rows)
     store.set_order(np.concatenate(order) if len(order) > 1 else order[0])
     return Plan(name, tuple(shards), options.ranks, generations=_by_generation(made))
+
+
+def plan_without(plan: Plan, removed: Sequence[str], store: RowStore) -> Plan:
+    """Return the plan in which some rows and records are left out where they lie, so that no other row moves.
+
+    Args:
+        plan: the plan.
+        removed: their keys.
+        store: the rows, in the order of the plan.
+    """
+    if not removed:
+        return plan
+    of_parts: dict[tuple[str, int], list[str]] = {}
+    rows = store.find_all([*map(RecordKey.row_of, removed)]).tolist()
+    for key, row in zip(removed, rows, strict=True):
+        if row >= 0:
+            place = store.place_in_order(row)
+            shard = plan.shard_at(place)
+            part = bisect.bisect_right(shard.parts, place, key=lambda part: part.start) - 1
+            of_parts.setdefault((shard.name, part), []).append(key)
+    shards = []
+    for shard in plan.shards:
+        keys = [of_parts.get((shard.name, part.number), []) for part in shard.parts]
+        if any(keys):
+            digest = fingerprint_without(shard.fingerprint, itertools.chain(*keys))
+            parts = tuple(
+                dataclasses.replace(part, fingerprint=digest, removed=tuple(gone))
+                for part, gone in zip(shard.parts, keys, strict=True)
+            )
+            shard = dataclasses.replace(shard, fingerprint=digest, parts=parts)  # noqa: PLW2901 -- the same shard
+        shards.append(shard)
+    return dataclasses.replace(plan, shards=tuple(shards), removed=tuple(removed))
 
 
 def fingerprint_without(fingerprint: str, removed: Iterable[str], restored: Iterable[str] = ()) -> str:

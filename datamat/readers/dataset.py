@@ -467,17 +467,17 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
         Raises:
             KeyError: no record or row has such a key.
+            TypeError: a key is not a str.
 
         Example:
             >>> train.drop(["0001TP_006690"]).save()   # doctest: +SKIP
         """
         if isinstance(keys, (str, bytes)):
             raise TypeError(f"drop wants several keys, and {keys!r} is one; write drop([{keys!r}])")
-        gone, known = set(keys), self.keys()
-        if unknown := gone - set(known) - set(map(RecordKey.row_of, known)):
-            before = {key for part in self._records.parts for key in part.manifest.removed}
-            if unknown := {key for key in unknown if before.isdisjoint((key, RecordKey.row_of(key)))}:
-                raise self._unknown_key(min(unknown))
+        known = self.keys()
+        there = {*known, *map(RecordKey.row_of, known)}
+        before = {key for part in self._records.parts for key in part.manifest.removed}
+        gone = {self._meant(key, there, before) for key in keys}
         stays = np.array([key not in gone and RecordKey.row_of(key) not in gone for key in known], bool)
         dropped = np.asarray(self._selection.positions, np.int64)[~stays]
         found = self._chosen(lambda _: np.flatnonzero(stays))
@@ -831,6 +831,18 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             if part.split is None and key in part.manifest.splits:
                 error.add_note(f"{key!r} is a split, not a key: load({str(part.folder)!r}, {key!r}) reads it")
         return error
+
+    def _meant(self, key: Any, there: Collection[str], before: Collection[str]) -> str:
+        """Return the stored form of a key of a record or row that is there, or was removed before."""
+        if not isinstance(key, str):
+            raise TypeError(f"drop wants keys, and {key!r} is none; for a position, write keys()[{key!r}]")
+        forms = [key, *map(str, RecordKey.meant_by(key))]
+        for form in forms:
+            if form in there:
+                return form
+        if any(form in before or RecordKey.row_of(form) in before for form in forms):
+            return key
+        raise self._unknown_key(key)
 
     def _place_of(self, item: int | str, *, is_read: bool = False) -> int:
         if isinstance(item, str):

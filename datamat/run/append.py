@@ -2,7 +2,8 @@
 
     keys of `_index` ──> rows that are new ──> an ordinary run of these, see `stage` ──> joined and published
 
-Files of the old set keep their bytes, and get names with the new number of shards. If another has published meanwhile,
+Files of the old set keep their bytes, and get names with the new number of shards; in a store, where a file that gets
+another name is copied, they keep their names. If another has published meanwhile,
 that set counts, and the rows that it has not got are appended to it.
 """
 
@@ -153,7 +154,7 @@ def _check_fit(job: Job, before: Manifest, copies: Mapping[str, int]) -> None:
 def _joined(job: Job, place: LocalOutput, before: Manifest, stage: Job, folder: pathlib.Path) -> Manifest:
     seen, made = version_there(stage.folder), Manifest.read(stage.folder)
     sets = [FinishedSet(job.output, before), FinishedSet(folder, made, stage.folder)]
-    renamed = renamed_in(sets, before.name)
+    renamed = renamed_in(sets, before.name, keeps_first=job.store is not None)
     waiting_in = run_folder(job.work)
     (waiting_in / INDEX_FOLDER).mkdir(parents=True, exist_ok=True)
     index = tuple(

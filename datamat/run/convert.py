@@ -18,7 +18,7 @@ import xxhash
 
 from datamat.directory.files import locked, temporary_folder
 from datamat.directory.index_files import column_values, field_of_column, read_index
-from datamat.directory.keys import RecordKey, ShardName, records_by_row, stored_key
+from datamat.directory.keys import RecordKey, ShardName, original_key, records_by_row, stored_key
 from datamat.directory.manifest import CONVERTED, Manifest, index_file
 from datamat.directory.publication import finish_publication
 from datamat.directory.sidecars import Sidecar
@@ -528,7 +528,7 @@ class StoredRecords:
                         _RECORDS: count,
                         **dict(zip(names.values(), values, strict=True)),
                     }
-                    yield IndexRow(key, split, fields, infos[shard].file)
+                    yield IndexRow(original_key(key), split, fields, infos[shard].file)
 
 
 # ---------------------------------------------------------------- the conversion

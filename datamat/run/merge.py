@@ -270,13 +270,21 @@ def _merged(
     return manifest
 
 
-def renamed_in(sets: Sequence[FinishedSet], name: str) -> Renamed:
-    """Return the files of each split and directory, with their old and new names."""
+def renamed_in(sets: Sequence[FinishedSet], name: str, *, keeps_first: bool = False) -> Renamed:
+    """Return the files of each split and directory, with their old and new names.
+
+    Args:
+        sets: the directories.
+        name: name of the dataset.
+        keeps_first: whether files of the first directory keep their names.
+    """
     splits = dict.fromkeys(split for one in sets for split in one.manifest.splits)
-    return {split: _renamed_split(sets, name, split) for split in splits}
+    return {split: _renamed_split(sets, name, split, keeps_first=keeps_first) for split in splits}
 
 
-def _renamed_split(sets: Sequence[FinishedSet], name: str, split: str) -> list[list[tuple[ShardInfo, ShardInfo]]]:
+def _renamed_split(
+    sets: Sequence[FinishedSet], name: str, split: str, *, keeps_first: bool
+) -> list[list[tuple[ShardInfo, ShardInfo]]]:
     """Return, for each directory, the files of a split, with their old and new names."""
     extensions = [shards[0].extension for shards in sets[0].manifest.by_format.values()]
     counts = [len(one.manifest.splits.get(split, ())) for one in sets]
@@ -287,6 +295,9 @@ def _renamed_split(sets: Sequence[FinishedSet], name: str, split: str) -> list[l
         for place, shards in enumerate(one.manifest.by_format.values()):
             mine = [info for info in shards if info.split == split]
             for number, info in enumerate(mine):
+                if keeps_first and one is sets[0]:
+                    pairs.append((info, info))
+                    continue
                 shard = str(ShardName(name, split, first + number, sum(counts)))
                 file, index = file_names(shard, extensions)[place]
                 pairs.append((info, dataclasses.replace(info, file=file, index_file=index)))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datamat.directory.files import WORK, render_json
+from datamat.directory.keys import ShardName
 from datamat.directory.manifest import (
     INDEX_FOLDER,
     MANIFEST_FILE,
@@ -76,7 +77,12 @@ def _planned_series(plan: Plan, extensions: Sequence[str]) -> set[str]:
     found = {MANIFEST_FILE}
     for split, shards in plan.splits.items():
         found |= {index_file(split), keys_file(split)}
-        found |= {series_of(name) for pair in file_names(shards[0].name, extensions) for name in pair}
+        firsts = {
+            ShardName.parse(shard.name).count: shard.name for shard in shards
+        }  # appended shards have another count
+        found |= {
+            series_of(name) for first in firsts.values() for pair in file_names(first, extensions) for name in pair
+        }
     return found
 
 

@@ -92,6 +92,30 @@ def test_rows_that_are_new_become_new_shards(output, formats):
     assert load(output).manifest.generations[0] == {"train": 3, "val": 3}
 
 
+def test_shards_keep_their_names_where_renaming_is_copying(output):
+    """In a store, new ones have the new number of shards; whatever runs later agrees, and TFDS gets no files."""
+    squares(range(40), output)
+    names = {info.file for info in load(output).manifest.shards}
+    is_store = "://" in output
+
+    append(range(40, 60), output)
+
+    files = load(output).files
+    after = {info.file for info in load(output).manifest.shards}
+    assert (names < after) if is_store else names.isdisjoint(after)
+    assert ("dataset_info.json" in open_folder(output).list()) != is_store
+    assert squares(range(60), output).did_nothing and load(output).files == files
+    append(range(60, 80), output)
+    assert numbers_of(output) == list(range(80)) and (not is_store or set(files) < set(load(output).files))
+    load(output).drop([_key(3), _key(50)]).save(executor=InlineExecutor(), progress=False)
+    before = load(output).files
+    squares(range(90), output, version="2")
+    assert numbers_of(output) == [n for n in range(90) if n not in (3, 50)]
+    assert not is_store or set(before) < set(load(output).files)
+    squares(range(90), output, existing="replace")
+    assert numbers_of(output) == list(range(90)) and "dataset_info.json" in open_folder(output).list()
+
+
 def test_append_is_idempotent(output):
     """The second time there is nothing to do, and nothing changes."""
     squares(range(30), output)

@@ -133,6 +133,18 @@ def test_nothing_to_change_changes_nothing(output):
         load(output).drop(["n00003", "n00099"])
 
 
+def test_rows_are_named_by_their_keys_in_the_source_too(tmp_path):
+    paths = [f"cats/{number}.png" for number in range(6)]
+    materialize(lambda path: {"size": len(path)}, paths, tmp_path / "out", key=lambda path: path, **HERE)
+
+    load(tmp_path / "out").drop(["cats/3.png"]).save(**HERE)
+
+    assert load(tmp_path / "out").manifest.removed == ("cats%2F3.png",)
+    assert load(tmp_path / "out").drop(["cats/3.png"]).save(**HERE).did_nothing
+    with pytest.raises(TypeError, match=r"keys\(\)\[3\]"):
+        load(tmp_path / "out").drop([3])
+
+
 def test_no_later_run_brings_dropped_rows_back(output):
     """Neither one that has nothing to do, nor an append, nor one that makes all shards again; only a replacement."""
     squares(range(40), output)

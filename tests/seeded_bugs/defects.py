@@ -546,8 +546,8 @@ DEFECTS = {
         Defect(
             "dropped-come-back",
             "shards that are made again have the rows that were dropped from the finished set",
-            "datamat.plan.plan:Plan.without",
-            replace("if not removed:\n    __body", "return self"),
+            "datamat.plan.plan:plan_without",
+            replace("if not removed:\n    __body", "return plan"),
             "tests/run/test_edit.py::test_no_later_run_brings_dropped_rows_back[disk]",
         ),
         Defect(

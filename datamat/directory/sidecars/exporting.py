@@ -198,6 +198,12 @@ def write_sidecars(
         trusted: manifest of shards whose indexes, if they exist, are right: that of the previous set.
     """
     files = _files(manifest)
+    if not manifest.has_one_count:
+        logger.info(
+            "%s: appended shards have another number of shards in their names, of which TFDS wants one: there are no "
+            "files for it; convert the directory, or append on a disk, to have them",
+            output,
+        )
     added = _added_files(manifest, sidecars, files)
     report = _write(output, manifest, files, added, _read_record(output) or {}, trusted=trusted)
     for name in report.kept:

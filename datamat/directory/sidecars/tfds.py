@@ -35,9 +35,9 @@ _NOT_DECODED = {"uint32"}  # not supported by `tf.io.decode_raw`
 
 
 def tfds_sidecars(manifest: Manifest) -> dict[str, bytes]:
-    """Return the files for TFDS, by name; none if it reads no format of the directory."""
+    """Return the files for TFDS, by name; none if it reads no format of the directory, or not its names."""
     formats = [name for name in _FORMATS if name in formats_of(manifest)]
-    if not formats:
+    if not formats or not manifest.has_one_count:
         return {}
     return {
         "features.json": render_json(_features(manifest.features)),
