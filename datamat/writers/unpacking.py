@@ -1,4 +1,4 @@
-"""Unpacks compressed files, once, to a folder that the workers share."""
+"""Unpacks compressed files once, to a folder that the workers share."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class SpoolOptions:
         max_ratio: how many times its own size a file may unpack to.
 
     Raises:
-        OptionError: `folder` is no folder, or the ratio is below 1.
+        OptionError: `folder` is not a folder, or the ratio is below 1.
     """
 
     folder: str | None = None
