@@ -450,7 +450,7 @@ def _repair(options: Options, console: Console, target: Target) -> int:
     if isinstance(target, str):
         raise OptionError(
             f"repair: {without_secrets(target)} is in a store, where shards are made from the source; name its JOB "
-            "in place of the URL, or call repair() of its Materializer"
+            "instead of the URL, or call repair() of its Materializer"
         )
     done, report = repair_without_source(target)
     return _answer_verify(report, console, _IN_PYTHON, done)

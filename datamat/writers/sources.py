@@ -185,7 +185,7 @@ def _unknown_kind(first: pathlib.Path, ending: str) -> SourceError:
         why = f"{first} is compressed, and its name does not say what it holds"
     else:
         why = (
-            f"{first}: nobody knows the extension {ending!r}"
+            f"{first}: the extension {ending!r} is unknown"
             if ending
             else f"{first} has no extension that would say what it is"
         )

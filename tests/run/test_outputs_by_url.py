@@ -525,7 +525,7 @@ def test_commands_that_read_take_a_url(stored, capsys):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (["repair", "URL"], "name its JOB in place of the URL"),
+        (["repair", "URL"], "name its JOB instead of the URL"),
         (["export", "URL"], "have no paths on this machine; its run has written them there"),
         (["merge", "URL", "URL", "--output", "out"], "have no paths on this machine; copy the directories to a disk"),
         (["run", "URL"], "is a URL, not a JOB; want MODULE:JOB"),
