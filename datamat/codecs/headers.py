@@ -338,7 +338,7 @@ def _end_of_segments(tags: _Tags, info: ImageInfo, name: str) -> int:
 
 
 def _directory(data: bytes, order: str, start: int, name: str) -> tuple[_Tags, int]:
-    """Return the numbers of each tag of a directory, and where the next directory begins; 0 where there is none."""
+    """Return the numbers of each tag of a directory, and where the next directory begins; 0 if there is none."""
     damaged = refuse(
         name, f"TIFF of {len(data)} bytes with a directory that reaches past its end", "a whole file", RESTORE
     )

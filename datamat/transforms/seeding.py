@@ -235,7 +235,7 @@ class GlobalState:
     Attributes:
         of_random: state of `random`.
         of_numpy: state of `numpy.random`, its words as bytes.
-        of_torch: state of torch on the CPU, as bytes; None where torch is not loaded.
+        of_torch: state of torch on the CPU, as bytes; None if torch is not loaded.
         of_tensorflow: seed and state of TensorFlow's eager context, and its generator; None without a context, False
             where it is left alone.
     """

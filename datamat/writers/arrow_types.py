@@ -46,7 +46,7 @@ class Column:
         path: the same, as a tuple.
         type: its `pyarrow.DataType`.
         feature: the feature that holds its cells; None for bytes, of which the first decides, and where none does.
-        refused: why no feature holds its cells, and what to write; "" where one does.
+        refused: why no feature holds its cells, and what to write; "" if one does.
         is_file: whether it is a struct of Hugging Face that holds an encoded file, or a list of these.
         noted: what Hugging Face's note says of it.
     """
@@ -156,7 +156,7 @@ def _columns_of(name: str, path: tuple[str, ...], kind: Any, noted: Any) -> list
         name: name of the field.
         path: its names, from the column down.
         kind: its type.
-        noted: what Hugging Face's note in the schema says of it; None where there is none.
+        noted: what Hugging Face's note in the schema says of it; None if there is none.
     """
     import pyarrow as pa
 
@@ -195,7 +195,7 @@ def _with_files(noted: Any, kind: Any) -> Any:
         kind: its Arrow type.
 
     Returns:
-        A feature, or a dict of them by name; None where it holds no files, or something that no feature stores.
+        A feature, or a dict of them by name; None if it holds no files, or something that no feature stores.
     """
     import pyarrow as pa
 
@@ -229,7 +229,7 @@ def _noted_file(noted: Mapping[str, Any]) -> Feature:
 
 
 def _noted_feature(noted: Mapping[str, Any]) -> Feature | None:
-    """Return the feature that Hugging Face's note about a column asks for; None where its Arrow type says enough."""
+    """Return the feature that Hugging Face's note about a column asks for; None if its Arrow type says enough."""
     match noted:
         case {"_type": "ClassLabel", "names": [*names]}:
             return ClassLabel(tuple(names))

@@ -202,7 +202,7 @@ _TABLE_MAGIC = b"LDARW01\0"
 
 
 def _table_span(path: str) -> tuple[int, int] | None:
-    """Return where the table of Arrow begins in a chunk of litdata, and its bytes; None where the chunk has none.
+    """Return where the table of Arrow begins in a chunk of litdata, and its bytes; None if the chunk has none.
 
     Rows of texts, numbers, bytes, lists and dicts alone are one Arrow file behind the offsets, which are all the same;
     then come its size, uint32, and a magic number (litdata 0.2.76, streaming/item_loader.py).

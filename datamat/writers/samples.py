@@ -197,7 +197,7 @@ def empty_cell(column: str, place: str = "", name: str | None = None) -> str:
     Args:
         column: name of its column.
         place: what the message begins with.
-        name: name of the field; None where it is that of the column.
+        name: name of the field; None if it is that of the column.
     """
     return (
         f"{place}column {column!r} of the table is empty; fill it in, or drop the row; or declare it with "

@@ -179,7 +179,7 @@ class _Head(NamedTuple):
     """What the first bytes of a file say about it.
 
     Attributes:
-        codec: what Arrow calls its compression; None where there is none.
+        codec: what Arrow calls its compression; None if there is none.
         encoding: of its text.
         text: what it begins with.
         is_cut: whether more follows.

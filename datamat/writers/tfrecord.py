@@ -90,7 +90,7 @@ def _value(values: Any, feature: Feature | None, name: str, place: str) -> Any:
     """Return the value of a field in a record, in the form that its feature takes.
 
     Args:
-        values: bytes, a 1-D array of numbers, or a tuple of such steps; None where the record has no such field.
+        values: bytes, a 1-D array of numbers, or a tuple of such steps; None if the record has no such field.
         feature: the feature; None for a single value whose bytes say more.
         name: name of the field, for messages.
         place: what messages begin with.

@@ -208,7 +208,7 @@ class _Layout:
 
     @property
     def ragged_rank(self) -> int:
-        """Number of the last dimension that varies, from 1; 0 where none does."""
+        """Number of the last dimension that varies, from 1; 0 if none does."""
         return max((place + 1 for place, size in enumerate(self.shape) if size is None), default=0) * self.is_list
 
 
