@@ -408,8 +408,7 @@ def probe_jpeg(data: bytes, name: str, *, whole: bool) -> ImageInfo:
         data: the whole content of a JPEG file.
         name: name of the file in messages.
         whole: whether to also refuse a file without a scan, or whose markers do not lead to its end. Bytes after EOI
-            are
-            ignored: cameras and phones append previews, depth maps and video, and every decoder stops at EOI.
+            are ignored: cameras and phones append previews, depth maps and video, and every decoder stops at EOI.
     """
     info: ImageInfo | None = None
     orientation: int | None = None
