@@ -3,7 +3,7 @@
 >>> from datamat import Materializer                                     # doctest: +SKIP
 >>> Materializer("camvid", source="CamVid", output="out/camvid").run()   # doctest: +SKIP
 
-Each name below is loaded from its module when it is first used, so that `import datamat` costs milliseconds.
+Each name below is loaded from its module on first use, so that `import datamat` takes milliseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MODULES = ("errors", "events", "features", "formats", "parallel", "testing", "w
 
 
 def _lazy(module: str) -> bool:
-    """Load the names that a package imports for type checkers on first use; return whether that works.
+    """Load the names that a package imports for type checkers on first use; return True if that works.
 
     The imports are read from the source of the package, so that each name is written once, in the form that a type
     checker needs: one to a line, `from HOME import NAME as NAME`. Without source (a frozen program), the package
@@ -43,7 +43,7 @@ def _lazy(module: str) -> bool:
             return importlib.import_module(f"datamat.{name}")
         if name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        # What modules define stays: collections in the middle would go through it a hundred times, and free nothing.
+        # Module contents stay: collections during imports would go through them a hundred times, and free nothing.
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -52,7 +52,7 @@ def _lazy(module: str) -> bool:
             if collects:
                 if not gc.get_freeze_count():
                     gc.freeze()
-                    gc.unfreeze()  # now it is old, which only full collections go through
+                    gc.unfreeze()  # now they are old, and only full collections go through them
                 gc.enable()
         return value
 

@@ -1,4 +1,4 @@
-"""`python -m datamat` is the command `datamat`, where its script is not on the path."""
+"""Makes `python -m datamat` run the command `datamat`, for when its script is not on the path."""
 
 import sys
 

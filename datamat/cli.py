@@ -96,7 +96,7 @@ INTERRUPTED, PIPE_CLOSED, TERMINATED = (128 + number for number in (2, 13, 15)) 
 
 # ---------------------------------------------------------------- the console
 #
-# How all commands answer: in words for people, or as JSON.
+# Answers of all commands, in words for people or as JSON.
 
 
 class Console:
@@ -112,17 +112,17 @@ class Console:
         self.as_json = as_json
         self._command = command
         self._out = out
-        self._height = 0  # of what is drawn over next
+        self._height = 0  # of the text that the next one overwrites
 
     def answer(self, code: int, found: Any, text: str | None = None, *, error: bool = False, over: bool = False) -> int:
         """Show the answer; return its exit code.
 
         Args:
             code: exit code.
-            found: the answer, whose attributes JSON has.
+            found: the answer, whose attributes become JSON.
             text: the answer in words; None takes `str` of it.
             error: whether the words go to standard error.
-            over: whether the words take the place of those before, in a terminal.
+            over: whether the words replace the last ones, in a terminal.
         """
         if over and self.is_terminal:
             self._draw_over(str(text))
@@ -136,7 +136,7 @@ class Console:
     def fail(self, code: int, error: BaseException) -> int:
         """Show why there is no answer; return the exit code."""
         text = str(error) + (place_of(error) if isinstance(error, DatamatError) else "")
-        if isinstance(error, OSError) and error.strerror and error.filename is not None:  # as programs of Unix say it
+        if isinstance(error, OSError) and error.strerror and error.filename is not None:  # as Unix programs say it
             text = f"{error.filename}: {error.strerror}"
         return self.answer(code, {"error": {"type": type(error).__name__, "message": text}}, text, error=True)
 
@@ -162,7 +162,7 @@ class Console:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: of a dataclass, the fields, and the properties that are numbers or text."""
+    """Return a value for JSON: for a dataclass, the fields, and the properties that are numbers or text."""
     if isinstance(value, Mapping):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -183,9 +183,9 @@ def _is_plain(value: Any) -> bool:
 
 @contextlib.contextmanager
 def _console(command: str, *, as_json: bool) -> Iterator[Console]:
-    """Give a command its console; where that shows JSON, all else that is printed goes to standard error.
+    """Give a command its console; if that shows JSON, all other output goes to standard error.
 
-    Jobs print, and so do their workers and the libraries in them, below Python.
+    Jobs print, and so do their workers and libraries, even outside Python.
     """
     out = sys.stdout
     if not as_json:
@@ -193,7 +193,7 @@ def _console(command: str, *, as_json: bool) -> Iterator[Console]:
         return
     try:
         number = out.fileno()
-    except (OSError, ValueError):  # something else than a file has replaced it, as in a test
+    except (OSError, ValueError):  # something other than a file has replaced it, as in a test
         with contextlib.redirect_stdout(sys.stderr):
             yield Console(command, as_json=True, out=out)
         return
@@ -210,7 +210,7 @@ def _console(command: str, *, as_json: bool) -> Iterator[Console]:
 
 # ---------------------------------------------------------------- options
 #
-# Each option is the parameter of that name of the Python call; one that is not given is left to its default there.
+# Each option is the parameter of that name in the Python call; options that are not given keep their defaults there.
 
 
 def _json_object(given: str) -> dict[str, Any]:
@@ -345,15 +345,15 @@ _TARGETS: Mapping[str, str] = {
     "FILE|URL": "a file of records, or the output of a run",
     "JOB": _JOB,
 }
-"""What a command is about, as its usage names it, and in words."""
+"""The target of a command, as its usage names it, and in words."""
 
 
 def _find_target(text: str, kinds: str) -> Target:
     """Return the job, path or URL that an argument names.
 
     Raises:
-        OutputError: it is not one of the kinds that the command takes.
-        OptionError: it names a job that is not there.
+        OutputError: it is not of a kind that the command takes.
+        OptionError: it names a job that does not exist.
     """
     path = pathlib.Path(text)
     if kinds != "JOB" and is_url(text):
@@ -369,7 +369,7 @@ def _find_target(text: str, kinds: str) -> Target:
 
 
 def _name_of(target: Target) -> str:
-    """Return the last name of a path or URL, by which files about it are called."""
+    """Return the last name of a path or URL, after which files about it are named."""
     if isinstance(target, pathlib.Path):
         return target.resolve().name
     return without_secrets(str(target)).partition("?")[0].rstrip("/").rpartition("/")[2]
@@ -387,7 +387,7 @@ def _run(options: Options, console: Console, job: NamedJob) -> int:
     with as_slurm_says(chosen) as completed:
         report: RunReport = job.call("run", **completed)
     if console.is_terminal and chosen["progress"] and sys.stderr.isatty():
-        return OK if report.is_complete else NOT_WELL  # the bar has left the summary there
+        return OK if report.is_complete else NOT_WELL  # the progress bar has shown the summary
     return _answer_run(report, console)
 
 
@@ -400,7 +400,7 @@ def _estimate(options: Options, console: Console, job: NamedJob) -> int:
 
 
 _IN_STORE = "`datamat repair JOB`, or repair() of its Materializer, makes again what is damaged"
-_IN_PYTHON = "the rest needs the source: name the job in place of the directory, or call repair() of its Materializer"
+_IN_PYTHON = "the rest needs the source: name the job instead of the directory, or call repair() of its Materializer"
 _STATES: dict[State, int] = {
     "complete": OK,
     "running": OK,
@@ -425,7 +425,7 @@ def _status(options: Options, console: Console, target: Target) -> int:
         return _answer_status(look(), console)
     code, shown = OK, ""
     for status, pace in watch(glance, every_s=own.get("interval", 2.0)):
-        if console.is_terminal or str(status) != shown:  # a log has each change once
+        if console.is_terminal or str(status) != shown:  # logs show each change once
             shown = str(status)
             code = _answer_status(status, console, "\n".join(filter(None, [shown, pace and f"  {pace}"])))
     return code
@@ -439,9 +439,7 @@ def _verify(options: Options, console: Console, target: Target) -> int:
     if isinstance(target, NamedJob):
         return _answer_verify(target.call("verify", **options), console)
     if "sample" in options:
-        raise OptionError(
-            "--sample makes records again, which takes the source; name the JOB in place of the directory"
-        )
+        raise OptionError("--sample makes records again, which takes the source; name the JOB instead of the directory")
     return _answer_verify(verify(target, **options), console, _IN_STORE if isinstance(target, str) else "")
 
 
@@ -452,7 +450,7 @@ def _repair(options: Options, console: Console, target: Target) -> int:
     if isinstance(target, str):
         raise OptionError(
             f"repair: {without_secrets(target)} is in a store, where shards are made from the source; name its JOB "
-            "in place of the URL, or call repair() of its Materializer"
+            "instead of the URL, or call repair() of its Materializer"
         )
     done, report = repair_without_source(target)
     return _answer_verify(report, console, _IN_PYTHON, done)
@@ -499,7 +497,7 @@ def _convert(options: Options, console: Console, place: pathlib.Path | str) -> i
 
 
 def _beside(place: pathlib.Path | str, options: Options) -> pathlib.Path:
-    """Return where the new directory goes if the command line does not say: beside a folder; of a URL, here."""
+    """Return where the new directory goes by default: next to a folder, or here for a URL."""
     folder = place.resolve() if isinstance(place, pathlib.Path) else pathlib.Path(_name_of(place))
     return folder.with_name("-".join([folder.name, *(options.get("format") or [f"{options.get('shards')}-shards"])]))
 
@@ -541,12 +539,12 @@ class Command:
     Attributes:
         name: the word of the command line.
         does: what it does, in one line.
-        about: more, for its `--help`; "" where that is all.
-        target: what it is about: a key of `_TARGETS`.
-        own: names of the options that it has beside those of Python.
-        run: called with the options that were given, the console and each target; returns the exit code.
-        python: what does the same in Python, whose parameters its options are.
-        answers: what `--json` answers with: a class whose attributes its keys are, or the keys.
+        about: further text for its `--help`, or "".
+        target: its target: a key of `_TARGETS`.
+        own: names of its options besides those of Python.
+        run: called with the given options, the console and each target; returns the exit code.
+        python: the function or class that does the same in Python; its parameters become options.
+        answers: the answer of `--json`: its keys, or a class whose attributes are the keys.
     """
 
     name: str
@@ -732,7 +730,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _ended(given: Mapping[str, Any], console: Console) -> int:
-    """Run the command; show why it did not end well."""
+    """Run the command; show why it failed."""
     command: Command = given["called"]
     options = {name: given[name] for name in command.options if name in given}
     try:
@@ -746,13 +744,14 @@ def _ended(given: Mapping[str, Any], console: Console) -> int:
         raise
     except (DatamatError, OSError) as error:
         return console.fail(NOT_WELL, error)
-    except Exception as error:  # of a job, whose lines a traceback shows
+    except Exception as error:  # from a job, whose lines a traceback shows
         if not given["json"]:
             raise
         return console.fail(NOT_WELL, error)
     except KeyboardInterrupt:
-        # CPython ends by SIGINT, whatever we return, if it was raised within text that `exec` runs, as dataclasses do.
-        exec("")  # noqa: S102 -- the next such text makes it forget that: run_eval_code_obj in Python/pythonrun.c
+        # CPython ends with SIGINT, whatever we return, if it was raised within code that `exec` runs, as dataclasses
+        # do.
+        exec("")  # noqa: S102 -- running more code clears that: run_eval_code_obj in Python/pythonrun.c
         return console.fail(INTERRUPTED, KeyboardInterrupt("interrupted; the same command continues from here"))
     except SystemExit as error:
         if error.code != TERMINATED:
@@ -780,7 +779,7 @@ def build_parser() -> argparse.ArgumentParser:
             metavar, _, several = command.target.partition(" ")
             about: dict[str, Any] = {"metavar": metavar, "nargs": "+" if several else 1}
             place = sub.add_argument("targets", help=_TARGETS[command.target], **about)
-            place.complete = shtab.FILE  # type: ignore[attr-defined]  # what shtab looks for
+            place.complete = shtab.FILE  # type: ignore[attr-defined]  # as shtab expects
         for name in command.options:
             about = {**_OPTIONS[name], "help": f"{_OPTIONS[name]['help']}{_default(command, name)}"}
             sub.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, **about)
@@ -789,7 +788,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _default(command: Command, name: str) -> str:
-    """Return what the help of an option says of its default in Python, where that is a number or a word."""
+    """Return the text about an option's default in Python for its help, if that is a number or a word."""
     for call in command.python:
         default = getattr(inspect.signature(call).parameters.get(name), "default", None)
         if default and isinstance(default, int | float | str) and "(default" not in str(_OPTIONS[name]["help"]):

@@ -1,9 +1,9 @@
-"""Every exception that datamat raises on purpose, as one tree.
+"""Defines every exception that datamat raises on purpose, as one tree.
 
-`described` and `place_of` say where in the user's code an error arose, and `fold` leaves that code alone in its
-traceback; `want_of_resources` keeps system errors that are not about a file from turning into errors that blame it;
-`require_posix`, `require_package` and `READ_FLAGS` are about what a system does not have. Each message gives the place,
-what was found, what was wanted and what to do about it.
+`described` and `place_of` say where in the user's code an error arose, and `fold` reduces its traceback to that code;
+`want_of_resources` keeps system errors that do not concern a file from blaming it; `require_posix`, `require_package`
+and `READ_FLAGS` deal with features that a system lacks. Each message gives the place, what was found, what was wanted
+and what to do about it.
 
     DatamatError
     ├── OptionError                 an argument or a combination of arguments makes no sense
@@ -83,12 +83,12 @@ def __dir__() -> list[str]:
 
 
 RESOURCES = (errno.ENFILE, errno.EMFILE, errno.ENOMEM)
-"""Codes of errors that are not about the file: descriptors or memory ran out. ENFILE's text contains EMFILE's."""
+"""Codes of errors that do not concern the file: descriptors or memory ran out. ENFILE's text contains EMFILE's."""
 
 
-_IF_THERE = ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")  # Windows has the last of them, and no other
+_IF_THERE = ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")  # Windows only has the last
 READ_FLAGS = functools.reduce(operator.or_, (getattr(os, name, 0) for name in _IF_THERE), os.O_RDONLY)
-"""Flags to open any path for reading: a FIFO without a writer does not block, and no terminal becomes ours."""
+"""Flags to open any path for reading: a FIFO without a writer does not block, and no terminal takes control."""
 
 
 class SourceError(DatamatError, ValueError):
@@ -137,8 +137,8 @@ class SampleError(DatamatError, RuntimeError):
 class FingerprintError(DatamatError, TypeError):
     """An object that decides the output cannot be fingerprinted; the message names it.
 
-    Remove it from what the writer and the transform hold, or pass `version="1"`, which then stands for their code and
-    state; change the version whenever you change them.
+    Remove it from the writer and the transform, or pass `version="1"` to stand for their code and state; change the
+    version whenever you change them.
     """
 
 
@@ -152,7 +152,7 @@ class OutputError(DatamatError, OSError):
 class OutputLockedError(OutputError):
     """Another run holds the output directory; the message names its process and host.
 
-    Wait for that run, or end it; or use another output.
+    Wait for that run, end it, or use another output.
     """
 
 
@@ -171,11 +171,11 @@ class CorruptDataError(DatamatError, ValueError):
     """
 
 
-class Skip(Exception):  # noqa: N818 -- it is no error
-    """Leaves a sample out, on purpose: raise or return it in `read`, the function of `materialize` or a transform.
+class Skip(Exception):  # noqa: N818 -- it is not an error
+    """Leaves a sample out on purpose: raise or return it in `read`, the function of `materialize` or a transform.
 
     In `read` and the function, it leaves out the sample with all its copies; in `augment` and the transform, the copy
-    being drawn. `return None` does the same. The sample goes into the ledger with the reason, and is counted
+    being made. `return None` does the same. The sample goes into the ledger with the reason, and is counted
     (`RunReport.num_dropped`). It is not a failure: error policy, `max_errors` and `retries` do not apply to it.
 
     Args:
@@ -198,13 +198,13 @@ class Skip(Exception):  # noqa: N818 -- it is no error
 
 
 def kind_of(value: object) -> str:
-    """Return what a value is for a message, by its class: "an int", "a dict"."""
+    """Return the kind of a value for a message: "an int", "a dict"."""
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def want_of_resources(path: object, error: Exception) -> OutputError | None:
-    """Return the error to raise where descriptors or memory ran out, else None; such an error is never damage.
+    """Return the error to raise if descriptors or memory ran out, which is never damage; otherwise None.
 
     Args:
         path: file that was opened or read, for the message.
@@ -216,10 +216,10 @@ def want_of_resources(path: object, error: Exception) -> OutputError | None:
 
 
 def require_package(name: str, what: str) -> None:
-    """Raise `MissingDependencyError` where a package that datamat depends on is not installed, without importing it.
+    """Raise `MissingDependencyError` if a package that datamat depends on is not installed, without importing it.
 
     Args:
-        name: name of the package, of its module too.
+        name: name of the package and of its module.
         what: what needs it, for the message.
     """
     import importlib.util
@@ -229,7 +229,7 @@ def require_package(name: str, what: str) -> None:
 
 
 def described(error: BaseException) -> str:
-    """Return type and message of an error in one line, and where in the user's own code it arose, if it did there.
+    """Return type and message of an error in one line, and where in the user's own code it arose, if it did.
 
     Example:
         >>> described(ValueError("no such sample"))
@@ -240,7 +240,7 @@ def described(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return where in the user's own code an error arose, as " (in read, jobs.py:12)"; "" where it did not."""
+    """Return where in the user's own code an error arose, as " (in read, jobs.py:12)"; "" if it did not."""
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
@@ -251,7 +251,7 @@ def place_of(error: BaseException) -> str:
 
 @functools.cache
 def _not_of_users() -> tuple[str, ...]:
-    """Return how the paths of datamat's own code begin, and those of installed packages and Python."""
+    """Return the beginnings of the paths of datamat's own code, of installed packages and of Python."""
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return OWN, "<frozen ", *(folder + os.sep for folder in sorted(folders) if folder)
 
@@ -260,7 +260,7 @@ _MOST_NAMED = 10
 
 
 def join_problems(problems: Sequence[str]) -> str:
-    """Return the first ten problems as one phrase for a message, with the number of the others.
+    """Return the first ten problems as one phrase for a message, with the number of further ones.
 
     Args:
         problems: one phrase each, without a final stop.

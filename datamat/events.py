@@ -1,6 +1,6 @@
-"""What happens in a run, as its hooks hear it: one class of event for each kind.
+"""Defines the events of a run, as its hooks hear them: one class for each kind.
 
-A hook is a callable of one event, passed as `hooks=[...]`. It looks at the events that it cares for, each a frozen
+A hook is a callable of one event, passed as `hooks=[...]`. It handles the events that it cares about; each is a frozen
 dataclass whose attributes describe what happened.
 
 >>> from datamat.events import PartDone
@@ -10,18 +10,19 @@ dataclass whose attributes describe what happened.
 ...         counts.append(event.num_records)
 >>> Materializer("camvid", "CamVid", "out/camvid").run(hooks=[count])   # doctest: +SKIP
 
-What a hook may rely on:
+A hook may rely on this:
 
 - It is called in the process and the thread that called `run` or `repair`, one event at a time; it never travels to a
-  worker, and may hold what cannot be pickled.
+  worker, and may hold objects that cannot be pickled.
 - `RunStarted` comes first and `RunEnded` last, each once per run, however the run ends, unless the process is killed.
   `repair` may do several runs. `PlanMade` comes before anything about workers, parts, samples and shards.
-- What an event reports is already on disk and in the ledger: a process that is killed inside a hook loses no work, and
+- The result that an event reports is already on disk and in the ledger: a process killed inside a hook loses no work,
+and
   the next run resumes from there.
 - Each part of the shards that the run makes gets `PartDone`, before the samples of that part that failed or were
   retried, and before the `ShardFinished` of its shard. A part that `PartDamaged` names in `again` gets another one.
   Parts come in the order in which workers finish them; nothing about the output depends on it.
-- A shard that needs nothing gets only `ShardFinished`, with `is_reused`.
+- A shard that needs no work only gets `ShardFinished`, with `is_reused`.
 - Workers do not wait for hooks, but the driver does: while a hook runs, finished parts are not joined. Keep it short,
   or hand the event to a thread.
 
@@ -66,7 +67,7 @@ def __dir__() -> list[str]:
 
 
 class RunEvent:
-    """Something that happened in a run; what hooks hear. See `datamat.events`."""
+    """Something that happened in a run, passed to hooks. See `datamat.events`."""
 
     __slots__ = ()
 
@@ -120,7 +121,7 @@ class PlanMade(RunEvent):
 
     @classmethod
     def of(cls, plan: Plan, shards: Sequence[ShardSpec]) -> PlanMade:
-        """Return the event for a plan and the shards of it to make."""
+        """Return the event for a plan and its shards to make."""
         return cls(
             plan=plan,
             shards=tuple(shard.name for shard in shards),
@@ -131,7 +132,7 @@ class PlanMade(RunEvent):
 
 @frozen(kw_only=True)
 class WorkersStarted(RunEvent):
-    """The first parts are handed out; once more where a job that one worker began has turned out to need all.
+    """The first parts are handed out; comes again if a job that one worker began turns out to need all.
 
     Attributes:
         num_workers: datamat's own worker processes; 0 if an `executor` does the work.
@@ -146,20 +147,20 @@ class WorkersStarted(RunEvent):
 
 @frozen(kw_only=True)
 class PartTrace:
-    """When and where a part was made, and what took how long.
+    """When and where a part was made, and how long each stage took.
 
     Attributes:
         shard: name of the shard.
         part: number of the part in its shard.
         worker: host and process that made it, as "host:pid".
-        began_at: when that began, in seconds since 1970 by the clock of that host.
-        elapsed_s: wall time that it took, in seconds.
-        busy_s: processor time that it took, in seconds.
+        began_at: when the part was begun, in seconds since 1970 by the clock of that host.
+        elapsed_s: wall time in seconds.
+        busy_s: processor time in seconds.
         num_records: number of its records.
         num_bytes: size of its records in all formats.
-        peak_bytes: highest resident memory that the worker has had so far.
+        peak_bytes: peak resident memory of the worker so far.
         stages: seconds of each stage: "read", "decode", "transform", "encode", "write".
-        slowest: keys of the rows that took longest, with their seconds; rows that are made many at once are left out.
+        slowest: keys of the slowest rows, with their seconds; rows made many at once are left out.
     """
 
     shard: str
@@ -182,7 +183,7 @@ class PartTrace:
 
 @frozen(kw_only=True)
 class PartDone(RunEvent):
-    """A part of a shard is done: its records and its receipt are on the disk.
+    """A part of a shard is done: its records and its receipt are on disk.
 
     Attributes:
         shard: name of the shard.
@@ -328,7 +329,7 @@ class WorkerLost(RunEvent):
         key: key of the row that it was working on, the first one of a block; None if there was none.
         num_rows: rows that it was working on: more than one in a block.
         timed_out: whether a sample ran longer than `sample_timeout_s`.
-        message: signal or exit code, peak memory and, where known, the Python stack.
+        message: signal or exit code, peak memory and, if known, the Python stack.
     """
 
     shard: str
@@ -341,7 +342,7 @@ class WorkerLost(RunEvent):
 
 @frozen(kw_only=True)
 class ShardFinished(RunEvent):
-    """All parts of a shard are in its files, and these are flushed to the disk.
+    """All parts of a shard are in its files, which are flushed to disk.
 
     Attributes:
         shard: name of the shard.
@@ -353,9 +354,9 @@ class ShardFinished(RunEvent):
         num_dropped_records: records that were left out on purpose, from rows that gave others.
         num_records: records of the shard.
         num_bytes: size of its files.
-        is_reused: whether an earlier run finished it, and this one leaves it as it is.
-        is_held: whether its files wait in `.datamat`, without their names, until all shards that replace others are
-            finished.
+        is_reused: whether an earlier run finished it, and this one leaves it unchanged.
+        is_held: whether its files wait in `.datamat`, without their final names, until all shards that replace others
+            are finished.
     """
 
     shard: str

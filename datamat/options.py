@@ -1,4 +1,4 @@
-"""The options of a dataset and of a run, checked on creation, so that nothing downstream checks them again."""
+"""Defines the options of a dataset and of a run, checked on creation, so that no other code checks them again."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ _DURATION = re.compile(
 _BETWEEN = re.compile(r"\s*,\s*|\s+and\s+")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\Z", re.IGNORECASE)
 _MOMENT_S = 0.5  # until a call of `come` is noticed
-_WIND_DOWN_S = 0.5  # from the last receipt to the return of `run`
+_WIND_DOWN_S = 0.5  # from the last receipt until `run` returns
 LONGEST_GRACE_S = 4.0
-"""Seconds that parts under way get to end when a run stops."""
+"""Seconds that running parts get to end when a run stops."""
 
 
 def parse_duration(text: str) -> float:
@@ -101,7 +101,7 @@ def seconds_until(deadline: str | float | datetime.timedelta | datetime.datetime
     else:
         raise OptionError(f"deadline is {deadline!r}; want '23h30m', seconds, a timedelta or a datetime")
     if not 0 < left < math.inf:
-        raise OptionError(f"deadline {deadline!r} is {left:g} s from now; want a moment that is still to come")
+        raise OptionError(f"deadline {deadline!r} is {left:g} s from now; want a moment in the future")
     return left
 
 
@@ -127,10 +127,10 @@ def parse_bytes(size: str | float) -> int:
 
 
 class Deadline:
-    """The time by which a run must have returned.
+    """The time by which a run must return.
 
     Attributes:
-        wait_s: how long to wait for something else before looking again, in seconds; None for as long as it takes.
+        wait_s: seconds to wait for something else before looking again; None for as long as it takes.
 
     Args:
         left_s: seconds from now; None for no deadline.
@@ -144,17 +144,17 @@ class Deadline:
         self._longest_part_s = 0.0
 
     def come(self) -> None:
-        """Have it come now, for a signal handler: parts under way may still end."""
+        """Make it come now, for a signal handler: running parts may still end."""
         self._is_called = True
         self._at = min(self._at, time.monotonic() + _WIND_DOWN_S + LONGEST_GRACE_S)
 
     def add(self, part_s: float) -> None:
-        """Learn how long a part took, in seconds."""
+        """Note how long a part took, in seconds."""
         self._longest_part_s = max(self._longest_part_s, part_s)
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until no more parts start, so that those under way can end; None where there is no deadline."""
+        """Seconds until no more parts start, so that running ones can end; None without a deadline."""
         if self._is_called:
             return 0.0
         if self._at == math.inf:
@@ -168,7 +168,7 @@ class Deadline:
 
     @property
     def grace_s(self) -> float:
-        """Seconds that parts under way may still take."""
+        """Seconds that running parts may still take."""
         return min(max(0.0, self._at - time.monotonic() - _WIND_DOWN_S), LONGEST_GRACE_S)
 
 
@@ -185,7 +185,7 @@ _Options = TypeVar("_Options")
 
 
 def _options_of(kind: type[_Options], name: str, given: Any, number: str, *others: str) -> _Options:
-    """Return the options that an argument stands for: None, options, or the number of something."""
+    """Return the options for an argument: None, options, or the number of something."""
     if given is None or isinstance(given, kind):
         return given or kind()
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
@@ -195,14 +195,14 @@ def _options_of(kind: type[_Options], name: str, given: Any, number: str, *other
 
 
 def check_flags(**flags: Any) -> None:
-    """Raise `OptionError` where a flag is neither True nor False, such as "no", which Python takes for true."""
+    """Raise `OptionError` if a flag is neither True nor False, such as "no", which Python takes for true."""
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise OptionError(f"{name} is {value!r}; want True or False")
 
 
 def check_mappings(**given: Any) -> None:
-    """Raise `OptionError` where options for a store are not a dict."""
+    """Raise `OptionError` if options for a store are not a dict."""
     for name, value in given.items():
         if value is not None and not isinstance(value, Mapping):
             raise OptionError(f"{name} is {value!r}; want a dict of options for fsspec, as in {{'anon': True}}")
@@ -224,7 +224,7 @@ class ShardOptions:
         shuffle: whether samples are spread over the shards in an order drawn from the seed; False keeps the order of
             the index.
         identity: how to tell whether an input file is unchanged. "stat" compares its size and modification time, and
-            its content only if the time alone has changed. "content" always compares its content: each run reads all
+            its content only if just the time has changed. "content" always compares its content: each run reads all
             input files, and the index leaves out times, so that the same files give the same directory, byte for byte,
             wherever they are copied to.
 
@@ -265,13 +265,13 @@ class ShardOptions:
 
     @classmethod
     def of(cls, given: ShardOptions | int | str | None) -> ShardOptions:
-        """Return the options that an argument stands for: themselves, a number of shards, or a size such as "256MB".
+        """Return the options for an argument: options, a number of shards, or a size such as "256MB".
 
         Raises:
             OptionError: it is none of these.
         """
         if isinstance(given, str):
-            if given.strip().isdecimal():  # as programs get it from their arguments
+            if given.strip().isdecimal():  # as programs get it from the command line
                 raise OptionError(f"shards is {given!r}; want a number, {int(given)}, or a size with its unit, '256MB'")
             return cls(shard_bytes=parse_bytes(given))
         return _options_of(cls, "shards", given, "num_shards", "256MB")
@@ -321,7 +321,7 @@ class WorkerOptions:
 
     @classmethod
     def of(cls, given: WorkerOptions | int | None) -> WorkerOptions:
-        """Return the options that an argument stands for: themselves, or a number of workers.
+        """Return the options for an argument: options, or a number of workers.
 
         Raises:
             OptionError: it is neither.
@@ -368,7 +368,7 @@ class ErrorPolicy:
 
     @classmethod
     def of(cls, given: ErrorPolicy | Literal["raise", "skip", "quarantine"] | None) -> ErrorPolicy:
-        """Return the policy that an argument stands for: itself, or the action of one.
+        """Return the policy for an argument: a policy, or the action of one.
 
         Raises:
             OptionError: it is neither.
@@ -389,11 +389,11 @@ class ErrorPolicy:
 
 
 FOR_COMMANDS: contextvars.ContextVar[bool] = contextvars.ContextVar("for_commands", default=False)
-"""Whether messages are for the user of a command line, who passes flags and holds no Python object."""
+"""Whether messages are for a user of the command line, who passes flags instead of Python objects."""
 
 
 def option(name: str, value: Any) -> str:
-    """Return an option as the user writes it: "existing='replace'", or "--existing replace"."""
+    """Return an option as users write it: "existing='replace'", or "--existing replace"."""
     if FOR_COMMANDS.get():
         return f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
     return f"{name}={value!r}"
@@ -401,22 +401,22 @@ def option(name: str, value: Any) -> str:
 
 @frozen()
 class Remedies:
-    """What messages suggest as a remedy, as the user would write it: a call with an option, or a flag.
+    """The remedies that messages suggest, as users write them: a call with an option, or a flag.
 
     Args:
-        call: the call that makes the dataset, with `{}` in place of its options.
+        call: the call that makes the dataset, with `{}` for its options.
     """
 
     call: str = "run({})"
 
     @property
     def again(self) -> str:
-        """What resumes the run."""
+        """The call or command that resumes the run."""
         return "the same command" if FOR_COMMANDS.get() else self.call.format("").replace("..., ", "...")
 
     @property
     def failures(self) -> str:
-        """What lists the rows that failed."""
+        """The call or command that lists the rows that failed."""
         return "`datamat status --failed`" if FOR_COMMANDS.get() else "`datamat.status(output).failures`"
 
     def passing(self, name: str, value: Any) -> str:
@@ -426,11 +426,11 @@ class Remedies:
 
 Existing: TypeAlias = Literal["update", "append", "replace", "refuse"]
 Hook: TypeAlias = Callable[[Any], object]
-"""What hears the events of a run; their classes are in `datamat.events`."""
+"""Hears the events of a run; their classes are in `datamat.events`."""
 
 
 class DatasetKeywords(TypedDict, total=False):
-    """The arguments by name of `Materializer`, which describes each; `materialize` takes them too."""
+    """The keyword arguments of `Materializer`, which describes each; `materialize` takes them too."""
 
     format: Any
     splits: Mapping[str, float] | None
@@ -448,7 +448,7 @@ class DatasetKeywords(TypedDict, total=False):
 
 
 class WorkKeywords(TypedDict, total=False):
-    """The arguments of what works on a dataset in any way: `run`, `repair`, `estimate`; `RunOptions` describes each."""
+    """The arguments of all work on a dataset: `run`, `repair`, `estimate`; `RunOptions` describes each."""
 
     workers: int | WorkerOptions | None
     executor: Any
@@ -473,40 +473,40 @@ class RunKeywords(WorkKeywords, total=False):
 
 
 class RunDatasetKeywords(DatasetKeywords, RunKeywords, total=False):
-    """The arguments of `Materializer` and of its `run`, for what does both in one call."""
+    """The arguments of `Materializer` and of its `run`, for functions that do both in one call."""
 
 
 @frozen(kw_only=True)
 class RunOptions:
-    """How a dataset is made, which of it now, and what becomes of what is there; nothing here decides its bytes.
+    """How a dataset is made, which part of it now, and what happens to finished work; nothing here decides its bytes.
 
     Args:
         workers: the processes that do the work: their number, or `WorkerOptions`.
         executor: engine that does the work instead of datamat's own workers: a `dask.distributed.Client` or its address
-            ("tcp://host:8786"), "ray" or a Ray address ("ray://host:10001"), or any `concurrent.futures.Executor`, as
-            of mpi4py. None: datamat's own, on this machine.
+            ("tcp://host:8786"), "ray" or a Ray address ("ray://host:10001"), or any `concurrent.futures.Executor`, such
+            as that of mpi4py. None takes datamat's own workers on this machine.
         errors: what to do with bad samples: "raise", "skip", "quarantine", or an `ErrorPolicy`.
         include: shell patterns of the shards to make ("train-0000?"); None makes all.
         exclude: shell patterns of the shards to leave out.
         task_index: number of this task, from 0, if several processes make one output together on a shared file system
-            or in a bucket, each with its own call. Each takes shards that no other has. See the guide on Slurm.
-        num_tasks: how many they are. It decides nothing but where each begins: tasks may come and go.
-        existing: what becomes of what is finished. "update" rebuilds shards whose inputs changed and adds new rows; it
-            raises, before anything is touched, if finished rows are no longer in the source. "append" puts rows whose
-            keys are not there yet into new shards, and leaves all others alone, even if their source is gone. With
-            "replace", the source alone decides, and their records go. "refuse" raises wherever a finished shard would
-            be replaced or removed.
-        retry_failed: also try the rows again that failed in earlier runs, which the ledger lists, and complete their
+            or in a bucket, each with its own call. Each takes shards that no other task has. See the guide on Slurm.
+        num_tasks: number of tasks. It only decides where each begins: tasks may come and go.
+        existing: what happens to finished work. "update" rebuilds shards whose inputs changed and adds new rows; it
+            raises, before anything is touched, if finished rows are no longer in the source. "append" puts rows with
+            new keys into new shards, and leaves all others alone, even if their source is gone. With "replace", the
+            source alone decides, and records of rows that it no longer has are removed. "refuse" raises if a finished
+            shard would be replaced or removed.
+        retry_failed: also retry the rows that failed in earlier runs, which the ledger lists, and complete their
             shards. Other rows of these shards are not read again if nothing that decides them has changed: their
-            records are taken from the shard as it is.
-        deadline: when to return, finished or not: "23h30m", seconds, a `timedelta`, or a `datetime`. With an `executor`
-            of your own, running parts end first.
-        max_disk: how much the output folder may hold, as "20GB" or in bytes.
-        progress: show a bar and a summary on standard error.
+            records are taken from the existing shard.
+        deadline: when to return, finished or not: "23h30m", seconds, a `timedelta`, or a `datetime`. With an
+            `executor`, running parts end first.
+        max_disk: maximum size of the output folder, as "20GB" or in bytes.
+        progress: whether to show a bar and a summary on standard error.
         hooks: callables of one event, which hear what happens; see `datamat.events`.
         logger: where messages go; the writer can use it too, even in workers. None takes the logger "datamat".
         scratch: local folder in which shards for a store are made, and files of a source behind a URL wait for their
-            rows; None takes one in `TMPDIR`. A killed run is resumed from it.
+            rows; None takes a folder in `TMPDIR`. A killed run resumes from it.
 
     Raises:
         OptionError: an argument makes no sense.
@@ -553,11 +553,11 @@ class RunOptions:
 
     @classmethod
     def of(cls, given: WorkKeywords | RunKeywords, called: str = "run", known: Collection[str] | None = None) -> Self:
-        """Return the options that the arguments of a call stand for; `RunKeywords` has their types.
+        """Return the options for the arguments of a call; `RunKeywords` has their types.
 
         Args:
             given: the arguments by name.
-            called: what the user has called.
+            called: the function that the user has called.
             known: names of the arguments that it takes; None for all.
 
         Example:
@@ -605,7 +605,7 @@ def _shown(field: dataclasses.Field[Any]) -> inspect.Parameter:
 
 
 RUN_PARAMETERS = tuple(_shown(field) for field in dataclasses.fields(RunOptions))
-"""The parameters of `Materializer.run`, for the signatures of what takes them by `**options`."""
+"""The parameters of `Materializer.run`, for the signatures of functions that take them as `**options`."""
 WORK_PARAMETERS = tuple(one for one in RUN_PARAMETERS if one.name in WorkKeywords.__annotations__)
 """Those of `WorkKeywords`."""
 
@@ -621,11 +621,11 @@ _SHORT = {
     "output_dir": "output=...",
     **{name: f"ImportWriter({name}=...) as the writer" for name in ("columns", "rename", "drop", "features", "key")},
 }
-"""How to write options of these names: those inside of others, and those of other libraries."""
+"""How to write options of these names: options inside others, and options of other libraries."""
 
 
 def _where_option_is(name: str) -> str | None:
-    """Return how to write an option of that name, if there is one elsewhere, or by another name."""
+    """Return how to write an option that exists elsewhere or under another name."""
     if name in _SHORT:
         return _SHORT[name]
     for keyword, kind in (("workers", WorkerOptions), ("shards", ShardOptions), ("errors", ErrorPolicy)):
@@ -644,22 +644,22 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def refuse_others(
     called: str, given: Iterable[str], known: Collection[str], elsewhere: Callable[[str], str | None] = _where_option_is
 ) -> None:
-    """Raise where options are given that a function does not have, and say where they belong.
+    """Raise an error for options that a function does not have, and say where they belong.
 
     Args:
-        called: what the user has called.
+        called: the function that the user has called.
         given: names of the options.
-        known: names of those that it has.
-        elsewhere: returns how to write an option of a name that it does not have, or None.
+        known: names of its own options.
+        elsewhere: returns how to write an option that it does not have, or None.
 
     Raises:
         OptionError: an option belongs elsewhere.
-        TypeError: there is no such option, as Python says it.
+        TypeError: there is no such option; the message is that of Python.
     """
     for name in [name for name in given if name not in known]:
         if where := elsewhere(name):
             inner = re.sub(r"^\w+\((?:\.\.\., )?(\w+=.*)\)$", r"\1", where)
-            where = inner if inner.partition("=")[0] in known else where  # of the very call
+            where = inner if inner.partition("=")[0] in known else where  # for the same call
             raise OptionError(f"{called} has no option {name!r}; write {where}")
         import difflib
 
@@ -669,7 +669,7 @@ def refuse_others(
 
 
 def takes(*options: inspect.Parameter) -> Callable[[_Function], _Function]:
-    """Have a function show in its signature the options that it takes by `**options`."""
+    """Make a function show the options that it takes as `**options` in its signature."""
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)
@@ -683,7 +683,7 @@ def takes(*options: inspect.Parameter) -> Callable[[_Function], _Function]:
 
 
 def refusing_others(function: _Function) -> _Function:
-    """Have a function with named options say of others where they belong."""
+    """Make a function with named options say where other options belong."""
     known = inspect.signature(function).parameters
 
     @functools.wraps(function)

@@ -1,8 +1,8 @@
-"""`frozen`: a frozen dataclass that costs a program little to define.
+"""Provides `frozen`, a frozen dataclass that is cheap to define.
 
 `dataclasses.dataclass(frozen=True)` compiles the source of six methods for each class, half a millisecond of the start
-of every program and worker: of a short job, a third was spent there. Here only `__init__` is compiled; the other
-methods are the same functions for all classes. All else is as in a dataclass: `fields`, `replace`, `asdict`, `match`.
+of every program and worker, a third of the time of a short job. Here only `__init__` is compiled; the other methods are
+the same functions for all classes. Everything else is as in a dataclass: `fields`, `replace`, `asdict`, `match`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _MISSING: Any = dataclasses.MISSING
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def frozen(*, slots: bool = True, eq: bool = True, kw_only: bool = False) -> Callable[[type[_Class]], type[_Class]]:
-    """Return what makes a class a frozen dataclass. None is derived from another.
+    """Return a decorator that makes a class a frozen dataclass, without inheritance.
 
     Args:
-        slots: whether objects have only the fields; not where a `cached_property` is to be kept.
+        slots: whether objects have only the fields; not for classes with a `cached_property`.
         eq: whether objects with equal fields are equal, and hash alike; False compares by identity.
-        kw_only: whether fields are given by name only.
+        kw_only: whether fields can only be given by name.
 
     Example:
         >>> @frozen()

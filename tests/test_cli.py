@@ -58,7 +58,7 @@ def test_damage_gives_one_and_is_named(output, capsys):
 
     assert codes == [1, 1]
     assert f"{shard.name}: record 0 is cut off" in (found := capsys.readouterr().out)
-    assert "name the job in place of the directory" in found
+    assert "name the job instead of the directory" in found
 
 
 def test_repair_writes_offsets_without_the_source(output, template, capsys):

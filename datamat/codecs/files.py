@@ -78,7 +78,7 @@ def read_file(path: str | os.PathLike[str], *, max_bytes: int = 1 << 30) -> byte
     finally:
         os.close(descriptor)
     if _noting:
-        # The digest of the very bytes that become a record, so that nobody reads the file again to hash it.
+        # The digest of the same bytes that become a record, so that the file is not read again to hash it.
         _noting[-1][os.fsdecode(path)] = status.st_size, status.st_mtime_ns, xxhash.xxh3_128_digest(data)
     return data
 

@@ -338,7 +338,7 @@ def _end_of_segments(tags: _Tags, info: ImageInfo, name: str) -> int:
 
 
 def _directory(data: bytes, order: str, start: int, name: str) -> tuple[_Tags, int]:
-    """Return the numbers of each tag of a directory, and where the next directory begins; 0 where there is none."""
+    """Return the numbers of each tag of a directory, and where the next directory begins; 0 if there is none."""
     damaged = refuse(
         name, f"TIFF of {len(data)} bytes with a directory that reaches past its end", "a whole file", RESTORE
     )
@@ -408,8 +408,7 @@ def probe_jpeg(data: bytes, name: str, *, whole: bool) -> ImageInfo:
         data: the whole content of a JPEG file.
         name: name of the file in messages.
         whole: whether to also refuse a file without a scan, or whose markers do not lead to its end. Bytes after EOI
-            are
-            ignored: cameras and phones append previews, depth maps and video, and every decoder stops at EOI.
+            are ignored: cameras and phones append previews, depth maps and video, and every decoder stops at EOI.
     """
     info: ImageInfo | None = None
     orientation: int | None = None

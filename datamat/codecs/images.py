@@ -177,7 +177,7 @@ def probe(data: bytes, *, whole: bool = False, name: str = "", max_pixels: int =
     info = next((info for known, info in _whole if known is data), None)
     if info is None:
         info = _PROBES[_encoding(data, name)](data, name, whole=whole)
-        if whole and type(data) is bytes and len(data) <= _MOST_BYTES_KNOWN:  # nobody can change these
+        if whole and type(data) is bytes and len(data) <= _MOST_BYTES_KNOWN:  # immutable
             _whole = ((data, info), *_whole[: _MOST_KNOWN - 1])
     found = f"{info.encoding} of {info.width} x {info.height} pixels"
     if info.height < 1 or info.width < 1:
@@ -390,7 +390,7 @@ def _describe(data: bytes) -> str:
     if start[4:8] == b"ftyp":
         return "a HEIF, AVIF or video file"
     if start.lstrip().lower().startswith((b"<!doctype html", b"<html")):
-        return "an HTML page (an error page in place of a download?)"
+        return "an HTML page (an error page instead of a download?)"
     if start.isascii() and all(byte >= 32 or byte in b"\t\r\n" for byte in start):
         return f"text that begins {start!r}"
     return f"unknown data that begins {start[:8].hex(' ')}"

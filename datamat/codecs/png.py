@@ -154,7 +154,7 @@ def check_png(data: bytes, name: str) -> PngFile:
 
 
 def _kinds_if_intact(data: bytes) -> set[bytes] | None:
-    """Return the types of chunks of a file that `check_png` accepts, in half the time; None where it has to look.
+    """Return the types of chunks of a file that `check_png` accepts, in half the time; None if it has to look.
 
     A picture has a chunk for each 8 KB, and a file that is stored untouched costs little else.
     """

@@ -389,7 +389,7 @@ def _installed(top: str) -> Origin | None:
     Importing `importlib.metadata`, and with it the parser of e-mails, takes a third as long as importing numpy.
 
     Returns:
-        None where more than a look into one folder has to decide.
+        None if more than a look into one folder has to decide.
     """
     if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
         return None
@@ -612,7 +612,7 @@ _ENDING = ("CALL", "POP", "PRECALL", "RESUME", "RETURN", "STORE")  # how the nam
 
 
 def hashes(function: types.FunctionType) -> str:
-    """Return how code of the user's depends on hashes, in words; "" where it does not, or is not the user's.
+    """Return how code of the user's depends on hashes, in words; "" if it does not, or is not the user's.
 
     The order of a set of texts, and `hash` of one, differ with the hash seed of a process. A set in which something is
     only looked for (`x in {"a", "b"}`) is a constant, and one that is sorted at once has no order.

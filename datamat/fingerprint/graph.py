@@ -103,7 +103,7 @@ class Examined:
         memos: places that the code of the user's fills itself, see `fingerprint.memos`; what they hold does not count
             in the digest.
         hashing: the first code of the user's that makes a set or hashes a value, or the first set in a module of the
-            user's, in words; "" where there is none. What it gives may depend on the hash seed of the process.
+            user's, in words; "" if there is none. What it gives may depend on the hash seed of the process.
         pieces: a few digits for each piece of code ("code.read"), value that code reads from a module ("global.GAIN")
             and attribute ("attribute.scale"), without what has a name of its own: they say which of them changed.
         unseen: what code of the user's that makes samples looks up by what is known only when it runs, and what it has

@@ -316,7 +316,7 @@ def _find_again(name: str) -> bool:
 
 
 def is_installed(module_name: str) -> bool:
-    """Return True if it is a module of an installed package, which nobody edits during the session."""
+    """Return True if it is a module of an installed package, which is not edited during the session."""
     path = getattr(sys.modules.get(module_name), "__file__", None) or ""
     return f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
 

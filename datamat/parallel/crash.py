@@ -23,7 +23,7 @@ __all__ = ["CrashNote", "WorkerExit", "own_note"]
 #   bytes 16 to 39   number of the task that recorded a step, and the step: two numbers that a long task chooses
 #   then             Python stacks, as `faulthandler` writes them when the process crashes or a signal asks for them
 #
-# The worker writes its numbers through a memory map: that takes no system call, and wakes nobody. So the parent can
+# The worker writes its numbers through a memory map: that takes no system call, and wakes no process. So the parent can
 # distinguish a task that killed its worker from one that merely lay in the socket of a worker that died of something
 # else.
 

@@ -499,7 +499,7 @@ class Dispatcher:
                     self._requeue(handle.take_back())
 
     def _has_work(self) -> bool:
-        """Return True if work has arrived since the last pass: nobody wakes this thread until `_is_asleep` is set."""
+        """Return True if work has arrived since the last pass: nothing wakes this thread until `_is_asleep` is set."""
         if self.functions.forgotten or (self._is_shutting_down and self._has_finished()):
             return True
         if not self._waiting and not self._sources:

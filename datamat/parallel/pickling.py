@@ -833,7 +833,7 @@ def join_results(packed: list[bytes], errors: dict[int, bytes]) -> bytes:
 
 
 def loads_results(data: bytes | memoryview) -> tuple[list[Any], dict[int, Any], dict[int, BaseException]]:
-    """Return the results of a chunk, with None in place of those that cannot be unpickled.
+    """Return the results of a chunk, with None for those that cannot be unpickled.
 
     Returns:
         The results; the packed errors; and the errors of unpickling, by position.

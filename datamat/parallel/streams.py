@@ -70,7 +70,7 @@ class Items:
 
     Attributes:
         mode: layout of the arguments: tuples for several iterables; bare items for one, which take half the time.
-        num_items: number of calls according to `len`, which may be wrong; None where an iterable has no length.
+        num_items: number of calls according to `len`, which may be wrong; None if an iterable has no length.
         is_at_hand: whether iteration is finite and runs none of the caller's code.
         is_endless: whether iteration is known to be endless.
     """

@@ -82,7 +82,7 @@ class Wakeup:
         self.awaited: LightFuture | None = None
 
     def ring(self) -> None:
-        """End the wait, or the next one if nobody waits now."""
+        """End the wait, or the next one if no thread waits now."""
         with suppress(RuntimeError):  # already rung
             self._lock.release()
 

@@ -719,7 +719,7 @@ class WorkerGroup:
         if handle.is_held_up:
             handle.is_held_up = False
             self._options.logger.warning(
-                "worker %d was killed: for %g s nobody has read what its tasks put into a queue of multiprocessing, "
+                "worker %d was killed: for %g s nothing has read what its tasks put into a queue of multiprocessing, "
                 "and the rest of that is lost; read it before the pool ends, or return it",
                 handle.pid,
                 _HELD_UP_S,

@@ -409,7 +409,7 @@ class Pipeline:
 
         Args:
             row: the input row.
-            found: the row's samples, or a `Skip` in place of one.
+            found: the row's samples, or a `Skip` instead of one.
             dropped: receives the reasons why records were left out, by key.
 
         Raises:

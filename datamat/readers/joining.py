@@ -221,7 +221,7 @@ def joined(
     if how == "exact" and not other.may_lack and -1 in found:
         first = keys[found.index(-1)]
         raise OptionError(
-            f"join: {found.count(-1):,} of {count_of(len(positions), 'record')} have no partner, the first is that "
+            f"join: {found.count(-1):,} of {count_of(len(positions), 'record')} have no partner; the first is the one "
             f"with the {on} {first!r}; how='inner' leaves them out, how='left' gives them None"
         )
     names = [name for name in other.features if name not in ("key", on)]

@@ -422,7 +422,7 @@ class BatchMaker:
         nesting: the dicts in samples.
         is_batched: whether samples are collated; otherwise each job is a single sample.
         read_block: returns many samples by field, given their positions and the number of threads that read at the
-            same time, or None where they must be read one by one; None for records that are never read in blocks.
+            same time, or None if they must be read one by one; None for records that are never read in blocks.
         block_records: number of records that `read_block` reads at once.
         num_threads: number of threads that make batches at the same time.
         shapes: functions for each finished batch (padding and packing), called with the rows of its records.

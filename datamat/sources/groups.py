@@ -32,7 +32,7 @@ class Groups:
 
     Args:
         given: name of the field that holds the group, or function of an `IndexRow` that returns it.
-        source: folder that relative paths of fields start from; "" where there is none.
+        source: folder that relative paths of fields start from; "" if there is none.
         contents: what rows stand for, in the order of the index, if their own fields do not hold it.
     """
 

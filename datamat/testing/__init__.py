@@ -1,4 +1,4 @@
-"""Tests that a plug-in passes: subclass the class for its kind in a test module of yours, and let pytest collect it.
+"""Provides tests for plug-ins: subclass the class for its kind in your test module, and let pytest collect it.
 
     from datamat.testing import ShardFormatConformance
 
@@ -21,8 +21,8 @@
 `InlineExecutor` runs every call in the calling thread: tests of a writer or a whole run then take milliseconds, and a
 debugger stops in `read`.
 
-datamat's own plug-ins pass the same tests. A failed assertion says which case it was, what was found and what was
-expected. To leave a test out, set it to None in the subclass and say why. This module does not import pytest.
+datamat's own plug-ins pass the same tests. A failed assertion names the case, what was found and what was expected. To
+leave a test out, set it to None in the subclass and say why. This module does not import pytest.
 """
 
 from __future__ import annotations

@@ -31,10 +31,10 @@ class _Scale:
 
 
 class InlineExecutor(Executor):
-    """Makes each call at once, in the thread that submits it: no process is started, and nothing is pickled.
+    """Runs each call at once in the thread that submits it: no process is started, and nothing is pickled.
 
-    A run has the same bytes as with workers. What only a process can do is not there: a call cannot time out, and one
-    that ends the process ends the program.
+    A run has the same bytes as with workers. Features of processes are missing: a call cannot time out, and a call that
+    ends its process ends the program.
 
     Example:
         >>> import tempfile
@@ -51,7 +51,7 @@ class InlineExecutor(Executor):
         self._is_shut_down = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call `fn` and return a future that has ended; only what is no `Exception`, as Ctrl-C, is raised here.
+        """Call `fn` and return a finished future; raise only what is not an `Exception`, such as Ctrl-C.
 
         Raises:
             RuntimeError: the executor is shut down.

@@ -1,7 +1,7 @@
 """Transforms of torchvision (v2), kornia and audiomentations as stages: each library behind an adapter.
 
 An adapter hands the fields of a sample over in the form that its library knows, and takes them back as they were
-declared. It imports no library: whoever passes a transform of one has imported it, and where a stage runs it is
+declared. It imports no library: the caller that passes a transform has imported it, and where a stage runs it is
 imported again.
 
     field                torchvision               kornia
@@ -179,7 +179,7 @@ class TorchvisionStage(LibraryStage):
 
         if not isinstance(value, tv_tensors.BoundingBoxes):
             raise SchemaError(
-                f"{self.name} returned {kind_of(value)} for the boxes {name!r}, whose format nobody knows; "
+                f"{self.name} returned {kind_of(value)} for the boxes {name!r}, whose format is unknown; "
                 "leave ToPureTensor out: readers give plain arrays and tensors in any case"
             )
         corners = functional.convert_bounding_box_format(value, new_format=tv_tensors.BoundingBoxFormat.XYXY)

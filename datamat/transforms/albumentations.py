@@ -319,7 +319,7 @@ def _removes_points(transform: Any) -> bool:
 
 
 def _num_sure(transform: Any) -> int:
-    """Return the number of containers in a tree whose transforms are all applied, or never; 0 where it is chance."""
+    """Return the number of containers in a tree whose transforms are all applied, or never; 0 if that is random."""
     children = getattr(transform, "transforms", ())
     probability = getattr(transform, "p", 0.5)
     if not all(is_pipeline(child) for child in children) or not (

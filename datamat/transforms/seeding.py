@@ -46,7 +46,7 @@ __all__ = [
     "with_rng",
 ]
 
-_NO_COPY = (1 << 32) - 1  # in place of the number of a copy: the stream of the row itself
+_NO_COPY = (1 << 32) - 1  # instead of the number of a copy: the stream of the row itself
 _SEED: dict[str, Callable[[Any, int], object]] = {
     # Not `torch.manual_seed`: it looks for every kind of device, which takes 100 us.
     "torch": lambda torch, seed: torch.default_generator.manual_seed(seed),
@@ -235,7 +235,7 @@ class GlobalState:
     Attributes:
         of_random: state of `random`.
         of_numpy: state of `numpy.random`, its words as bytes.
-        of_torch: state of torch on the CPU, as bytes; None where torch is not loaded.
+        of_torch: state of torch on the CPU, as bytes; None if torch is not loaded.
         of_tensorflow: seed and state of TensorFlow's eager context, and its generator; None without a context, False
             where it is left alone.
     """
@@ -420,7 +420,8 @@ class RandomStreams:
         """Return True if a draw that ended just now would have come out the same with any other numbers.
 
         So it is where nothing was drawn, apart from the coins that a pipeline tosses for steps that it always takes.
-        Where TensorFlow is loaded, nobody can tell: an op with a seed of its own, or one in a `tf.function`, leaves no
+        If TensorFlow is loaded, this cannot be known: an op with a seed of its own, or one in a `tf.function`, leaves
+            no
         trace in the state that Python sees. Seeds the global generators again.
 
         Args:

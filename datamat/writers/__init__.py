@@ -1,4 +1,4 @@
-"""Raw data in: the writers that datamat knows by name, each a short module meant to be copied, and how to write one."""
+"""Reads raw data: the writers that datamat knows by name, each a short module to copy from, and how to write one."""
 
 from __future__ import annotations
 

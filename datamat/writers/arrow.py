@@ -1,4 +1,4 @@
-"""Rows of Arrow data: tables in memory, and Arrow files."""
+"""Reads rows of Arrow data: tables in memory, and Arrow files."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 
 class ArrowRows(abc.ABC):
-    """Rows of Arrow data by position, wherever they lie.
+    """Rows of Arrow data by position, in memory or in files.
 
     Attributes:
         schema: their `pyarrow.Schema`.
-        identity: what stands for their content, as in a `DataSource`.
+        identity: value that stands for their content, as in a `DataSource`.
         files: the files that they lie in.
-        refused: why a column is refused that nobody declares, by its name.
+        refused: why undeclared columns are refused, by name.
     """
 
     schema: Any
@@ -66,7 +66,7 @@ class ArrowRows(abc.ABC):
 
     @abc.abstractmethod
     def narrow(self, columns: Collection[str]) -> None:
-        """Read these columns only."""
+        """Read only these columns."""
 
     def names(self) -> Iterator[tuple[str, str | None]]:
         """Yield key and split of each row, by where it lies."""
@@ -175,16 +175,16 @@ _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"  # of Hive, Spark, pyarrow and polars: 
 
 
 def folder_values(files: Sequence[SourceFile]) -> list[dict[str, int | str | None]]:
-    """Return what the folders of each file give all its rows, as Hive, Spark and `pyarrow.dataset` lay tables out.
+    """Return the values that a file's folders give to all its rows, as in tables of Hive, Spark and `pyarrow.dataset`.
 
     Args:
         files: the files of one table.
 
     Returns:
-        Values by column: integers where the folders of all files hold such, otherwise text.
+        Values by column: integers if the folders of all files hold integers, otherwise text.
 
     Raises:
-        SourceError: some files lie in such folders, and others do not.
+        SourceError: some files lie in such folders, but others do not.
     """
     shared = os.path.commonpath([os.path.dirname(file.path) for file in files]) if files else ""
     found: list[dict[str, str | None]] = []
@@ -212,13 +212,13 @@ class TableFormat(Protocol):
     """How the tables of one kind of file are read.
 
     Attributes:
-        name: what messages call it.
+        name: name in messages.
     """
 
     name: str
 
     def outline(self, path: str) -> tuple[Any, list[int]]:
-        """Return the schema of a file, and how many rows each of its groups has."""
+        """Return the schema of a file, and the number of rows in each group."""
 
     def read(self, path: str, group: int, columns: Sequence[str]) -> pa.Table:
         """Return columns of a group of rows."""
@@ -229,9 +229,9 @@ class TableFormat(Protocol):
 
 @final
 class TableFiles(ArrowRows):
-    """The rows of files, each group of rows read when one of them is needed.
+    """The rows of files; a group of rows is read when one of its rows is needed.
 
-    The files of one table may differ: a column may be missing in some, where its cells are empty, or be of a narrower
+    The files of a table may differ: a column may be missing in some, which makes its cells empty, or have a narrower
     type.
 
     Args:
@@ -239,7 +239,7 @@ class TableFiles(ArrowRows):
         format: how they are read.
     """
 
-    def __init__(self, files: Sequence[SourceFile], format: TableFormat) -> None:  # noqa: A002 -- the word for it
+    def __init__(self, files: Sequence[SourceFile], format: TableFormat) -> None:  # noqa: A002 -- the usual word
         import pyarrow as pa
 
         self.files = files
@@ -250,7 +250,7 @@ class TableFiles(ArrowRows):
         rows: list[int] = []
         self._counts: list[int] = []  # rows of each file
         self.schema = None
-        self._own: list[frozenset[str]] = []  # names of the columns that each file has itself
+        self._own: list[frozenset[str]] = []  # names of the columns in each file itself
         self._folders = folder_values(files)
         for number, (file, values) in enumerate(zip(files, self._folders, strict=True)):
             with _translated(SourceError, f"{file.path} cannot be read as {format.name}"):
@@ -261,7 +261,7 @@ class TableFiles(ArrowRows):
                 )
             self._own.append(frozenset(schema.names))
             for name in values:
-                if name not in schema.names:  # a writer may repeat the values in the file, as polars does
+                if name not in schema.names:  # a writer such as polars may repeat the values in the file
                     is_text = any(isinstance(each[name], str) for each in self._folders)
                     schema = schema.append(pa.field(name, pa.string() if is_text else pa.int64()))
             self.schema = self._with(readable_schema(schema), file)
@@ -319,7 +319,7 @@ class TableFiles(ArrowRows):
         self._held = {}
 
     def _group(self, place: int) -> pa.Table:
-        """Return a group of rows; those read last stay in memory."""
+        """Return a group of rows; the latest groups stay in memory."""
         found = self._held.pop(place, None)
         if found is None:
             found = self._read(place, self._wanted)
@@ -342,7 +342,7 @@ class TableFiles(ArrowRows):
         return [name for name in names if name in self._own[number]]
 
     def _complete(self, found: pa.Table, number: int, names: Sequence[str]) -> pa.Table:
-        """Return rows of a file with all columns, in the types that these have in all files."""
+        """Return rows of a file with all columns, in the types that they have over all files."""
         import pyarrow as pa
 
         wanted = pa.schema([self.schema.field(name) for name in names])
@@ -366,7 +366,7 @@ class TableFiles(ArrowRows):
         return found
 
     def _with(self, schema: Any, file: SourceFile) -> Any:
-        """Return a schema for the rows of a file and of those before it."""
+        """Return a schema for the rows of a file and of all files before it."""
         if self.schema is None or schema.equals(self.schema):
             return schema
         found, refused = unified(self.schema, schema, self.files[0].path, file.path)
@@ -405,7 +405,7 @@ class ArrowFiles:
     def read(self, path: str, group: int, columns: Sequence[str]) -> pa.Table:
         del group  # there is one
         found = self._opened(path).read_all()
-        found.validate(full=True)  # Arrow follows offsets blindly, also out of its memory
+        found.validate(full=True)  # Arrow follows offsets blindly, even out of its memory
         return found.select(columns)
 
     def batches(self, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -422,11 +422,9 @@ class ArrowFiles:
             return pa.ipc.open_file(data)
         except pa.ArrowInvalid:
             stream = pa.ipc.open_stream(data)
-            # Arrow takes the end of the file for that of the stream, also where batches are missing.
+            # Arrow takes the end of the file for that of the stream, even if batches are missing.
             if not data.slice(max(0, data.size - 4)).equals(pa.py_buffer(bytes(4))):
-                raise pa.ArrowInvalid(
-                    "the stream has no end: it was cut off, or whoever wrote it was stopped"
-                ) from None
+                raise pa.ArrowInvalid("the stream has no end: it was cut off, or its writer was stopped") from None
             return stream
 
 

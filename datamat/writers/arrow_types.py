@@ -1,4 +1,4 @@
-"""Arrow types as features, and cells as `read_block` returns them."""
+"""Maps Arrow types to features, and cells to the columns that `read_block` returns."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Column:
         path: the same, as a tuple.
         type: its `pyarrow.DataType`.
         feature: the feature that holds its cells; None for bytes, of which the first decides, and where none does.
-        refused: why no feature holds its cells, and what to write; "" where one does.
+        refused: why no feature holds its cells, and what to write; "" if one does.
         is_file: whether it is a struct of Hugging Face that holds an encoded file, or a list of these.
         noted: what Hugging Face's note says of it.
     """
@@ -156,7 +156,7 @@ def _columns_of(name: str, path: tuple[str, ...], kind: Any, noted: Any) -> list
         name: name of the field.
         path: its names, from the column down.
         kind: its type.
-        noted: what Hugging Face's note in the schema says of it; None where there is none.
+        noted: what Hugging Face's note in the schema says of it; None if there is none.
     """
     import pyarrow as pa
 
@@ -195,7 +195,7 @@ def _with_files(noted: Any, kind: Any) -> Any:
         kind: its Arrow type.
 
     Returns:
-        A feature, or a dict of them by name; None where it holds no files, or something that no feature stores.
+        A feature, or a dict of them by name; None if it holds no files, or something that no feature stores.
     """
     import pyarrow as pa
 
@@ -229,7 +229,7 @@ def _noted_file(noted: Mapping[str, Any]) -> Feature:
 
 
 def _noted_feature(noted: Mapping[str, Any]) -> Feature | None:
-    """Return the feature that Hugging Face's note about a column asks for; None where its Arrow type says enough."""
+    """Return the feature that Hugging Face's note about a column asks for; None if its Arrow type says enough."""
     match noted:
         case {"_type": "ClassLabel", "names": [*names]}:
             return ClassLabel(tuple(names))
@@ -265,10 +265,10 @@ def readable_schema(schema: Any, *, decoded: bool = False) -> Any:
 
 
 def unified(one: Any, other: Any, first: str, path: str) -> tuple[Any, dict[str, str]]:
-    """Return a schema for the rows of two files, and why a column is refused that nobody declares, by its name.
+    """Return a schema for the rows of two files, and why undeclared columns are refused, by name.
 
-    Numbers become wider, and columns of nulls what the others are; what else differs is text, or what it is in the
-    first file where not even text holds both.
+    Numbers become wider, and columns of nulls take the other type; other differences become text, or the type in the
+    first file if not even text holds both.
 
     Args:
         one: schema of the first file, or of several.
@@ -293,13 +293,13 @@ def unified(one: Any, other: Any, first: str, path: str) -> tuple[Any, dict[str,
             refused[name] = f"{reason}give all files the same type"
             other = other.set(other.get_field_index(name), one.field(name))
             continue
-        refused[name] = f"{reason}declare what it is to be, as in features={{{name!r}: Text()}}"
+        refused[name] = f"{reason}declare its feature, as in features={{{name!r}: Text()}}"
         one, other = (schema.set(schema.get_field_index(name), pa.field(name, pa.string())) for schema in (one, other))
     return pa.unify_schemas([one, other], promote_options="permissive"), refused
 
 
 def lacking(name: str, lacks: str, has: str) -> str:
-    """Return what is said of a column that one file of a table has, and another has not."""
+    """Return the error text for a column that one file of a table has and another lacks."""
     return f"{lacks} has no column {name!r}, which {has} has; declare it with features={{{name!r}: Nullable(...)}}"
 
 
@@ -325,7 +325,7 @@ def _without_views(kind: Any) -> Any:
 
 
 def feature_of_type(kind: Any) -> Feature | None:  # noqa: PLR0911 -- one for each kind of type
-    """Return the feature that holds every value of an Arrow type; None where there is none, and for bytes."""
+    """Return the feature that holds every value of an Arrow type; None for bytes, or if there is none."""
     import pyarrow as pa
 
     types = pa.types
@@ -372,7 +372,7 @@ def _list_shape(kind: Any) -> tuple[tuple[int | None, ...], Any]:
 
 
 def _not_in_json(kind: Any, place: str) -> str:
-    """Return the first part of a nested type that JSON cannot hold, and where it is; "" where there is none."""
+    """Return the first part of a nested type that JSON cannot hold, and where it is; "" if there is none."""
     import pyarrow as pa
 
     types = pa.types
@@ -394,7 +394,7 @@ def _refusal(name: str, kind: Any) -> str:
     where = f"column {name!r} is {kind}, which no feature stores exactly; "
     drop = f"leave it out with drop=[{name!r}]"
     if pa.types.is_null(kind):
-        return f"column {name!r} holds nothing but empty cells; {drop}"
+        return f"column {name!r} holds only empty cells; {drop}"
     if pa.types.is_decimal(kind):
         return (
             f"{where}pass features={{{name!r}: Scalar('float64')}} to round it, or Text() to keep its digits, or {drop}"
@@ -451,7 +451,7 @@ def _tensor(shape: Sequence[int | None], dtype: str) -> Tensor | None:
 
 
 def _cells_of(column: Any, feature: Feature | None) -> Any:
-    """Return cells without a Python object for each; None where `to_pylist` does as well."""
+    """Return cells without a Python object for each; None if `to_pylist` is just as good."""
     import pyarrow as pa
 
     match feature:
@@ -479,7 +479,7 @@ def _arrays_of(column: Any, feature: Tensor | ClassLabel) -> Any:
     _, sizes = feature.value_type()
     if None not in sizes:
         return values.reshape(count, *sizes)
-    assert lengths is not None, "a size that varies is that of a list"
+    assert lengths is not None, "only lists vary in size"
     return values.reshape(-1, *sizes[1:]), lengths
 
 
@@ -489,7 +489,7 @@ def is_json(kind: Any) -> bool:
 
 
 def _json_cells(column: Any) -> list[Any]:
-    """Return nested cells with dicts for maps, which Arrow gives as lists of pairs."""
+    """Return nested cells with dicts instead of lists of pairs, as Arrow gives maps."""
     cells: list[Any] = column.to_pylist()
     if is_json(column.type):
         return [None if cell is None else json.loads(cell) for cell in cells]

@@ -1,7 +1,7 @@
-"""The classes that users subclass for their own data, and how a registered writer is found by name.
+"""Defines the classes that users subclass for their own data, and finds registered writers by name.
 
 DatasetWriter    raw data: an index of input samples, and how to read one of them
-DataSource       a dataset that exists already: its samples, by position
+DataSource       an existing dataset: its samples, by position
 
 A package registers a writer under the entry-point group `datamat.writers`, in its `pyproject.toml`:
 
@@ -69,30 +69,30 @@ class DatasetWriter(abc.ABC):
       it was sent, and, in `read`, on the seeded random numbers; never on the clock, on earlier calls or on the number
       of workers.
     - **Declared**: every file that affects a sample is in its row, in `files`, or in what `bind` sets on `self`. A
-      warning names any other file that is opened, because nothing would notice if it changed.
-    - **Honest**: a sample that cannot be read raises, and is never replaced by a placeholder. One that is left out on
-      purpose is a `Skip`, or None.
+      warning names any other file that is opened, because its changes would go unnoticed.
+    - **Honest**: a sample that cannot be read raises an error, and is never replaced by a placeholder. A sample left
+      out on purpose is a `Skip`, or None.
 
     A writer need not be thread-safe: each process calls it from one thread.
 
     The code of the class, all functions that it reaches, and its attributes become part of the fingerprint of each
-    shard: a change to any of them rebuilds the shards that it affects. For an attribute that must not count, use a
+    shard: a change to any of them rebuilds the affected shards. For an attribute that must not count, use a
     `functools.cached_property`, or drop it in `__getstate__`.
 
     Attributes:
-        name: name of the dataset; the names of its shards begin with it. A writer that is registered under the
-            entry-point group `datamat.writers` is found by the name of its entry point, by convention the same.
+        name: name of the dataset; the names of its shards begin with it. A writer registered under the entry-point
+            group `datamat.writers` is found by the name of its entry point, which is the same by convention.
         features: schema of a sample; may be a property, or set by `bind`. A feature `key` is added by datamat.
         file_fields: names of the index fields that hold paths of input files. Those files are checked when the source
             is indexed, become part of the fingerprint, and reach `read` as absolute paths. None lets datamat find the
-            fields by their values. Behind a URL, nothing but declared files can be read; where a class declares none
-            here, in `url_fields` or in `files`, the whole source is fetched before it is bound.
-        url_fields: names of the index fields that hold URLs of input files, or lists and dicts of URLs, of any hosts
-            and stores, with or without a signature in the query. Each is fetched shortly before `read`, which gets the
-            path of a local copy; one that cannot be fetched fails its row. A path counts as in `file_fields`.
+            fields by their values. Behind a URL, only declared files can be read; if a class declares none here, in
+            `url_fields` or in `files`, the whole source is fetched before it is bound.
+        url_fields: names of the index fields that hold URLs of input files, or lists and dicts of URLs, from any hosts
+            and stores, with or without a signature in the query. Each file is fetched shortly before `read`, which gets
+            the path of a local copy; a failure to fetch it fails its row. Paths count as in `file_fields`.
         files: paths of further input files and folders that every sample depends on, such as a label map that
-            `setup_worker` opens; relative to the source, or absolute; or the paths by the names to show in the
-            manifest. It may be a property. A change to one of them rebuilds all shards.
+            `setup_worker` opens; relative to the source, or absolute; or a dict of paths by the names to show in the
+            manifest. May be a property. A change to any of these files rebuilds all shards.
 
     Example:
         >>> class Squares(DatasetWriter):
@@ -116,10 +116,10 @@ class DatasetWriter(abc.ABC):
     files: Sequence[str | os.PathLike[str]] | Mapping[str, str] = ()
 
     def bind(self, source: Any) -> None:  # noqa: B027 -- an optional hook: doing nothing is the default
-        """Learn from the source what `features` needs, such as class names or columns.
+        """Get from the source what `features` needs, such as class names or columns.
 
-        Called in the calling process, once, when the `Materializer` is made, before every other method. What it stores
-        on `self` travels to the workers and becomes part of the fingerprint.
+        Called once in the calling process, when the `Materializer` is made, before all other methods. What it stores on
+        `self` travels to the workers and becomes part of the fingerprint.
 
         Args:
             source: the source that the caller gave to `Materializer`, unchanged: most often the path of a folder.
@@ -130,13 +130,12 @@ class DatasetWriter(abc.ABC):
 
     @abc.abstractmethod
     def index(self, source: Any) -> Iterable[IndexRow] | Iterable[RowBlock]:
-        """Return one row for each input sample, always in the same order, without decoding anything.
+        """Return one row per input sample, always in the same order, without decoding anything.
 
-        Called in the calling process, once in each `plan()`, `run()` or `status()`. A generator is welcome: rows are
-        written to disk as they come, so memory does not grow with their number. `Index` makes rows of folders, lists,
-        tables and existing datasets. Where there are millions of rows, yield them as columns, a `RowBlock` of some ten
-        thousand at a time, or take `Index.from_table`: they go to `read_block` a block at a time, and become rows for
-        `read` alone.
+        Called in the calling process, once in each `plan()`, `run()` or `status()`. It may be a generator: rows are
+        written to disk as they come, so that memory does not grow with their number. `Index` makes rows from folders,
+        lists, tables and existing datasets. For millions of rows, yield columns, as a `RowBlock` of some ten thousand
+        rows at a time, or use `Index.from_table`: `read_block` gets whole blocks, and only `read` needs single rows.
 
         Args:
             source: the source that the caller gave to `Materializer`, unchanged: most often the path of a folder.
@@ -150,14 +149,14 @@ class DatasetWriter(abc.ABC):
 
     @abc.abstractmethod
     def read(self, row: IndexRow) -> Sample | Iterable[Sample | Skip] | Skip | None:
-        """Return the sample of one row, a value for every declared feature except `key`; or several, or none.
+        """Return the sample of a row, with a value for every declared feature except `key`; or several, or none.
 
-        Called in a worker process, for any rows in any order; occasionally twice for one row, to compare the results.
+        Called in a worker process, for any rows in any order; occasionally twice for a row, to compare the results.
 
         A `read` that draws random numbers declares a second parameter, `read(self, row, rng)`, and receives the
         `numpy.random.Generator` of the row. `random` and `numpy.random` are seeded for each row as well, and so are the
         generators of torch and TensorFlow where they are loaded. All of them depend on the base seed and the row's key
-        alone. Any other source of chance (a generator that lives on from row to row, the clock) is refused.
+        alone. Any other source of randomness (a generator that lives on from row to row, the clock) is refused.
 
         Args:
             row: a row of the index; its file fields hold absolute paths that can be opened.
@@ -166,28 +165,28 @@ class DatasetWriter(abc.ABC):
             Values by feature name, of the declared dtypes and shapes. An image or a mask is an array, or the `bytes` of
             its file: bytes that need no change are stored untouched. PIL images and tensors are converted to arrays.
 
-            A list or a generator of such dicts gives several samples, whose records have the keys `KEY#0-0`, `KEY#0-1`,
+            A list or generator of such dicts gives several samples, whose records have the keys `KEY#0-0`, `KEY#0-1`,
             and so on; all samples of a row are in memory together. `Skip("too dark")` or None leaves the row out; a
-            `Skip` among several samples leaves out that one, and the others keep their keys.
+            `Skip` among several samples leaves out that sample, and the others keep their keys.
 
         Raises:
-            Skip: the row is left out, on purpose: in the ledger with the reason, and no failure.
-            Exception: any error reports the sample as bad; the run's `ErrorPolicy` decides what follows, and the
+            Skip: the row is left out on purpose; the ledger has the reason, and it is not a failure.
+            Exception: any error reports the sample as bad; the run's `ErrorPolicy` decides what happens, and the
                 message reaches the caller with the sample's key.
         """
 
     def augment(self, sample: Sample, rng: np.random.Generator) -> Sample | Iterable[Sample | Skip] | Skip | None:
-        """Return a changed sample, or several; the default returns it unchanged.
+        """Return a changed sample, or several; by default, return it unchanged.
 
         Called in a worker process for each copy, before the run's `transform`, in the splits that `copies` names (if it
-        is a number, in "train", or in all where no split is called so). A copy that gives several samples makes several
+        is a number, in "train", or in all splits if none has that name). A copy with several samples becomes several
         records, `KEY#COPY-NUMBER`.
 
         Args:
             sample: decoded values by feature name, with `key`; images uint8 (height, width, channels), masks uint8
                 (height, width). The arrays belong to this copy and may be changed in place.
-            rng: random stream of this copy, from base seed, key and copy number: the only source of chance to draw
-                from.
+            rng: random stream of this copy, derived from base seed, key and copy number; the only source of
+                randomness to use.
 
         Returns:
             One sample, or an iterable of samples, each with a value for every declared feature except `key`; `Skip` or
@@ -201,28 +200,28 @@ class DatasetWriter(abc.ABC):
         return sample
 
     def read_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return many samples at once, by columns; the default, None, has `read` called for each row.
+        """Return many samples at once, as columns; by default, return None, so that `read` is called for each row.
 
-        For tables, embeddings, tokens and other small arrays, where a call per row costs more than the row. Called in a
-        worker process, in splits that nothing augments and that have one copy. The columns must hold exactly what
-        `read` returns for those rows, and no random numbers may be drawn: they would depend on how rows are grouped
-        into blocks.
+        For tables, embeddings, tokens and other small arrays, for which a call per row costs more than the row. Called
+        in a worker process, in splits that nothing augments and that have one copy. The columns must hold exactly what
+        `read` returns for those rows, and must not use random numbers, which would depend on how rows are grouped into
+        blocks.
 
         Args:
             keys: keys of the n rows.
             fields: columns of the index by field name: int64 or float64 (n,), or a list of n strings.
 
         Returns:
-            A column for every declared feature except `key`; None where this block must be read row by row.
+            A column for every declared feature except `key`; None if this block must be read row by row.
 
             - Numbers and labels: an array (n,) of the declared dtype; a label may be any integer, or a name.
             - Arrays of one shape: an array (n, ...).
-            - Arrays whose first size varies: a tuple (values, lengths) of all values, (total, ...), and int64 (n,), how
-              many of them each row has.
+            - Arrays whose first size varies: a tuple (values, lengths) of all values, (total, ...), and int64 (n,), the
+              number that each row has.
             - Any other arrays, pictures and text: a list of n values as `read` returns them.
 
         Raises:
-            Exception: as for `read`; then the rows of the block are read one by one.
+            Exception: as for `read`; the rows of the block are then read one by one.
 
         Example:
             >>> class Tokens(DatasetWriter):
@@ -250,39 +249,39 @@ class DatasetWriter(abc.ABC):
         Called once in each worker process, before its first `read`. What it stores on `self` stays in that process.
 
         Raises:
-            Exception: any error ends the run, with its traceback.
+            Exception: any error ends the run and shows its traceback.
         """
 
 
 class DataSource(abc.ABC):
-    """Samples of an existing dataset, by position: what `Index.from_dataset` lists and `ImportWriter` reads.
+    """Samples of an existing dataset by position, which `Index.from_dataset` lists and `ImportWriter` reads.
 
     This is the extension point for existing datasets. Most of them need no subclass: any object with `len()` and items
-    by position will do, such as a list, a torch `Dataset` or a grain `RandomAccessDataSource`. Subclass `DataSource` if
-    samples have keys, splits or declared features of their own, or if an object's content should not be fingerprinted.
+    by position works, such as a list, a torch `Dataset` or a grain `RandomAccessDataSource`. Subclass `DataSource` if
+    samples have their own keys, splits or declared features, or if an object's content should not be fingerprinted.
 
     What an implementation must guarantee:
 
     - **Fixed**: its length, order, keys and splits do not change while it is in use.
     - **Deterministic**: the same position gives an equal sample at any time, in any process and order.
-    - **Picklable**: a copy travels to each worker process; it opens files of its own there, on first use.
+    - **Picklable**: a copy travels to each worker process, where it opens its own files on first use.
 
     It need not be thread-safe: each process reads from one thread.
 
     Attributes:
-        features: features that the dataset itself declares, by field name. A field missing here gets the feature that
+        features: features that the dataset itself declares, by field name. A field without one gets the feature that
             fits its value in the first sample.
-        identity: value that stands for the content in fingerprints: shards are rebuilt when it changes. None stands for
-            the object itself, with all of its attributes.
+        identity: value that stands for the content in fingerprints: shards are rebuilt when it changes. None takes the
+            object itself, with all of its attributes.
         files: absolute paths of the files that hold the samples, by the names to show in the manifest; their content
-            counts, too.
+            counts as well.
         refused: why a field cannot be stored, and what to write instead, by field name.
         dicts: names of the fields that are dicts in a sample, whose fields are called `DICT/FIELD` here.
-        keys_are_places: whether keys say where samples lie, so that a field `key` is one as any other.
+        keys_are_places: whether keys say where samples lie, so that `key` is a field like any other.
         has_schema: whether all samples have the fields that `field_names` returns.
-        is_of_cells: whether samples are rows of tables, in which any cell may be empty that `declare` says may be.
+        is_of_cells: whether samples are rows of tables, in which any cell may be empty if `declare` allows it.
 
-    The methods below `keys_and_splits` are optional hooks of sources that know more than their samples show.
+    The methods after `keys_and_splits` are optional hooks for sources that know more than their samples show.
 
     Example:
         >>> class Squares(DataSource):
@@ -339,8 +338,8 @@ class DataSource(abc.ABC):
         """Return the names of the fields; None, the default, if only a sample shows them."""
         return None
 
-    def narrow(self, names: Collection[str]) -> None:  # noqa: B027 -- an optional hook, as those below
-        """Read these fields only. Called on sources that know the names of their fields."""
+    def narrow(self, names: Collection[str]) -> None:  # noqa: B027 -- an optional hook, like those below
+        """Read only these fields. Called on sources that know the names of their fields."""
 
     def declare(self, features: Mapping[str, Feature]) -> None:  # noqa: B027
         """Take the features that the user declares, by field name."""
@@ -358,7 +357,7 @@ class DataSource(abc.ABC):
             yield sample[name]
 
     def block(self, positions: np.ndarray) -> Mapping[str, Any] | None:
-        """Return the columns of some samples, as `DatasetWriter.read_block` does; None to have them read one by one.
+        """Return the columns of some samples, as `DatasetWriter.read_block` does; None if they must be read one by one.
 
         Args:
             positions: int64 (n,), the positions.
@@ -367,12 +366,12 @@ class DataSource(abc.ABC):
         return None
 
     def contents(self) -> Iterator[int] | None:
-        """Return a digest of the content of each sample, 0 where it is unknown; None if `identity` says it all."""
+        """Return a digest of the content of each sample, 0 if unknown; None if `identity` says everything."""
         return None
 
 
 def identity_of(source: DataSource) -> Any:
-    """Return what stands for the content of a source in fingerprints."""
+    """Return the value that stands for the content of a source in fingerprints."""
     return source if source.identity is None else source.identity
 
 
@@ -384,7 +383,7 @@ def writer_names() -> list[str]:
 
 
 def writer_and_source(writer: Any, source: Any) -> tuple[Any, Any]:
-    """Return a writer and its source, where the user may have given data in place of a writer, or no writer at all.
+    """Return a writer and its source; the user may have given data instead of a writer, or no writer at all.
 
     Args:
         writer: a writer in any form that `resolve_writer` takes, data that needs no class, or None.
@@ -414,7 +413,7 @@ def writer_and_source(writer: Any, source: Any) -> tuple[Any, Any]:
 
 
 def _is_place(name: str) -> bool:
-    """Return True if a text names files or a folder, and no writer: the name of a writer goes before a folder's."""
+    """Return True if a text names files or a folder rather than a writer; names of writers take precedence."""
     if name in SOURCE_KINDS or name == "dataset" or name in writer_names():
         return False
     path = expand_home(name)
@@ -422,14 +421,14 @@ def _is_place(name: str) -> bool:
 
 
 def resolve_writer(writer: DatasetWriter | type[DatasetWriter] | str) -> DatasetWriter:
-    """Return the writer that an argument stands for.
+    """Return the writer for an argument.
 
     Args:
         writer: an instance, a subclass, a registered name ("camvid"), a kind of source ("parquet"), or
             "package.module:Class".
 
     Raises:
-        OptionError: no writer has that name, or what was found is not a `DatasetWriter`.
+        OptionError: no writer has that name, or it is not a `DatasetWriter`.
         MissingDependencyError: the writer is registered, but a package that it needs is not installed.
     """
     found: Any = _load(writer) if isinstance(writer, str) else writer
@@ -454,7 +453,7 @@ def bind_writer(writer: DatasetWriter, source: Any) -> None:
 
     Args:
         writer: the writer.
-        source: raw data, as the user gave it, or where it is on this machine.
+        source: raw data, as the user gave it, or its place on this machine.
 
     Raises:
         OptionError: the writer declares no features.
@@ -470,11 +469,11 @@ def bind_writer(writer: DatasetWriter, source: Any) -> None:
 
 
 def always_needed(writer: DatasetWriter) -> tuple[str, ...]:
-    """Return names of files and folders below the source that are needed whichever row is read; "" stands for all.
+    """Return names of files and folders below the source that every row needs; "" stands for all.
 
-    Those are its `files`, as far as they are known before it is bound; all, where it declares no files whatsoever.
+    These are its `files`, if they are known before it is bound; all if it declares no files whatsoever.
     """
-    files = inspect.getattr_static(writer, "files", ())  # not a property's, which may need what `bind` sets
+    files = inspect.getattr_static(writer, "files", ())  # not for a property, which may need what `bind` sets
     listed = [*files.values()] if isinstance(files, Mapping) else files
     named = tuple(map(os.fspath, listed)) if isinstance(listed, (list, tuple)) else ()
     return named if named or writer.file_fields or writer.url_fields else ("",)
@@ -491,7 +490,8 @@ def _load(name: str) -> Any:
     if target is None:
         also = ", nor a file or folder of that name" if {".", os.sep} & set(name) and not os.path.lexists(name) else ""
         raise OptionError(
-            f"there is no writer {name!r}{also}; registered are {', '.join(writer_names())}, and kinds of sources "
+            f"there is no writer {name!r}{also}; registered writers are {', '.join(writer_names())}, and kinds of "
+            "sources "
             f"that need no class are {', '.join(SOURCE_KINDS)}. "
             f"Pass 'package.module:Class' or a subclass of DatasetWriter"
         )

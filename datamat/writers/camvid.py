@@ -74,7 +74,7 @@ class CamVidWriter(DatasetWriter):
         """Return one row per pair, in the order of the lists or of the file names.
 
         Raises:
-            SourceError: the source has neither lists nor pairs of folders; a list is empty or has a line that is no
+            SourceError: the source has neither lists nor pairs of folders; a list is empty or has a line that is not a
                 pair; or a folder holds an image without an annotation, or an annotation without an image.
         """
         root = pathlib.Path(source)

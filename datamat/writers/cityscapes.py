@@ -96,7 +96,7 @@ class CityscapesWriter(DatasetWriter):
         """Return one row for each pair, by split, city and frame.
 
         Raises:
-            SourceError: the source has no such folders, or an image or a mask is alone.
+            SourceError: the source has no such folders, or an image or a mask has no partner.
         """
         root = pathlib.Path(source)
         if not (root / "leftImg8bit").is_dir() or not (root / "gtFine").is_dir():

@@ -70,7 +70,7 @@ class CocoWriter(DetectionWriter):
         self._has_points = keypoints
 
     def class_names(self, root: pathlib.Path) -> list[str]:
-        """Read the categories; they are the same in every file, so the smallest will do."""
+        """Read the categories from the smallest file, as they are the same in every file."""
         file = min(self._files(root).values(), key=lambda path: path.stat().st_size)
         self._instances = _categories(_load(file), file)
         return list(self._instances.values())
@@ -145,7 +145,7 @@ class CocoWriter(DetectionWriter):
     def _objects(
         self, file: pathlib.Path, images: Mapping[int, Any], annotations: list[dict[str, Any]]
     ) -> dict[int, dict[str, Any]]:
-        """Return what `Objects` has of each image."""
+        """Return the columns of `Objects` for each image."""
         labels = {category: number for number, category in enumerate(self._instances)}
         found: dict[int, dict[str, Any]] = {
             number: {"size": [image["height"], image["width"]], "boxes": [], "labels": [], "flags": {"is_crowd": []}}
@@ -182,7 +182,7 @@ def _load(file: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
     try:
         found = json.loads(read_file(file, max_bytes=_MOST_BYTES))
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"{file} is no JSON: {error}; restore it") from error
+        raise SourceError(f"{file} is not JSON: {error}; restore it") from error
     parts = ("images", "annotations", "categories")
     if not isinstance(found, dict) or not all(isinstance(found.get(part), list) for part in parts):
         raise SourceError(f"{file} is not in the COCO format; want an object with the lists {', '.join(parts)}")
@@ -202,7 +202,7 @@ def _categories(instances: Mapping[str, Any], file: pathlib.Path) -> dict[int, s
 
 
 def _name_of(image: Mapping[str, Any]) -> Any:
-    """Return the file name of an image; LVIS has it in the address alone."""
+    """Return the file name of an image; LVIS only has it in the address."""
     return image["file_name"] if "file_name" in image else "/".join(str(image.get("coco_url", "")).split("/")[-2:])
 
 

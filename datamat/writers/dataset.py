@@ -1,10 +1,10 @@
-"""Data that exists already, in any form that needs no class of its own, turned into finished shards.
+"""Turns existing data, in any form that needs no class of its own, into finished shards.
 
     Materializer(ImportWriter(columns=["image", "label"]), source="rows/", output="out/rows").run()
     Materializer(source=torch_dataset, output="out/mine", transform=augment, copies=4).run()
     Materializer(ImportWriter("mnist"), source="tensorflow_datasets/mnist/3.0.1", output="out/mnist").run()
 
-The features are those that the source declares; the first sample decides the others. Images that the source stores as
+The source declares the features, and the first sample decides the rest. Images that the source stores as
 files keep their bytes. `docs/writers.md` lists the sources.
 """
 
@@ -40,9 +40,9 @@ OUTPUT_VERSION = 3
 
 @frozen()
 class _Choice:
-    """Which fields of a source to store, and under which names.
+    """The fields of a source to store, and their new names.
 
-    A name means the field, or, of a struct or a nested dict, all fields below it.
+    A name means the field or, for a struct or a nested dict, all fields below it.
 
     Args:
         columns: fields to store; None for all.
@@ -55,20 +55,20 @@ class _Choice:
     drop: tuple[str, ...] = ()
 
     def of(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the fields to store: names in the source, by the names that they get.
+        """Return the fields to store: names in the source, by their new names.
 
         Args:
             names: names of all fields of the source.
 
         Raises:
-            OptionError: the source has no such field, two fields get one name, or none is left.
+            OptionError: the source has no such field, two fields get the same name, or none is left.
         """
         wanted = None if self.columns is None else [name for name in self.columns if name in names or name != "key"]
         for option, asked in (("columns", wanted or ()), ("drop", self.drop), ("rename", dict(self.rename))):
             for name in asked:
                 if name in {"key", "split"} and name not in names:
                     raise OptionError(
-                        f"{option}= names {name!r}, which is no field: it holds the {name} of each sample; leave it "
+                        f"{option}= names {name!r}, which is not a field: it holds the {name} of each sample; leave it "
                         f"out of {option}=. The fields are {join_problems(names)}"
                     )
                 if not any(_is_at(name, field) for field in names):
@@ -76,7 +76,7 @@ class _Choice:
                         f"{option}= names {name!r}; want names of fields, which are {join_problems(names)}"
                     )
         chosen = list(names)
-        if wanted is not None:  # in the order in which they are asked for
+        if wanted is not None:  # in the order asked for
             chosen = list(dict.fromkeys(field for name in wanted for field in names if _is_at(name, field)))
         chosen = [field for field in chosen if not any(_is_at(name, field) for name in self.drop)]
         found: dict[str, str] = {}
@@ -102,25 +102,25 @@ class ImportWriter(DatasetWriter):
 
     Args:
         name: name of the dataset; the names of its shards begin with it.
-        kind: what the source is, as `Materializer("parquet", ...)` names it; None finds out.
+        kind: kind of the source, as in `Materializer("parquet", ...)`; None finds out.
         key: name of the field that holds the keys, which is then stored only as the key; None takes the keys of
             `Index.from_dataset`.
         names: names of the fields, for samples that are tuples or arrays without names; None names two of them "x" and
             "y".
-        columns: names of the fields to store, in this order; None stores all. A name also means all fields below it.
+        columns: names of the fields to store, in this order; None stores all. A name includes all fields below it.
         rename: new names of fields, by their names in the source.
         drop: names of fields to leave out.
         features: features of fields, by their new names, instead of those that the source declares or its first sample
-            implies. A field that no feature stores exactly, such as a decimal number, needs one.
-        each: name of a dict of lists, such as `steps` in TFDS' sets of episodes (RLDS): each of its items becomes a
-            record, with the other fields of the sample; their keys are `KEY#0-0`, `KEY#0-1`, and so on, in one shard.
-        spool: folder for the rows of an iterator, which are written to disk as they arrive. It stays: the iterator is
-            not asked again for rows that are there, and a source that can resume continues after them. None takes a
+            implies. Fields that no feature stores exactly, such as decimal numbers, need one.
+        each: name of a dict of lists, such as `steps` in TFDS datasets of episodes (RLDS): each of its items becomes a
+            record, with the other fields of the sample. The keys are `KEY#0-0`, `KEY#0-1`, and so on, in one shard.
+        spool: folder for the rows of an iterator, which are written to disk as they arrive, and kept: the iterator is
+            not asked again for rows that are there, and a source that can resume continues after them. None uses a
             temporary folder.
-        max_unpack_ratio: how many times its own size a compressed file of over 8 MiB, unpacked, may hold; one that
-            holds more is refused, because it may be made to fill the disk.
+        max_unpack_ratio: how many times its own size a compressed file may unpack to, if it unpacks to over 8 MiB;
+            larger files are refused, because they may be made to fill the disk.
         version: text that stands for the content of the source in fingerprints; change it when the samples change.
-            None stands for the content itself: of files, all of it; of objects, as far as they hold it.
+            None takes the content itself: all of it for files, and what they hold for objects.
 
     Example:
         >>> writer = ImportWriter(names=("image", "label"))
@@ -132,7 +132,7 @@ class ImportWriter(DatasetWriter):
     name = "data"
     file_fields = ()
 
-    def __init__(  # noqa: PLR0913 -- what there is to say of a source that needs no class
+    def __init__(  # noqa: PLR0913 -- all options of a source that needs no class
         self,
         name: str = "data",
         *,
@@ -165,7 +165,7 @@ class ImportWriter(DatasetWriter):
 
     @property
     def spool(self) -> str | None:
-        """The folder of the rows of iterators and of unpacked files; None where it is a temporary one."""
+        """The folder for rows of iterators and unpacked files; None for a temporary folder."""
         return self._spool.folder
 
     @functools.cached_property
@@ -175,12 +175,12 @@ class ImportWriter(DatasetWriter):
 
     @functools.cached_property
     def _was_indexed(self) -> bool:
-        """Whether the source was indexed since it was opened; no part of the fingerprint."""
+        """Whether the source was indexed since it was opened; not part of the fingerprint."""
         return False
 
     @property
-    def files(self) -> Mapping[str, str]:  # type: ignore[override]  # as the samples have them
-        """The files that the samples lie in, whose content counts unless a version stands for it."""
+    def files(self) -> Mapping[str, str]:  # type: ignore[override]  # as the samples declare them
+        """The files that hold the samples; their content counts unless a version stands for it."""
         samples = self.__dict__.get("_samples")
         return {} if samples is None or self._version is not None else samples.files
 
@@ -189,7 +189,7 @@ class ImportWriter(DatasetWriter):
 
         Raises:
             SourceError: the source cannot be read, has no samples, or has a field that no feature stores.
-            OptionError: a field is named that the source has not.
+            OptionError: a named field is not in the source.
             FingerprintError: the content cannot be fingerprinted, and no version stands for it.
         """
         samples = open_source(source, names=self._names, kind=self._kind, spool=self._spool)
@@ -211,7 +211,7 @@ class ImportWriter(DatasetWriter):
                 "positions or places; pass ImportWriter(key='key') to take it for the keys, which reads each sample "
                 "once more, rename={'key': 'id'} to store it, or drop=['key']"
             )
-        if not samples.has_schema:  # then a sample, also the first, may lack what is declared to be missing at times
+        if not samples.has_schema:  # then any sample, even the first, may lack fields that are declared as nullable
             may_miss = [name for name, feature in self._declared.items() if feature.takes_none]
             self._fields |= {name: name for name in may_miss if name not in self._fields}
             self._known |= {*may_miss}
@@ -220,7 +220,7 @@ class ImportWriter(DatasetWriter):
 
     @property
     def _key_field(self) -> str | None:
-        """The field that holds the keys: `key=`, or what `rename=` calls "key"."""
+        """The field that holds the keys: `key=`, or the field that `rename=` calls "key"."""
         return self._key or next((old for old, new in self._choice.rename if new == "key"), None)
 
     def index(self, source: Any) -> Iterable[IndexRow]:
@@ -228,19 +228,19 @@ class ImportWriter(DatasetWriter):
         if "_samples" not in self.__dict__:
             return Index.from_dataset(source, key=self._key_field)
         if isinstance(source, (str, os.PathLike)) and (self._was_indexed or output_lies_in(os.fspath(source))):
-            self.bind(source)  # what lies there may have changed, or be the output
+            self.bind(source)  # its files may have changed, or be the output
         self.__dict__["_was_indexed"] = True
         return Index.from_dataset(self._samples, key=self._key_field)
 
     def contents_of(self, groups: Any) -> Iterator[Mapping[str, Any]]:
-        """Return what `groups=` sees of each sample: the fields that are stored; of a column of a table, that one."""
+        """Return what `groups=` sees of each sample: the stored fields, or only one column of a table."""
         field = self._fields.get(groups) if isinstance(groups, str) else None
         if field is not None and isinstance(self._samples, ArrowSource):
             return ({groups: value} for value in self._samples.cells(field))
         return (self._sample(number) for number in range(len(self._samples)))
 
     def read(self, row: IndexRow) -> Sample | list[Sample]:
-        """Return the sample of a row, or those of its items."""
+        """Return the sample of a row, or the samples of its items."""
         sample = self._sample(int(row.fields["number"]))
         return sample if self._each is None else _items_of(sample, self._each)
 
@@ -257,7 +257,7 @@ class ImportWriter(DatasetWriter):
                     f"field {field!r} is missing; the sample has {join_problems(list(sample))}; add it, declare it "
                     f"with features={{{name!r}: Nullable(...)}}, or leave it out with drop=[{field!r}]"
                 )
-        if self._choice.columns is None:  # what the first sample has not is refused when it is encoded
+        if self._choice.columns is None:  # fields that the first sample does not have are refused when encoded
             found |= {name: sample[name] for name in sample.keys() - self._known - {"key"}}
         return found
 
@@ -305,9 +305,9 @@ class ImportWriter(DatasetWriter):
         return Features(nested if self._each is None else _features_of_items(nested, self._each))
 
     def _value(self, name: str, value: Any) -> Any:
-        """Return a value as the feature takes it that the user declared for it."""
+        """Return a value in the form that the feature declared by the user takes."""
         feature = self._declared.get(name)
-        # A list of dicts in a dict is no field, but one for each field of the dicts, none of which needs a type.
+        # A list of dicts in a dict is not one field, but one per field of the dicts, and none of these needs a type.
         return without_items(value, self.features.get(name)) if feature is None else converted(value, feature)
 
     def _column(self, name: str, column: Any) -> Any:
@@ -318,15 +318,15 @@ class ImportWriter(DatasetWriter):
 
 
 def _nested(features: Mapping[str, Feature], fields: Mapping[str, str], dicts: Collection[str]) -> dict[str, Any]:
-    """Return features with a dict of them for each dict of the source, as a sample of it has them.
+    """Return features with a dict of features for each dict of the source, as in its samples.
 
     Args:
-        features: features by new name, that of a dict's field being `DICT/FIELD`.
+        features: features by new name, which is `DICT/FIELD` for a field of a dict.
         fields: names in the source by new name.
         dicts: names of the dicts in the source.
     """
     paths = {new: _path_of(new, field, dicts) for new, field in fields.items()}
-    # A field `key` in a dict would be taken for the sample's, and two fields cannot have one name.
+    # A field `key` in a dict would be taken for the sample's key, and two fields cannot have the same name.
     flat = {path[0] for path in paths.values() if "key" in path[1:]} | {
         path[0] for path in paths.values()
     } & fields.keys()
@@ -341,18 +341,18 @@ def _nested(features: Mapping[str, Feature], fields: Mapping[str, str], dicts: C
 
 
 def _path_of(new: str, field: str, dicts: Collection[str]) -> tuple[str, ...]:
-    """Return the names of the dicts that a field lies in, as they are called now, and its own."""
+    """Return the new names of the dicts that a field lies in, and its own."""
     path, start = [], 0
     for end in [place for place, letter in enumerate(field) if letter == "/" and field[:place] in dicts]:
         below = len(new) - len(field[end:])
-        if below > start and new.endswith(field[end:]):  # the dict is renamed at most, and its fields are in it
+        if below > start and new.endswith(field[end:]):  # at most the dict is renamed, and its fields stay in it
             path.append(new[start:below])
             start = below + 1
     return (*path, new[start:])
 
 
 def _features_of_items(features: Mapping[str, Any], each: str) -> dict[str, Any]:
-    """Return the features of the items of a dict of lists, beside those of the other fields."""
+    """Return the features of the items of a dict of lists, together with those of the other fields."""
     if not isinstance(features.get(each), Mapping):
         dicts = ", ".join(sorted(name for name, feature in features.items() if isinstance(feature, Mapping)))
         raise OptionError(f"each= names {each!r}; want a dict of lists, and the dicts are {dicts or 'none'}")
@@ -377,7 +377,7 @@ def _feature_of_item(feature: Any, name: str) -> Any:
             return dataclasses.replace(feature, shape=())
         case Tensor(shape=(None, *sizes)):
             return dataclasses.replace(feature, shape=tuple(sizes)) if sizes else Scalar(feature.dtype)
-    raise OptionError(f"each=: field {name!r} is {feature.declared()}, which is no list; leave it out of columns=")
+    raise OptionError(f"each=: field {name!r} is {feature.declared()}, which is not a list; leave it out of columns=")
 
 
 def _items_of(sample: Sample, each: str) -> list[Sample]:
@@ -395,7 +395,7 @@ def _items_of(sample: Sample, each: str) -> list[Sample]:
 
 
 def _declared_fields(features: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Feature]]:
-    """Yield path and feature of each field; a dict of fields is one for each of its fields, as sources give structs."""
+    """Yield path and feature of each field; a dict of fields counts as its fields, as sources give structs."""
     for name, feature in features.items():
         if isinstance(feature, Mapping):
             yield from _declared_fields(feature, f"{prefix}{name}/")
@@ -404,16 +404,16 @@ def _declared_fields(features: Mapping[str, Any], prefix: str = "") -> Iterator[
 
 
 def _rest_of(samples: DataSource) -> Iterator[Sample]:
-    """Yield the samples behind the first, up to one that cannot be read."""
+    """Yield the samples after the first, until one cannot be read."""
     for number in range(1, len(samples)):
         try:
             yield samples[number]
-        except Exception:  # noqa: BLE001 -- what is wrong with it, the run says
+        except Exception:  # noqa: BLE001 -- the run reports what is wrong with it
             return
 
 
 def _implied(name: str, value: Any, *, is_cell: bool) -> Feature:
-    """Return the feature that a value implies; bytes in a column that says they are bytes may be anything."""
+    """Return the feature that a value implies; bytes in a column declared as bytes may hold anything."""
     try:
         return Features.infer({name: value})[name]
     except InputError:
@@ -428,7 +428,7 @@ def _implied(name: str, value: Any, *, is_cell: bool) -> Feature:
 
 
 def _lists_pictures(feature: Any) -> bool:
-    """Return True if a feature is a list of pictures, or of dicts that hold some."""
+    """Return True if a feature is a list of pictures, or of dicts that hold pictures."""
     match feature:
         case ListOf(feature=item):
             parts = item.values() if isinstance(item, Mapping) else [item]
@@ -437,7 +437,7 @@ def _lists_pictures(feature: Any) -> bool:
 
 
 def _as_shown(name: str, feature: Any, value: Any) -> Any:
-    """Return a feature with the dtype and channels of pictures that a value shows, which a source does not declare."""
+    """Return a feature with the dtype and channels of pictures, which a value shows and sources do not declare."""
     if isinstance(feature, ListOf):
         return ListOf(_as_shown(name, feature.feature, value[0])) if value else feature
     if isinstance(feature, Mapping):
@@ -452,5 +452,5 @@ def _content_of(samples: DataSource) -> str:
         return fingerprint(identity_of(samples), where="source")
     except FingerprintError as error:
         raise FingerprintError(
-            f"{error}. Or pass ImportWriter(version='1'), which then stands for the content of the dataset"
+            f"{error}. Or pass ImportWriter(version='1') to stand for the content of the dataset"
         ) from error

@@ -1,19 +1,19 @@
-"""Pictures with labelled objects: what every layout of them shares.
+"""Reads pictures with labelled objects: the part that all layouts share.
 
-A layout is a subclass that says which classes a source has, which pictures, and what is in each: `writers/coco.py`,
+A layout is a subclass that lists the classes and pictures of a source, and what is in each picture: `writers/coco.py`,
 `yolo.py`, `voc.py` and `labelme.py`. All give the same sample:
 
-    image               the file's bytes, where nothing changes them
+    image               the file's bytes, unless something changes them
     objects/bbox        float32 (n, 4), (ymin, xmin, ymax, xmax) as fractions, clipped to the picture
     objects/label       the class of each
-    objects/FLAG        what else the layout says of each: COCO's `is_crowd`, VOC's `difficult`
-    objects/keypoints   its points, where they are asked for, or the source declares them
+    objects/FLAG        what else the layout says about each: COCO's `is_crowd`, VOC's `difficult`
+    objects/keypoints   its points, if they are asked for, or the source declares them
 
-and with `segments=True` the outlines. An object may have several, or none; each names its object by the id:
+and with `segments=True` the outlines. An object may have several or none; each names its object by the id:
 
     objects/id          int64 (n,), COCO's id of the annotation; elsewhere its number in the file, from 0
     segments/outline    polygons of (x, y) in pixels
-    segments/object     int64 (m,), the id of the object that each outline is of
+    segments/object     int64 (m,), the id of the object that each outline belongs to
 
 A transform that drops boxes drops labels, flags and ids with them, if it knows them:
 
@@ -51,7 +51,7 @@ class Picture(NamedTuple):
         key: its key.
         split: its split; None leaves it to the run.
         image: path below the source.
-        labels: path of the file that describes its objects; None where there is none.
+        labels: path of the file that describes its objects; None if there is none.
         fields: further fields of its row.
         origin: what messages call it.
     """
@@ -71,11 +71,11 @@ class Objects:
     Attributes:
         boxes: (ymin, xmin, ymax, xmax) of each in pixels.
         labels: number of the class of each.
-        flags: of each flag of the layout, whether it holds for each.
+        flags: for each flag of the layout, whether it holds for each object.
         ids: id of each.
         outlines: id of an object, and the vertices x, y, x, y, ... of one of its outlines, in pixels.
         keypoints: points of each, in pixels.
-        size: height and width as the description has them; None where it does not say.
+        size: height and width from the description; None if it has none.
     """
 
     boxes: list[Sequence[float]] = dataclasses.field(default_factory=list)
@@ -91,15 +91,15 @@ class DetectionWriter(DatasetWriter):
     """Reads each picture with its boxes and their labels; pictures keep their files' bytes.
 
     Args:
-        names: names of the classes, in order; empty takes those of the source.
+        names: names of the classes, in order; if empty, those of the source.
         segments: whether to read outlines.
-        missing: "error", or "skip" to leave out rows whose picture, or description, is not there. They are counted,
-            and named in the ledger.
+        missing: "error", or "skip" to leave out rows whose picture or description is missing. They are counted, and
+            named in the ledger.
     """
 
     file_fields: ClassVar[Sequence[str]] = ("image", "labels")
     flags: ClassVar[Mapping[str, tuple[str, str]]] = {}
-    """What the layout says of each object, and the names of no and yes."""
+    """The flags of the layout, each with its names for no and yes."""
 
     def __init__(
         self, *, names: Sequence[str] = (), segments: bool = False, missing: Literal["error", "skip"] = "error"
@@ -120,10 +120,10 @@ class DetectionWriter(DatasetWriter):
 
     @abc.abstractmethod
     def objects(self, row: IndexRow, size: tuple[int, int]) -> Objects:
-        """Return what is in a picture, given its row, and the height and width that it has."""
+        """Return what is in a picture, given its row, height and width."""
 
     def keypoints(self, root: pathlib.Path) -> Keypoints | None:
-        """Return what the points of an object are; None where it has none."""
+        """Return the feature of the points of an object; None if it has none."""
         del root
         return None
 
@@ -195,7 +195,7 @@ class DetectionWriter(DatasetWriter):
         return {name: value for name, value in values.items() if name in self.features}
 
     def label(self, name: str, place: str) -> int:
-        """Return the number of a class; raise `SourceError` where it is not among them."""
+        """Return the number of a class; raise `SourceError` if it is unknown."""
         if name not in self.number_of:
             raise SourceError(f"{place} is of the class {name!r}, which is not among the names; correct one of them")
         return self.number_of[name]
@@ -214,7 +214,7 @@ def clipped(
         wanted: how a file should have it.
 
     Raises:
-        SourceError: it is of negative size, or lies outside the picture.
+        SourceError: it has a negative size, or lies outside the picture.
     """
     xmin, ymin, xmax, ymax = box
     height, width = size
@@ -233,7 +233,7 @@ def extent(points: Sequence[float]) -> list[float]:
 
 
 def key_of(path: str | os.PathLike[str], *, without: str = "") -> str:
-    """Return a path without its suffix and with `-` for `/`, as a key; `without` names a folder to leave out."""
+    """Return a path as a key, without its suffix and with `-` for `/`; `without` names a folder to leave out."""
     parts = list(pathlib.PurePosixPath(path).with_suffix("").parts)
     if without in parts:
         del parts[len(parts) - 1 - parts[::-1].index(without)]

@@ -1,4 +1,4 @@
-"""A folder of files, read as WebDataset reads a tar: those with one name before the first dot are a sample."""
+"""Reads a folder of files like a WebDataset tar: files with the same name before the first dot are a sample."""
 
 from __future__ import annotations
 

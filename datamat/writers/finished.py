@@ -1,4 +1,4 @@
-"""Finished directories as a source: their records, stored values unchanged."""
+"""Takes finished directories as a source: their records, with stored values unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The writer behind `materialize`: it calls a function for each input."""
+"""Provides the writer behind `materialize`, which calls a function for each input."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ _NO_PATHS = frozenset({int, float, bool, type(None)})
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 _INT64 = range(-(1 << 63), 1 << 63)
 _BLOCK_ROWS = 65_536
-_CONCURRENCY = 16  # calls of an async function at once, unless the user says how many
+_CONCURRENCY = 16  # simultaneous calls of an async function by default
 
 MOST_CONCURRENCY = 64
-"""How many calls of an async function may run at once in a worker: parts have so many rows, where a shard has them."""
+"""Most calls of an async function at once in a worker: parts have as many rows, if their shard does."""
 
 
-def function_writer(  # noqa: PLR0913 -- what `materialize` is told of a function, by name
+def function_writer(  # noqa: PLR0913 -- options of `materialize`, passed by name
     fn: Callable[..., Sample],
     inputs: Iterable[Any],
     *,
@@ -74,19 +74,19 @@ def function_writer(  # noqa: PLR0913 -- what `materialize` is told of a functio
 
     Args:
         fn: function of (item), or of (item, rng) if it asks for a generator, that returns a sample.
-        inputs: items, each the input of one sample; or the path of a dataset, whose samples are the items.
+        inputs: items, each the input of a sample; or the path of a dataset, whose samples are the items.
         name: name of the dataset; the names of its shards begin with it.
-        features: schema of the samples; None where it is not known yet.
+        features: schema of the samples; None if it is not known yet.
         key: function that returns the key of an item, or the name of the field that holds it; None derives the keys as
             `keys_of` describes.
-        split: function that returns the split of an item, or the name of the field that holds it; None where the items
-            name none.
+        split: function that returns the split of an item, or the name of the field that holds it; None if the items
+            name no splits.
         files: paths of input files that every sample depends on.
-        block: function of many items at once that returns the columns of their samples; None where there is none.
-        concurrency: calls of an async function that run at once; None for 16.
+        block: function of many items at once that returns the columns of their samples, or None.
+        concurrency: number of calls of an async function that run at once; None for 16.
 
     Raises:
-        OptionError: `fn` is no function, there are no inputs, or `block` or `concurrency` does not fit the function.
+        OptionError: `fn` is not a function, there are no inputs, or `block` or `concurrency` does not fit the function.
         SourceError: an item has no valid key or split, or two items have the same key.
     """
     if isinstance(inputs, (bytes, Mapping)):
@@ -122,10 +122,10 @@ def _kind_of(fn: Callable[..., Any], block: object, concurrency: int | None) -> 
     draws = with_rng(fn) is not None
     called = fn if inspect.isroutine(fn) or isinstance(fn, functools.partial) else type(fn).__call__
     if inspect.isasyncgenfunction(called):
-        raise OptionError("materialize: fn is an async generator; have it return a list of its samples")
+        raise OptionError("materialize: fn is an async generator; let it return a list of its samples")
     is_async = inspect.iscoroutinefunction(called)
     if block is not None and (draws or is_async):
-        what = "a function that asks for a generator: what it draws would depend on how items form blocks"
+        what = "a function that asks for a generator: its random numbers would depend on how items form blocks"
         raise OptionError(f"materialize: block= cannot be used with {'an async function' if is_async else what}")
     if concurrency is not None and not is_async:
         raise OptionError(
@@ -143,11 +143,11 @@ def _kind_of(fn: Callable[..., Any], block: object, concurrency: int | None) -> 
 
 
 def keys_of(items: Sequence[Any], key: Callable[[Any], str] | str | None) -> list[str] | None:
-    """Return the key of each item; None where the keys are the positions.
+    """Return the key of each item; None if the keys are the positions.
 
-    A path or string is its own key if it can be one, and so are bytes that name a file. Otherwise (it holds `/`, is
-    long, or occurs twice), the key is its end with a hash of the whole and of the number of equal items before it. So
-    the key of an item depends on no other items but equal ones.
+    A path or string is its own key if it can be one, and so are bytes that name a file. Otherwise (it has a `/`, is
+    long, or occurs twice), the key is its end, with a hash of the whole and of the number of equal items before it.
+    The key of an item thus depends on no other items than equal ones.
 
     Args:
         items: list of items, or another sequence, whose items are read only if `key` needs them.
@@ -200,14 +200,14 @@ def _given_keys(items: Sequence[Any], key: Callable[[Any], str] | str) -> list[s
 
 
 def _asked_items(items: Sequence[Any], asked: Callable[[Any], Any] | str) -> Iterator[tuple[int, Any]]:
-    """Yield number and item of all items; of the samples of a dataset, only the field that is asked for."""
+    """Yield number and item of all items; for samples of a dataset, only the field that is asked for."""
     if isinstance(items, DatasetRows) and isinstance(asked, str):
         return ((number, {asked: cell}) for number, cell in enumerate(items.cells(asked)))
     return ((number, items[number]) for number in range(len(items)))
 
 
 def _own_splits(items: Sequence[Any]) -> list[str | None] | None:
-    """Return the splits that a dataset gives its samples; None where it gives none."""
+    """Return the splits that a dataset gives its samples; None if it gives none."""
     found = list(items.cells("split")) if isinstance(items, DatasetRows) else []
     return found if any(found) else None
 
@@ -231,7 +231,7 @@ def _given_split(item: Any, split: Callable[[Any], str | None] | str, number: in
 
 
 def _of_item(item: Any, asked: Callable[[Any], Any] | str, option: str, number: int) -> Any:
-    """Return what a function says of an item, or what its field of a name holds."""
+    """Return the result of a function for an item, or the value of its field."""
     if not isinstance(asked, str):
         return asked(item)
     if isinstance(item, Mapping) and asked in item:
@@ -255,7 +255,7 @@ def _key_of_text(text: str, ordinal: int) -> str:
 
 
 def _text_of(item: Any) -> str:
-    """Return a path, string or bytes path as text; a URL without what signs it, which is another the next time."""
+    """Return a path, string or bytes path as text; a URL without its signature, which changes each time."""
     return lasting(str(os.fsdecode(item))) if isinstance(item, str) and is_url(item) else str(os.fsdecode(item))
 
 
@@ -275,7 +275,7 @@ def _items_of(inputs: Any) -> Sequence[Any]:
 
 def _opened(path: str | os.PathLike[str]) -> DatasetRows:
     """Return the samples of the dataset at a path, as `Materializer(source=...)` reads it."""
-    from datamat.writers.sources import open_source  # which most jobs do not need
+    from datamat.writers.sources import open_source  # not needed by most jobs
 
     try:
         return DatasetRows(open_source(path))
@@ -299,7 +299,7 @@ class DatasetRows(Sequence[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, place: int) -> dict[str, Any]:  # type: ignore[override]  # nobody asks for a slice
+    def __getitem__(self, place: int) -> dict[str, Any]:  # type: ignore[override]  # never called with a slice
         found = self.source[place]
         for path in sorted(self.source.dicts, key=len, reverse=True):  # the innermost first
             names = [name for name in found if name.startswith(f"{path}/")]
@@ -307,7 +307,7 @@ class DatasetRows(Sequence[dict[str, Any]]):
         return found
 
     def cells(self, name: str) -> Iterator[Any]:
-        """Yield a field of each sample without the others; those of keys and splits have no other name."""
+        """Yield a field of each sample without reading the others; fields of keys and splits have no other names."""
         if name in {"key", "split"} and name not in (self.source.field_names() or ()):
             return (pair[name == "split"] for pair in self.source.keys_and_splits())
         return self.source.cells(name)
@@ -327,7 +327,7 @@ def _is_map_style(inputs: Any) -> TypeGuard[Sequence[Any]]:
 
 
 def _is_listed(items: Any) -> bool:
-    """Return True if the items are in memory; reading those of other sequences may mean loading them."""
+    """Return True if the items are in memory; reading the items of other sequences may mean loading them."""
     return type(items) in {list, tuple, range, TableRows}
 
 
@@ -335,12 +335,12 @@ class FunctionWriter(DatasetWriter):
     """Calls a function for each of a sequence of inputs.
 
     Args:
-        fn: function that returns a sample, a dict of values by feature name, for an item.
+        fn: function that returns the sample of an item, a dict of values by feature name.
         inputs: items, each the input of one sample.
         name: name of the dataset; the names of its shards begin with it.
-        features: schema of the samples; None where it is not known yet.
+        features: schema of the samples; None if it is not known yet.
         keys: keys of the items; None takes their positions.
-        splits: split of each item; None where the items name none.
+        splits: split of each item; None if the items name no splits.
 
     Attributes:
         fn: function that the writer calls for each item.
@@ -362,7 +362,7 @@ class FunctionWriter(DatasetWriter):
     ) -> None:
         self.name = name
         self.fn = fn
-        # The rows of listed items hold their items, so that one more affects the shard that it goes to, and no other.
+        # The rows of listed items hold their items, so that a new item affects only the shard that it goes to.
         whole = identity_of(inputs.source) if isinstance(inputs, DatasetRows) else inputs
         self._whole = None if _is_listed(inputs) else whole
         self.__dict__["_inputs"] = inputs
@@ -374,13 +374,13 @@ class FunctionWriter(DatasetWriter):
     # Fingerprints ignore attributes with the name of a `cached_property`.
 
     @functools.cached_property
-    def features(self) -> Features:  # type: ignore[override]  # known once the function was called
-        """Schema of the samples: as declared, or inferred from the first one."""
+    def features(self) -> Features:  # type: ignore[override]  # known when the function has been called
+        """Schema of the samples, as declared or inferred from the first sample."""
         raise OptionError("materialize: the features are not known yet; pass features=")
 
     @functools.cached_property
-    def files(self) -> Sequence[str] | Mapping[str, str]:  # type: ignore[override]  # whose content counts, not the place
-        """The files that all samples depend on, and those of a dataset, by their names in it."""
+    def files(self) -> Sequence[str] | Mapping[str, str]:  # type: ignore[override]  # their content counts, not their place
+        """The files that all samples depend on, and those of a dataset, by the names in it."""
         return ()
 
     @functools.cached_property
@@ -400,7 +400,7 @@ class FunctionWriter(DatasetWriter):
 
     @property
     def keys_are_positions(self) -> bool:
-        """Whether the key of an item is its position, and says nothing of the item itself."""
+        """Whether the key of an item is its position, and says nothing about the item itself."""
         return self._numbers is None
 
     def index(self, source: Any) -> Rows:
@@ -408,7 +408,7 @@ class FunctionWriter(DatasetWriter):
         return Rows(lambda: _blocks_of(self._inputs, self._numbers, self._splits, has_content=self._whole is None))
 
     def contents_of(self, groups: Any) -> Iterator[Mapping[str, Any]]:
-        """Return what `groups=` sees of each item: a dict, or else the item as the field "item"."""
+        """Return what `groups=` sees of each item: the item if it is a dict, otherwise a dict with the field "item"."""
         del groups
         return (item if isinstance(item, Mapping) else {ITEM: item} for item in self._inputs)
 
@@ -428,7 +428,7 @@ class FunctionWriter(DatasetWriter):
 
 
 class _BlockFunctionWriter(FunctionWriter):
-    """Like `FunctionWriter`, with another function for many items at once."""
+    """Like `FunctionWriter`, with a second function for many items at once."""
 
     def read_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
         del fields
@@ -456,7 +456,7 @@ class AsyncFunctionWriter(FunctionWriter):
 
     @functools.cached_property
     def concurrency(self) -> int:
-        """Number of calls that run at once; it decides no byte."""
+        """Number of calls that run at once; it does not affect the output."""
         raise AssertionError("set by `function_writer`")
 
     @functools.cached_property
@@ -464,14 +464,14 @@ class AsyncFunctionWriter(FunctionWriter):
         return _Calls(self.concurrency)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the calls of this process behind."""
+        """Drop the calls of this process."""
         return {name: value for name, value in self.__dict__.items() if name != "_calls"}
 
     def expect(self, rows: Sequence[IndexRow], seed: int) -> None:
-        """Have the calls of some rows begin before these are read; those of other rows end.
+        """Start the calls of some rows before these are read, and end the calls of other rows.
 
         Args:
-            rows: what is read next, in this order.
+            rows: rows to be read next, in this order.
             seed: base seed of what the function draws.
         """
         if self._calls.pid != os.getpid():  # forked: the thread of the calls is not here
@@ -503,7 +503,7 @@ class _DrawingAsyncWriter(AsyncFunctionWriter):
 
 
 class _Calls:
-    """Calls of an async function in a thread of this process, of which some begin before their results are wanted.
+    """Runs calls of an async function in a thread of this process, some of them before their results are wanted.
 
     Args:
         most: how many run at once.
@@ -519,18 +519,18 @@ class _Calls:
         self._most = most
         self._begun: dict[str, Future[Any]] = {}
         self._coming: Iterator[tuple[str, Callable[[], Coroutine[Any, Any, Any]]]] = iter(())
-        self._free = asyncio.Semaphore(most)  # also for those that nobody expected
+        self._free = asyncio.Semaphore(most)  # also for unexpected calls
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="datamat-async", daemon=True).start()
 
     def expect(self, calls: Iterable[tuple[str, Callable[[], Coroutine[Any, Any, Any]]]]) -> None:
-        """Take note of calls, by the keys of their rows, in the order in which their results will be wanted."""
+        """Note calls, by the keys of their rows, in the order in which their results will be wanted."""
         for future in self._begun.values():
             future.cancel()
         self._begun, self._coming = {}, iter(calls)
 
     def result(self, key: str, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Return the result of the call of a row, or raise what it raised; one that nobody expected begins now."""
+        """Return the result of a row's call, or raise its error; an unexpected call begins now."""
         for one, coming in itertools.islice(self._coming, self._most - len(self._begun)):
             self._begun[one] = self._begin(coming)
         future = self._begun.pop(key, None) or self._begin(call)
@@ -553,7 +553,7 @@ class _Calls:
 
 
 class _Ended(NamedTuple):
-    """What would end the thread in place of the worker."""
+    """Wraps an exception that would end the thread instead of the worker."""
 
     error: BaseException
 
@@ -569,9 +569,9 @@ def _blocks_of(
 
     Args:
         items: input of each sample.
-        numbers: position of each item by its key, in order; None where the keys are the positions.
-        splits: split of each item; None where the items name none.
-        has_content: whether each row holds what stands for its item.
+        numbers: position of each item by its key, in order; None if the keys are the positions.
+        splits: split of each item; None if the items name no splits.
+        has_content: whether each row holds a value that stands for its item.
     """
     count, keys = len(items), iter(numbers or ())
     contents = _contents(items) if has_content else None
@@ -586,10 +586,10 @@ def _blocks_of(
 
 
 def _files_of(items: Sequence[Any]) -> list[Sequence[str]] | None:
-    """Return the input files that each item names, at any depth, as absolute paths; None where none can name any.
+    """Return the input files that each item names, at any depth, as absolute paths; None if no item can name any.
 
-    A folder stands for the files in it, unless other items name it, too, or the item names a file below it: then it is
-    a place where samples lie, not a sample. Items that would have to be loaded are not examined.
+    A folder stands for the files in it, unless other items name it as well, or the item names a file below it: it is
+    then a place for samples, not a sample. Items that would have to be loaded are not examined.
     """
     is_numeric = isinstance(items, np.ndarray) and items.dtype.kind not in "OSUV"
     is_plain = type(items) in {list, tuple} and set(map(type, items)) <= _NO_PATHS
@@ -622,7 +622,7 @@ def _paths_of(item: Any) -> Sequence[tuple[str, bool]]:
     for path, is_path in typed_paths(item):
         try:
             mode = os.stat(path).st_mode
-        except (OSError, ValueError):  # it does not exist, or is no path
+        except (OSError, ValueError):  # it does not exist, or is not a path
             continue
         is_folder = stat.S_ISDIR(mode)
         if stat.S_ISREG(mode) or (is_folder and is_path):
@@ -631,9 +631,9 @@ def _paths_of(item: Any) -> Sequence[tuple[str, bool]]:
 
 
 def _contents(items: Sequence[Any]) -> Callable[[int, int], np.ndarray | list[Any]]:
-    """Return a function of (start, stop) that returns what stands for these items in their rows.
+    """Return a function of (start, stop) that returns the values that stand for these items in their rows.
 
-    That is the item itself if it is a number or short text, else its digest.
+    The value is the item itself if it is a number or a short text, otherwise its digest.
     """
     if isinstance(items, range):
         are_numbers = bool(items) and items[0] in _INT64 and items[-1] in _INT64

@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face `datasets`, in memory or saved: their Arrow tables, with their own types."""
+"""Reads datasets of Hugging Face `datasets`, in memory or saved: their Arrow tables, with their own types."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@
 
     Materializer("image_folder", source="ROOT", output="out/pets", splits={"train": 0.9, "val": 0.1}).run()
 
-The classes are the sorted names of the folders, of all splits together. The key is the path: `train-cat-001`. Hidden
-files are ignored. Files without the suffix of an image that `Image` reads are left aside, as the plan says; a class
-folder in which all are, or that is empty, is refused.
+The classes are the sorted names of the folders in all splits. The key is the path: `train-cat-001`. Hidden files are
+ignored. Files without the suffix of an image that `Image` reads are left aside, and the plan says so; a class folder
+without any image is refused.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ImageFolderWriter(DatasetWriter):
         """Read the names of the class folders.
 
         Raises:
-            SourceError: the source is no folder, or holds no folders of images.
+            SourceError: the source is not a folder, or holds no folders of images.
         """
         folders = _class_folders(pathlib.Path(source))
         self._depth = len(folders[0].parts)
@@ -103,7 +103,7 @@ def _class_folders(root: pathlib.Path) -> list[pathlib.PurePosixPath]:
 
 
 def _folders(root: pathlib.Path, depth: int) -> list[pathlib.PurePosixPath]:
-    """Return the folders down to a depth, relative to `root`; not links, what is hidden, and outputs of datamat."""
+    """Return the folders down to a depth, relative to `root`; not links, what is hidden, or outputs of datamat."""
     level, found = [root], list[pathlib.Path]()
     for _ in range(depth):
         inner = [path for folder in level for path in folder.iterdir() if path.name[0] != "." and not path.is_symlink()]

@@ -1,8 +1,8 @@
-"""Lists the samples of a source: one `IndexRow` per input sample, made of folders, lists, tables or datasets.
+"""Lists the samples of a source: one `IndexRow` per input sample, from folders, lists, tables or datasets.
 
 An index is cheap: it lists files or rows and decodes nothing. Its rows are checked when they are written to the row
 files (`datamat.sources`): bad keys, duplicates and missing files are errors that name the line they came from.
-Tables go there as columns, and become `IndexRow`s only for those who iterate over the index.
+Tables go there as columns, and become `IndexRow`s only when the index is iterated.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Index", "files_below", "pair_files"]
 
-_LARGEST_NUMBER = 8  # bytes: Python has no float of 16
+_LARGEST_NUMBER = 8  # bytes: Python has no 16-byte float
 
 
 class Index(Rows):
@@ -62,7 +62,7 @@ class Index(Rows):
 
         Args:
             rows: an iterable of `IndexRow`, of tuples (key, split, fields, ...), or of keys; or a pyarrow, pandas or
-                polars table, which is read like `from_table` does.
+                polars table, read as in `from_table`.
 
         Raises:
             SourceError: an item is none of these.
@@ -85,14 +85,14 @@ class Index(Rows):
     ) -> Index:
         """Return one row per file below a folder, sorted by path.
 
-        The key is the path relative to `root` without its suffix, with `-` in place of `/`. Hidden files are ignored.
+        The key is the path relative to `root`, without its suffix and with `-` for `/`. Hidden files are ignored.
 
         Args:
             root: folder that holds the files.
             pattern: glob pattern, relative to `root`.
             field: name of the field that holds the path, relative to `root`.
-            suffixes: suffixes of the files to index (".png"), or one of them; empty indexes all. What others have is
-                left aside, which the plan says.
+            suffixes: suffixes of the files to index (".png"), or a single suffix; empty indexes all. Other files are
+                left aside, and the plan says so.
             fields_of: function that returns further fields of a file, given its path relative to `root`.
             split_of: function that returns the split of a file, given its path relative to `root`.
 
@@ -118,14 +118,14 @@ class Index(Rows):
         fields: Sequence[str] = ("image", "mask"),
         prefix: str | None = None,
     ) -> Index:
-        """Return the rows of list files as CamVid ships them: one `image annotation` pair of paths per line.
+        """Return the rows of list files as shipped with CamVid: one `image annotation` pair of paths per line.
 
-        Such lists were written on another machine: a prefix of their paths that does not exist here is mapped to
+        Such lists were written on another machine: a prefix of their paths that does not exist here is replaced by
         `root`. The key is the name of the first file without its suffix. Empty lines and `#` comments are skipped.
 
         Args:
             root: folder that holds the files.
-            lists: path of the list file, relative to `root`, by split.
+            lists: path of the list file of each split, relative to `root`.
             fields: names of the fields, in the order of the paths on a line.
             prefix: prefix to remove from each path; None keeps the longest tail of the path that exists below `root`.
 
@@ -156,22 +156,22 @@ class Index(Rows):
     ) -> Index:
         """Return the rows of a table, with its columns as fields.
 
-        Columns of numbers and text go to the workers as they are, a block of rows at a time: an index that `index`
-        returns costs no Python object per row.
+        Columns of numbers and text go to the workers unchanged, a block of rows at a time: returned from a writer's
+        `index`, they need no Python object per row.
 
         Args:
-            path: path of a `.parquet`, `.csv`, `.tsv` or `.jsonl` file, also `.csv.gz` (bz2, lz4, zst); a folder of
-                such files, or a pattern of them, which are read in the order of their names; a pyarrow, pandas or
-                polars table; columns by name, each a numpy array (n,) or a list of n values; or, for tables that do
-                not fit in memory, a function without arguments that returns an iterable of such tables, all with the
-                same columns.
-            key: name of the column that holds the keys; None takes the column "key" if there is one, else the row
-                numbers.
+            path: path of a `.parquet`, `.csv`, `.tsv` or `.jsonl` file, or a compressed one such as `.csv.gz` (bz2,
+                lz4, zst); a folder or a pattern of such files, which are read in the order of their names; a pyarrow,
+                pandas or polars table; columns by name, each a numpy array (n,) or a list of n values; or, for tables
+                that do not fit in memory, a function without arguments that returns an iterable of such tables, all
+                with the same columns.
+            key: name of the column that holds the keys; None takes the column "key" if there is one, otherwise the
+                row numbers.
             split: name of the column that holds the splits; None takes the column "split" if there is one.
             columns: names of the columns that become fields, whose cells may be empty (None), or hold lists. None takes
-                all columns; then each cell must hold text or a number, but for those of CSV and JSON Lines.
-            encoding: of CSV and JSON Lines; None for UTF-8, or UTF-16 where the file says so.
-            delimiter: what separates the cells of CSV; None finds it.
+                all columns, whose cells must hold text or a number, except in CSV and JSON Lines.
+            encoding: encoding of CSV and JSON Lines; None for UTF-8, or for UTF-16 if the file says so.
+            delimiter: character between the cells of CSV; None detects it.
 
         Raises:
             SourceError: the file cannot be read, a named column is missing, columns differ in length, or a value is not
@@ -189,7 +189,7 @@ class Index(Rows):
         return cls(lambda: table_blocks(path, key, split, options, columns))
 
     @classmethod
-    def join(  # noqa: PLR0913 -- two things to join, and how each is read
+    def join(  # noqa: PLR0913 -- two sides to join, and how each is read
         cls,
         folder: str | os.PathLike[str],
         table: Any,
@@ -205,27 +205,27 @@ class Index(Rows):
     ) -> Index:
         """Return the rows of a table, each with the file below a folder that one of its columns names.
 
-        The column may hold paths relative to the folder, names of files, or either without the suffix, where that
-        leaves one file. In the rows, it holds the path of the file.
+        The column may hold paths relative to the folder, names of files, or either without the suffix if that is
+        unambiguous. In the rows, it holds the path of the file.
 
         Args:
-            folder: folder that holds the files; hidden ones, and that of the table itself, are ignored.
+            folder: folder that holds the files; hidden files and the table's own file are ignored.
             table: table as for `from_table`, such as the path of a CSV file.
             on: name of the column that names the files.
             how: what must have a partner: "exact", every row and every file; "rows", every row; "files", every file;
-                "inner", nothing. What has none, and need not, is left out.
+                "inner", nothing. Other rows and files without a partner are left out.
             suffixes: suffixes of the files to join, in lower case (".wav"); empty takes all.
-            key: name of the column that holds the keys; None takes the column "key" if there is one, else the path of
-                the file below the folder, without its suffix and with `-` in place of `/`.
+            key: name of the column that holds the keys; None takes the column "key" if there is one, otherwise the path
+                of the file below the folder, without its suffix and with `-` for `/`.
             split: name of the column that holds the splits; None takes the column "split" if there is one.
-            root: folder that the paths in the rows are relative to: the source, in `index` of a writer. None gives
-                paths that begin as `folder` does, and that can be opened.
+            root: folder that the paths in the rows are relative to: in `index` of a writer, the source. None gives
+                paths that begin with `folder`, and can be opened.
             encoding: as for `from_table`.
             delimiter: as for `from_table`.
 
         Raises:
             SourceError: the folder or the table cannot be read, a column is missing, a name fits several files, two
-                rows name one file, or something has no partner; names the first ones and says how many there are.
+                rows name the same file, or something has no partner; the message names the first and the number.
             OptionError: `how` has another value.
 
         Example:
@@ -240,7 +240,7 @@ class Index(Rows):
 
     @classmethod
     def from_dataset(cls, dataset: Any, *, key: str | None = None) -> Index:
-        """Return the rows of an existing dataset; each has the field `number`, the position of its sample.
+        """Return the rows of an existing dataset, with the position of each sample in the field `number`.
 
         Only the dataset's length is read, unless `key` asks for a field of each sample. `ImportWriter` reads the
         samples.
@@ -250,11 +250,11 @@ class Index(Rows):
                 or any object with `len` and items by position (list, torch `Dataset`, `datasets.Dataset`); a pyarrow,
                 pandas or polars table; numpy arrays of equal length in a tuple or by name; or a dict of these by split.
             key: name of the field that holds the keys. None takes the keys of a finished directory (with `-` for the
-                `#` of copies) or of a `DataSource`, or the column "key" of a table; elsewhere the position, after the
-                split where there are several.
+                `#` of copies) or of a `DataSource`, or the column "key" of a table; otherwise the position, after the
+                split if there are several.
 
         Raises:
-            SourceError: the dataset is of another kind, or a sample lacks the key.
+            SourceError: the dataset is of another kind, or a sample has no key.
 
         Example:
             >>> [row.key for row in Index.from_dataset(["a", "b"])]
@@ -284,11 +284,12 @@ def pair_files(
 
     Args:
         images: paths of the images, all relative to one folder.
-        masks: paths of the masks, relative to one folder, too.
+        masks: paths of the masks, relative to one folder as well.
         match: function that returns the name by which an image and its mask are paired.
 
     Raises:
-        SourceError: an annotation has no image, an image no annotation, or two share a name; the message names them.
+        SourceError: an annotation has no image, an image has no annotation, or two have the same name; the message
+            names them.
     """
     by_name: dict[str, pathlib.PurePosixPath] = {}
     for mask in masks:
@@ -359,7 +360,7 @@ class _PathMap:
         self._prefix = prefix
 
     def path_of(self, path: str) -> str:
-        """Return the path relative to root, without the prefix, which the first file that exists here reveals.
+        """Return the path relative to root, without the prefix, which the first existing file reveals.
 
         A path that is not below root comes back without its leading `/`, and is reported as missing later.
         """
@@ -375,7 +376,7 @@ class _PathMap:
 
 
 def _position_blocks(count: int) -> Iterator[RowBlock]:
-    """Yield the rows of samples that are known by their positions."""
+    """Yield the rows of samples known by their positions."""
     for start in range(0, count, BATCH_ROWS):
         stop = min(start + BATCH_ROWS, count)
         fields = {"number": np.arange(start, stop, dtype=np.int64)}
@@ -400,7 +401,7 @@ def _joined(
 
     Args:
         folder: folder that holds the files.
-        place: the same folder, as the paths in the rows begin.
+        place: the same folder, in the form that paths in the rows begin with.
         table: table as for `Index.from_table`.
         on: name of the column that names the files.
         how: what must have a partner, as for `Index.join`.
@@ -437,7 +438,7 @@ def _joined(
 
 
 def _by_name(files: Iterable[pathlib.PurePosixPath]) -> dict[str, list[pathlib.PurePosixPath]]:
-    """Return the files by each name that a table may have for them; the path of one goes before names of others."""
+    """Return the files by each name that a table may have for them; a file's path takes precedence over other names."""
     paths = {str(path): [path] for path in files}
     shorter: dict[str, list[pathlib.PurePosixPath]] = {}
     for (path,) in paths.values():
@@ -448,12 +449,12 @@ def _by_name(files: Iterable[pathlib.PurePosixPath]) -> dict[str, list[pathlib.P
 
 
 def _composed(name: str) -> str:
-    """Return a name with each letter and its accents as one: macOS stores them apart, and tables hold them composed."""
+    """Return a name with composed accents: macOS stores letters and accents separately, and tables composed."""
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
 def _named(value: Any, folder: pathlib.Path) -> str:
-    """Return what a cell says of a file, relative to the folder."""
+    """Return the path in a cell, relative to the folder."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else str(value)
     text = os.path.relpath(text, folder.absolute()) if os.path.isabs(text) else os.path.normpath(text)
     return text.replace(os.sep, "/")
@@ -462,7 +463,7 @@ def _named(value: Any, folder: pathlib.Path) -> str:
 def _check_partners(
     folder: pathlib.Path, how: str, rows: Sequence[str], files: Sequence[str], counts: tuple[int, int]
 ) -> None:
-    """Raise `SourceError` where rows have no file, or files no row, that must have one."""
+    """Raise `SourceError` if rows have no file, or files no row, but must have one."""
     problems = []
     for what, lonely, count, partner, allowed in (
         ("rows", rows, counts[0], "file", ("files", "inner")),
@@ -483,7 +484,7 @@ def _check_partners(
 def table_blocks(
     given: Any, key: str | None, split: str | None, options: TextOptions, wanted: Sequence[str] | None = None
 ) -> Iterator[RowBlock]:
-    """Yield the rows of a table as `Index.from_table` takes it; `options` say how text becomes columns."""
+    """Yield the rows of a table as in `Index.from_table`; `options` say how text becomes columns."""
     before = 0
     special = {key or "key", split or "split"}
     for table in _tables(given, options):
@@ -511,7 +512,7 @@ def table_blocks(
 
 
 def table_schema(given: Any, options: TextOptions) -> pa.Schema:
-    """Return the types of the columns of a table, or of the first of several; nullable where a cell is missing."""
+    """Return the types of the columns of a table, or of the first of several; nullable if a cell is missing."""
     return next(_tables(given, options)).schema()
 
 
@@ -522,9 +523,9 @@ class _Table(NamedTuple):
     """A table, in files or in memory.
 
     Attributes:
-        schema: returns the types of its columns.
+        schema: returns the types of the columns.
         batches: yields place, number and columns of a run of rows; a file is never in memory as a whole. Columns that
-            are not among those asked for may be missing.
+            were not asked for may be missing.
         may_miss: whether cells may be missing.
     """
 
@@ -535,7 +536,7 @@ class _Table(NamedTuple):
 
 def _tables(given: Any, options: TextOptions) -> Iterator[_Table]:
     if is_arrow_dataset(given):
-        # Arrow would read sixteen batches of four files ahead, whose row groups it holds as a whole.
+        # Arrow would read ahead sixteen batches of four files, and hold their row groups completely.
         for batch in given.to_batches(batch_size=BATCH_ROWS, batch_readahead=1, fragment_readahead=1):
             yield _in_memory(batch)
     elif isinstance(given, (str, os.PathLike)):
@@ -553,10 +554,10 @@ _KINDS = ".parquet, .csv, .tsv or .jsonl, the last three also packed, as .csv.gz
 
 
 def _table_files(given: str) -> list[SourceFile]:
-    """Return the files of a table: one, those in a folder, or those that a pattern fits, in the order of their names.
+    """Return the files of a table: one, those in a folder, or those that match a pattern, in the order of their names.
 
     Raises:
-        SourceError: there is none, one is of no kind that is read, or text lies beside Parquet.
+        SourceError: there is none, one is of an unknown kind, or there is text next to Parquet.
     """
     paths = paths_of(given, is_named=True) or []
     found = [file for file in listed_files(paths, (*_PARQUET, *TEXT_TABLES)) if os.path.isfile(file.path)]
@@ -588,13 +589,13 @@ def _of_text(files: Sequence[SourceFile], options: TextOptions) -> _Table:
 
 
 def _of_parquet(files: Sequence[SourceFile], options: TextOptions) -> _Table:
-    """Return Parquet files; raise `SourceError` where they differ, and nobody declares what the columns are to be."""
+    """Return Parquet files; raise `SourceError` if they differ and the types of columns are not declared."""
     table = TableFiles(files, ParquetFiles())
     if table.refused and options.columns is None:
         raise SourceError(next(iter(table.refused.values())))
 
     def batches(wanted: Collection[str] | None) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-        columns = {*table.schema.names} & {*(wanted or ())} or None  # all, for the message that none is there
+        columns = {*table.schema.names} & {*(wanted or ())} or None  # all, for the message that a column is missing
         for number, file in enumerate(files):
             yield from _columns_of(table.batches(number, columns), file.path)
 
@@ -602,7 +603,7 @@ def _of_parquet(files: Sequence[SourceFile], options: TextOptions) -> _Table:
 
 
 def _in_memory(given: Any) -> _Table:
-    """Return the table that an argument stands for; raise `SourceError` where it is none."""
+    """Return the table that an argument stands for; raise `SourceError` if it is not a table."""
     import pyarrow as pa
 
     table = table_of(given)
@@ -651,7 +652,7 @@ def _checked_columns(given: Mapping[Any, Any]) -> dict[str, Any]:
             what = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__qualname__
             raise SourceError(
                 f"column {name!r} of the table is {what}; want an array (n,) or a list of n numbers or texts. Arrays "
-                "of more dimensions belong into read or read_block: give the row its number"
+                "with more dimensions belong in read or read_block: give the row its number"
             )
         columns[str(name)] = found
     lengths = {name: len(values) for name, values in columns.items()}
@@ -666,7 +667,7 @@ def _checked_columns(given: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _cells(table: str, name: str, values: Any, before: int, *, is_checked: bool) -> np.ndarray | Texts | list[Any]:
-    """Return a column of a batch as a block of rows holds it; raise `SourceError` where a cell is no text or number."""
+    """Return a column of a batch as a block of rows holds it; raise `SourceError` if a cell is not text or a number."""
     import pyarrow as pa
 
     if isinstance(values, np.ndarray):
@@ -680,9 +681,9 @@ def _cells(table: str, name: str, values: Any, before: int, *, is_checked: bool)
         values = values.tolist()
     elif not isinstance(values, (list, tuple)):
         if pa.types.is_date(values.type) or pa.types.is_timestamp(values.type):
-            with contextlib.suppress(pa.ArrowInvalid):  # finer ones fail their rows
+            with contextlib.suppress(pa.ArrowInvalid):  # finer times fail their rows
                 values = values.cast(pa.timestamp("us", getattr(values.type, "tz", None)))
-            values = values.cast(pa.string())  # rows hold no times
+            values = values.cast(pa.string())  # rows cannot hold times
         found = _arrow_cells(values)
         if found is not None:
             return found
@@ -700,7 +701,7 @@ def _cells(table: str, name: str, values: Any, before: int, *, is_checked: bool)
 
 
 def _arrow_cells(values: Any) -> np.ndarray | Texts | list[Any] | None:
-    """Return a column of Arrow without a Python object for each cell; None where its cells must be looked at."""
+    """Return a column of Arrow without a Python object for each cell; None if its cells must be looked at."""
     import pyarrow as pa
 
     kind = values.type

@@ -1,7 +1,7 @@
-"""The kinds of files that need no class, and which module opens each: a new kind is a module and a line here.
+"""Lists the kinds of files that need no class, and the module that opens each: a new kind is a module and a line here.
 
-Such a module has `open_files(files, spool)`, given the files with a suffix of the kind, or, for kinds that are a folder
-as a whole, `open_folder(folder, spool)`; both return a `DataSource`.
+Such a module has `open_files(files, spool)`, given the files with a suffix of the kind, or `open_folder(folder, spool)`
+for kinds that are whole folders; both return a `DataSource`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "PACKINGS", "SOURCE_KINDS", "SourceKind", "layout_of"]
 
 PACKINGS = (".gz", ".bz2", ".xz", ".zst", ".zlib")
-"""Extensions of compressed files, behind those of what they hold."""
+"""Extensions of compressed files, which follow those of their content."""
 
 
 @frozen()
@@ -26,10 +26,10 @@ class SourceKind:
 
     Attributes:
         module: name of the module in `datamat.writers` that opens them.
-        suffixes: of its files, empty for any; None where a folder is opened as a whole.
+        suffixes: suffixes of its files, empty for any; None if a folder is opened as a whole.
         marks: patterns of files that no folder of another kind has.
-        magic: what files of the marks begin with; then suffixes alone do not tell the kind of a folder.
-        is_unpacked: whether its files may be compressed, by any of `PACKINGS`.
+        magic: beginning of the marked files; suffixes alone then do not tell the kind of a folder.
+        is_unpacked: whether its files may be compressed with any of `PACKINGS`.
         is_of_objects: whether the kind also names objects.
     """
 
@@ -92,7 +92,7 @@ _LAYOUTS = {
 
 
 def layout_of(folder: pathlib.Path) -> str | None:
-    """Return the name of the writer for a folder of pictures and annotations; None where it is in no known layout."""
+    """Return the name of the writer for a folder of pictures and annotations; None if its layout is unknown."""
     if any(kind.is_marked(folder) for kind in KINDS.values()):
         return None
     for name, patterns in _LAYOUTS.items():

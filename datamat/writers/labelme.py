@@ -7,7 +7,7 @@
     Materializer("labelme", source="SET", output="out/set").run()
 
 Each JSON file is a picture; pictures without one were not labelled, and are left aside. The box of a shape is its
-extent; a circle is its centre and a point of its edge. The classes are the sorted labels that occur, or those of
+extent; a circle has its centre and a point on its edge. The classes are the sorted labels that occur, or those of
 `LabelmeWriter(names=...)`. `writers/detection.py` says what a sample has; `LabelmeWriter(segments=True)` reads the
 outlines of polygons and rectangles as well.
 
@@ -51,7 +51,7 @@ class LabelmeWriter(DetectionWriter):
         """Yield the pictures by path.
 
         Raises:
-            SourceError: there are no JSON files, or one is none of LabelMe's.
+            SourceError: there are no JSON files, or one is not from LabelMe.
         """
         for labels in _files(root):
             name = str(_parsed(str(root / labels)).get("imagePath") or "").replace("\\", "/")
@@ -104,7 +104,7 @@ def _parsed(path: str) -> dict[str, Any]:
     try:
         found = json.loads(read_file(path))
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path} is no JSON: {error}; restore it") from error
+        raise SourceError(f"{path} is not JSON: {error}; restore it") from error
     if not isinstance(found, dict) or not isinstance(found.get("shapes"), list):
-        raise SourceError(f"{path} is none of LabelMe's files; want an object with the list shapes; move it away")
+        raise SourceError(f"{path} is not a file of LabelMe; want an object with the list shapes; move it away")
     return found

@@ -1,4 +1,4 @@
-"""Datasets of LeRobot: each episode is a sample, its frames are arrays, and each camera is a video of the episode.
+"""Reads datasets of LeRobot: each episode is a sample, with arrays for its frames, and a video for each camera.
 
     meta/info.json                            version, frames per second, features, patterns of the other paths
     meta/episodes/chunk-000/file-000.parquet  length of each episode, and where its frames and videos lie
@@ -215,7 +215,7 @@ def open_folder(folder: pathlib.Path, spool: SpoolOptions) -> DataSource:
     """Return the episodes of a folder that LeRobot recorded or downloaded.
 
     Raises:
-        SourceError: it is of another version, incomplete, or damaged.
+        SourceError: it has another version, or is incomplete or damaged.
     """
     del spool
     info = read_document(folder / INFO_FILE)

@@ -1,6 +1,6 @@
-"""Chunks of litdata, which an `index.json` lists."""
+"""Reads chunks of litdata, which an `index.json` lists."""
 
-# Own code reads them: litdata decodes pictures, whose bytes are to be kept, unpickles what it finds, and loads torch.
+# Read without litdata, which decodes pictures, whose bytes should be kept, unpickles what it finds, and loads torch.
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ _FEATURES: dict[str, Feature | None] = {
 class LitdataForm(RecordForm):
     """litdata's chunks: a table of offsets, then sizes and values of the leaves of each item.
 
-    An item that was written for its `TokensLoader` is one array of tokens, without a size. That loader cuts all tokens
-    of a chunk into blocks; here, each item is as it was written.
+    An item written for its `TokensLoader` is one array of tokens, without a size. That loader cuts all tokens of a
+    chunk into blocks; here, items stay as they were written.
 
     Args:
         files: the chunks.
@@ -172,8 +172,8 @@ def _chunks(folder: pathlib.Path) -> tuple[list[SourceFile], list[int], Mapping[
         folder: folder that holds `index.json`.
 
     Raises:
-        SourceError: it is no litdata, a chunk is missing, or its chunks are encrypted, of an unknown loader, or
-            compressed by what is not read.
+        SourceError: it is not litdata, a chunk is missing, or its chunks are encrypted, of an unknown loader, or
+            compressed with an unknown codec.
     """
     index = read_document(folder / "index.json")
     try:
@@ -184,7 +184,7 @@ def _chunks(folder: pathlib.Path) -> tuple[list[SourceFile], list[int], Mapping[
         loader = config.get("item_loader") or "PyTreeLoader"
     except (KeyError, TypeError, AttributeError) as error:
         raise SourceError(
-            f"{folder / 'index.json'} is none of litdata ({error!r}); restore it, or write the set again"
+            f"{folder / 'index.json'} is not an index of litdata ({error!r}); restore it, or write the dataset again"
         ) from error
     if packed or loader not in {"PyTreeLoader", _OF_TOKENS}:
         raise SourceError(
@@ -202,7 +202,7 @@ _TABLE_MAGIC = b"LDARW01\0"
 
 
 def _table_span(path: str) -> tuple[int, int] | None:
-    """Return where the table of Arrow begins in a chunk of litdata, and its bytes; None where the chunk has none.
+    """Return where the table of Arrow begins in a chunk of litdata, and its bytes; None if the chunk has none.
 
     Rows of texts, numbers, bytes, lists and dicts alone are one Arrow file behind the offsets, which are all the same;
     then come its size, uint32, and a magic number (litdata 0.2.76, streaming/item_loader.py).

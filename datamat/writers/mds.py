@@ -1,6 +1,6 @@
-"""MosaicML's MDS: shards of samples, whose columns an `index.json` names."""
+"""Reads MosaicML's MDS: shards of samples, whose columns an `index.json` names."""
 
-# Own code reads them: `streaming` decodes pictures, whose bytes are to be kept, unpickles what it finds, and asks for
+# Read without `streaming`, which decodes pictures, whose bytes should be kept, unpickles what it finds, and needs
 # torch, transformers and the clients of eight stores.
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _shards(folder: pathlib.Path) -> tuple[list[SourceFile], list[Mapping[str, A
         folder: folder that holds `index.json`.
 
     Raises:
-        SourceError: it is no MDS, or a shard is missing, of other columns, or compressed by what is not read here.
+        SourceError: it is not MDS, or a shard is missing, has other columns, or is compressed with an unknown codec.
     """
     try:
         shards = [shard for shard in read_document(folder / "index.json")["shards"] if shard["samples"]]
@@ -163,7 +163,7 @@ def _shards(folder: pathlib.Path) -> tuple[list[SourceFile], list[Mapping[str, A
         columns = [[shard[f"column_{part}"] for part in ("names", "encodings", "sizes")] for shard in shards]
     except (KeyError, TypeError) as error:
         raise SourceError(
-            f"{folder / 'index.json'} is none of MDS ({error!r}); restore it, or write the set again"
+            f"{folder / 'index.json'} is not an index of MDS ({error!r}); restore it, or write the dataset again"
         ) from error
     if not files:
         raise SourceError(f"{folder} has no samples; pass a folder that has some")

@@ -1,6 +1,6 @@
-"""Token sets of Megatron-LM: documents of `PREFIX.bin` and `PREFIX.idx`, which `datamat.formats.megatron` describes."""
+"""Reads token sets of Megatron-LM: documents of `PREFIX.bin` and `PREFIX.idx`, see `datamat.formats.megatron`."""
 
-# Own code reads them: megatron-core imports torch, and trusts what the index says.
+# Read without megatron-core, which imports torch, and trusts the index.
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _Pair:
             raise SourceError(
                 f"{self.index} has {size:,} bytes; want {wanted:,} for {count_of(self._num_sequences, 'sequence')} and "
                 f"{count_of(self._num_bounds, 'bound')} of documents; "
-                + ("sets with modes are not read here" if is_multimodal else "copy the file again")
+                + ("datasets with modes are not read here" if is_multimodal else "copy the file again")
             )
         num_bytes = self._check_places()
         if os.path.getsize(self.data) != num_bytes:
@@ -68,12 +68,12 @@ class _Pair:
                 f"{self.dtype} that {os.path.basename(self.index)} divides; copy both files again"
             )
         bounds = self._bounds
-        # Where no document was ever ended, each sequence is one.
+        # If no document was ever ended, each sequence is one.
         self.is_plain = len(bounds) < 2 or np.array_equal(bounds, np.arange(self._num_sequences + 1))
         if not self.is_plain and (bounds[0] or bounds[-1] != self._num_sequences or (np.diff(bounds) < 0).any()):
             raise SourceError(
                 f"{self.index}: its documents begin at sequence {bounds[0]} and end at {bounds[-1]}; want them in "
-                f"order, from 0 to {self._num_sequences}; write the set again, with end_document behind each"
+                f"order, from 0 to {self._num_sequences}; write the dataset again, with end_document after each"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _mapped(path: str, dtype: Any, start: int, count: int) -> NDArray[Any]:
 
 @final
 class MegatronForm(RecordForm):
-    """Documents of Megatron-LM: `tokens`, and where documents have several sequences, the `lengths` of these.
+    """Documents of Megatron-LM: `tokens` and, if documents have several sequences, the `lengths` of these.
 
     Args:
         pairs: the files.
@@ -176,7 +176,7 @@ class MegatronForm(RecordForm):
 
 
 def open_files(files: Sequence[SourceFile], spool: SpoolOptions) -> DataSource:
-    """Return the documents of pairs of files, of which either may be given.
+    """Return the documents of pairs of files; either file of a pair may be given.
 
     Raises:
         SourceError: one of a pair is missing, or they do not fit each other.

@@ -1,4 +1,4 @@
-"""Samples of members, whose extensions name the fields: in a tar of WebDataset, or files in a folder."""
+"""Reads samples of members whose extensions name the fields, in a WebDataset tar or as files in a folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KNOWN_JSON = frozenset({"json", "jsn"})
 _NEVER_DECODED = frozenset({"bin", "npz", "pdf"})
 
 Place: TypeAlias = tuple[int, int, int]
-"""Where a member lies: number of its file, first byte, and size; of -1 where it is all of the file."""
+"""Where a member lies: number of its file, first byte, and size, which is -1 for the whole file."""
 
 _NOWHERE = (-1, 0, 0)
 
@@ -40,7 +40,7 @@ class MembersForm(RecordForm):
     Args:
         samples: the samples of each source file: key, and the place of each member by its extension.
         files: the files that members lie in.
-        advice: what else helps where samples lack a member, with `{0}` for its name.
+        advice: what else helps if samples lack a member, with `{0}` for its name.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class MembersForm(RecordForm):
         if not without:
             return why_unknown(name)
         return (
-            f"{len(without)} samples have no member {name!r}, the first {without[0]!r}; add it, declare it with "
+            f"{len(without)} samples have no member {name!r}, the first is {without[0]!r}; add it, declare it with "
             f"features={{{name!r}: Nullable(...)}}, or leave it out with drop=[{name!r}]{advice.format(name)}"
         )
 
@@ -107,11 +107,11 @@ def stored_raw(features: Mapping[str, Feature]) -> frozenset[str]:
 
 
 def why_unknown(name: str) -> str:
-    """Return what to write where an extension does not say what a file holds; "" where it does."""
+    """Return what to write if an extension does not say what a file holds, otherwise ""."""
     if _ending(name) in _KNOWN_BYTES | _KNOWN_TEXT | _KNOWN_NUMBER | _KNOWN_JSON | {"npy"}:
         return ""
     return (
-        f"nobody knows the extension of the members {name!r}, or what it holds is never unpickled; pass "
+        f"the extension of the members {name!r} is unknown, or its content is never unpickled; pass "
         f"features={{{name!r}: Bytes()}} to store its bytes, or leave it out with drop=[{name!r}]"
     )
 
@@ -121,7 +121,7 @@ def _ending(name: str) -> str:
 
 
 def feature_of_ending(name: str) -> Feature | None:
-    """Return the feature of members with an extension; None where their bytes, or their content, say more."""
+    """Return the feature of members with an extension; None if their bytes or their content say more."""
     ending = _ending(name)
     if ending in _KNOWN_TEXT:
         return Text()

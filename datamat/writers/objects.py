@@ -1,4 +1,4 @@
-"""Objects as sources: tables, columns, lists, map-style datasets, and whatever gives rows one after another."""
+"""Takes objects as sources: tables, columns, lists, map-style datasets, and iterators of rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_LOOKED_AT = 3  # items of a list, which may be long
 
 
 def source_of(dataset: Any, names: Sequence[str] | None, spool: SpoolOptions | None) -> DataSource | None:
-    """Return an object as a source; None where it is of no kind that is known.
+    """Return an object as a source; None if its kind is unknown.
 
     Args:
         dataset: the object.
@@ -40,7 +40,7 @@ def source_of(dataset: Any, names: Sequence[str] | None, spool: SpoolOptions | N
         spool: how rows of iterators are written to disk; None refuses these.
     """
     if is_of_package(dataset, "datasets") and hasattr(dataset, "__len__"):
-        # The rows of `with_transform` are those that the user's function makes of the table.
+        # The rows of `with_transform` are those that the user's function makes from the table.
         has_transform = dataset.format["type"] == "custom"
         return MapSource(dataset, None, dataset._fingerprint) if has_transform else ArrowSource(HfTable(dataset))
     table = table_of(dataset)
@@ -75,11 +75,11 @@ def _in_memory(dataset: Any, names: Sequence[str] | None) -> DataSource | None:
 
 
 def _refuse_paths(items: Sequence[Any]) -> None:
-    """Raise `OptionError` where a list that is to be a dataset holds paths of files: nobody wants these as text."""
+    """Raise `OptionError` if a list given as a dataset holds paths of files, which no one wants to store as text."""
     first = items[0]
     if all(isinstance(item, (str, os.PathLike)) and os.path.isfile(item) for item in items[:_MOST_LOOKED_AT]):
         raise OptionError(
-            f"the list holds paths of files, the first is {os.fspath(first)!r}; say what is in them, as in "
+            f"the list holds paths of files, such as {os.fspath(first)!r}; say what is in them, as in "
             f"Materializer('webdataset', paths, output): want one of {', '.join(SOURCE_KINDS)}"
         )
 
@@ -101,7 +101,7 @@ def are_arrays(values: Iterable[Any]) -> bool:
 
 
 def is_stream(dataset: Any) -> bool:
-    """Return True if samples come one after another: from an iterator, a function, or what has no positions."""
+    """Return True if samples come one after another, from an iterator, a function, or an object without positions."""
     if isinstance(dataset, Iterator) or (callable(dataset) and not hasattr(dataset, "__len__")):
         return not isinstance(dataset, type)
     has_positions = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
@@ -154,7 +154,7 @@ class MapSource(DataSource):
 
 
 def _copied(dataset: Any) -> Any:
-    """Return a shallow copy of an object of a user's class, or the object where it has none."""
+    """Return a shallow copy of an object of a user's class, or the object if it cannot be copied."""
     if type(dataset).__module__ in {"builtins", "numpy"} or not hasattr(dataset, "__dict__"):
         return dataset
     try:

@@ -1,4 +1,4 @@
-"""Parquet files, each row group read when one of its rows is needed."""
+"""Reads Parquet files; a row group is read when one of its rows is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists the files and folders that a source names: by path, pattern or braces, sorted, with what runs note of them."""
+"""Lists the files and folders that a source names by path, pattern or braces, sorted, and notes them for the run."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ def ending_of(name: str) -> str:
 
 
 def splits_of(files: Sequence[SourceFile]) -> list[str | None]:
-    """Return the split of each file by its name or first folder, where all of them have one: `train-00000.parquet`."""
+    """Return the split of each file by its name or first folder, if all have one: `train-00000.parquet`."""
     found = [_SPLIT_OF.match(file.name) for file in files]
     return [match[1] for match in found if match] if all(found) else [None] * len(files)
 
 
 def paths_of(dataset: Any, *, is_named: bool) -> list[pathlib.Path] | None:
-    """Return the files and folders that a source names; None where it is no path.
+    """Return the files and folders that a source names; None if it is not a path.
 
-    A list of paths is one only where the kind is named: otherwise a list of str is a dataset of texts.
+    A list of str is a list of paths only if the kind is named: otherwise it is a dataset of texts.
     """
     if isinstance(dataset, (str, os.PathLike)):
         text = os.path.abspath(os.fspath(dataset))
@@ -182,9 +182,9 @@ def _note_link(root: pathlib.Path, path: pathlib.Path) -> None:
 
 
 def _linked(root: pathlib.Path, pattern: str) -> set[pathlib.Path]:
-    """Return what a pattern finds below a folder, also in folders outside that links lead to.
+    """Return what a pattern finds below a folder, including outside folders that links lead to.
 
-    A folder is not searched again below itself: links may lead in circles.
+    A folder is not searched again below itself, as links may lead in circles.
     """
     real_root = os.path.realpath(root)
 
@@ -218,7 +218,7 @@ _TABLE_LOGS = {
 
 
 def refuse_table_logs(folder: pathlib.Path) -> None:
-    """Raise `SourceError` where a log says which files of a folder are rows, and which were deleted or replaced.
+    """Raise `SourceError` if a log says which files of a folder hold rows, and which were deleted or replaced.
 
     Tables keep files in folders of their own, `data` or one for each partition, so the log may lie above.
     """
@@ -234,7 +234,7 @@ def refuse_table_logs(folder: pathlib.Path) -> None:
 
 
 def listed_files(paths: Sequence[pathlib.Path], suffixes: Sequence[str]) -> list[SourceFile]:
-    """Return the files that paths stand for: a folder for those in it with a suffix, a file for itself."""
+    """Return the files that paths stand for: a folder stands for files in it with a suffix, a file for itself."""
     found = []
     folders = [path for path in paths if path.is_dir()]
     for folder in {*folders, *(path.parent for path in paths if len(paths) > 1 and path not in folders)}:

@@ -111,7 +111,7 @@ class PedestrianWriter(DatasetWriter):
 
         Raises:
             SourceError: the source holds no folders `Surface_*`; an image has neither mask nor polygons, or one of
-                these has no image; an XML file cannot be read, or has a label that is no class.
+                these has no image; an XML file cannot be read, or has a label that is not a class.
         """
         root = pathlib.Path(source)
         folders = sorted(path for path in root.glob("Surface_*") if path.is_dir())
@@ -208,7 +208,7 @@ def _class_id(shape: Element, names: Sequence[str], place: str) -> int:
     for name in (*(f"{label}_{attribute.text}" for attribute in shape.iter("attribute")), label):
         if name in names:
             return names.index(name)
-    raise SourceError(f"{place}: label {label!r} is no class; declare it with names= and palette=")
+    raise SourceError(f"{place}: label {label!r} is not a class; declare it with names= and palette=")
 
 
 def _points(shape: Element, place: str) -> list[list[int]]:

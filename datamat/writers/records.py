@@ -1,4 +1,4 @@
-"""Records of files that another library wrote, each read by its place, and what such a library has to say for that."""
+"""Reads records of files written by other libraries, each by its place; a `RecordForm` describes a library's files."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ DAMAGES = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, 
 
 
 class RecordForm(abc.ABC):
-    """How a library lays out records in its files: what one source of files is read by.
+    """How a library lays out records in its files.
 
     Attributes:
         features: features of the fields, as far as the files declare them.
         refused: fields that no feature stores, each with the reason and what to write.
         dicts: names of the fields that are dicts in a sample, whose fields are `DICT/FIELD` here.
-        counts_on: whether the numbers of records without names go on from file to file.
+        counts_on: whether the numbers of records without names continue from file to file.
     """
 
     features: Mapping[str, Feature]
@@ -53,7 +53,7 @@ class RecordForm(abc.ABC):
         """Return the number of records of each file."""
 
     def keys(self, file: int) -> Sequence[str] | None:
-        """Return the names of the records of a file; None where they have none."""
+        """Return the names of the records of a file; None if they have none."""
         del file
         return None
 
@@ -68,7 +68,7 @@ class RecordForm(abc.ABC):
     def read_block(
         self, files: Sequence[int], numbers: Sequence[int], names: Sequence[str]
     ) -> Mapping[str, Any] | None:
-        """Return fields of several records, as `DataSource.block` does; None to have them read one by one."""
+        """Return fields of several records, as `DataSource.block` does; None if they must be read one by one."""
         del files, numbers, names
         return None
 
@@ -148,7 +148,7 @@ class RecordsSource(DataSource):
 
 
 def read_document(path: pathlib.Path) -> Any:
-    """Return what a JSON file of a dataset holds; raise `SourceError` where it cannot be read."""
+    """Return the content of a JSON file of a dataset; raise `SourceError` if it cannot be read."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

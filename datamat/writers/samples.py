@@ -1,4 +1,4 @@
-"""A value of any dataset as features take it: names of fields, lists of numbers as arrays, files as their content."""
+"""Gives values of any dataset the form that features take: names of fields, arrays of numbers, content of files."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _plain(value: Any, name: str = "") -> Any:
 
 
 def _listed_numbers(value: Sequence[Any]) -> Any:
-    """Return lists of numbers as an array, and any other list as it is: JSON holds it, also one without items."""
+    """Return lists of numbers as an array, and any other list, even an empty one, unchanged: JSON holds it."""
     if not len(value) or hasattr(value[0], "getbands"):  # pictures of Pillow, one of which may be as large as another
         return value
     try:
@@ -136,7 +136,7 @@ def _listed_numbers(value: Sequence[Any]) -> Any:
 
 
 def without_items(value: Any, feature: Feature | None) -> Any:
-    """Return a list without items, which shows no type, as the array that its feature wants; any other value as it is.
+    """Return an empty list, which shows no type, as the array that its feature wants; any other value unchanged.
 
     Args:
         value: value of a field.
@@ -153,16 +153,16 @@ def without_items(value: Any, feature: Feature | None) -> Any:
 
 
 MOST_AHEAD = 100
-"""Samples that are looked at for a list with items."""
+"""Samples to search for a non-empty list."""
 
 
 def fill_lists(first: dict[str, Any], known: Collection[str], rest: Iterable[Mapping[str, Any]]) -> None:
-    """Give the fields of a first sample that are lists without items the first list of the next samples that has some.
+    """Fill the empty lists of a first sample with the first non-empty lists of the next samples.
 
     Args:
         first: the sample; changed in place.
         known: fields whose feature is known.
-        rest: the samples behind it, of which no more are asked for than needed, nor more than a hundred.
+        rest: the samples after it; no more are asked for than needed, and at most a hundred.
     """
     empty = {name for name, value in first.items() if isinstance(value, (list, tuple)) and not value} - set(known)
     samples = iter(rest)
@@ -175,7 +175,7 @@ def fill_lists(first: dict[str, Any], known: Collection[str], rest: Iterable[Map
 
 
 def shows_type(value: Any) -> bool:
-    """Return True if a value shows what lists of its field hold: a list with items does, an array, too."""
+    """Return True if a value shows what lists of its field hold, as a non-empty list or an array does."""
     return (isinstance(value, (list, tuple)) and len(value) > 0) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
@@ -192,12 +192,12 @@ def is_no_file(cell: Any) -> bool:
 
 
 def empty_cell(column: str, place: str = "", name: str | None = None) -> str:
-    """Return what to write where a cell is empty that must not be.
+    """Return the error text for a cell that must not be empty.
 
     Args:
         column: name of its column.
         place: what the message begins with.
-        name: name of the field; None where it is that of the column.
+        name: name of the field; None if it is that of the column.
     """
     return (
         f"{place}column {column!r} of the table is empty; fill it in, or drop the row; or declare it with "
@@ -236,7 +236,7 @@ _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def _parsed(text: str, feature: Feature) -> Any:
-    """Return the number, truth value, time or class that text stands for; other text, which its feature refuses."""
+    """Return the number, truth value, time or class in a text; other text unchanged, which its feature refuses."""
     import pyarrow as pa
 
     try:
@@ -258,7 +258,7 @@ def _parsed(text: str, feature: Feature) -> Any:
 
 
 def converted(value: Any, feature: Feature) -> Any:  # noqa: PLR0911 -- one for each kind of type
-    """Return a value in the type of a declared feature, where only its type differs.
+    """Return a value in the type of a declared feature, if only its type differs.
 
     Args:
         value: value of a field, as the source has it.
@@ -296,7 +296,7 @@ def converted(value: Any, feature: Feature) -> Any:  # noqa: PLR0911 -- one for 
 
 
 def _in_dtype(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return numbers in the declared dtype; as they are, for the feature to refuse, where it cannot hold them."""
+    """Return numbers in the declared dtype; unchanged, for the feature to refuse, if it cannot hold them."""
     try:
         array = np.asarray(value)
     except ValueError:  # lists of different lengths

@@ -1,15 +1,15 @@
-"""Opens existing datasets as a `DataSource`: samples by position, which an index lists and a writer reads.
+"""Opens existing datasets as `DataSource`s: samples by position, which an index lists and a writer reads.
 
     a folder, a file   by its kind, named or found: `datamat.writers.kinds` says which module opens it
     an object          with `len` and items: a list, a torch `Dataset`, a `datasets.Dataset`; or arrays, by column
     a table            of pyarrow, pandas or polars: each row is a sample
     an iterator        a generator, a function that returns one, a torch `IterableDataset`, a streamed dataset
-    a DataSource       as it is
+    a DataSource       unchanged
     {split: ...}       several of these
 
-One contract holds for all. The driver reads what lists the samples: footers, headers, lengths; an iterator, which only
-it can read, it writes to disk. Workers get paths and positions, and each reads the samples of its rows: a row group, or
-a record by its offset. The files that the samples lie in count by their content.
+One contract holds for all. The driver reads whatever lists the samples: footers, headers, lengths; iterators, which
+only the driver can read, it writes to disk. Workers get paths and positions, and each reads the samples of its rows: a
+row group, or a record by its offset. The files that hold the samples count by their content.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def open_source(
     """Return the samples of an existing dataset.
 
     Args:
-        dataset: any of the kinds that the module lists.
+        dataset: any of the kinds that this module lists.
         names: names of the fields, for samples that are tuples or arrays without names; None takes "x" and "y" for two
             fields, "x" for one, "field_0" and so on for more.
-        kind: what the dataset is said to be, one of `SOURCE_KINDS`; None finds out.
+        kind: kind of the dataset, one of `SOURCE_KINDS`; None finds out.
         spool: how rows of iterators are written to disk; None refuses iterators.
 
     Raises:
-        SourceError: the dataset is of no kind that can be read, or a folder is incomplete.
+        SourceError: the dataset is of an unknown kind, or a folder is incomplete.
         MissingDependencyError: the package that reads the dataset is not installed.
     """
     if isinstance(dataset, Mapping) and dataset and not are_arrays(dataset.values()):
@@ -90,7 +90,7 @@ def open_source(
 
 
 def _are_columns(dataset: Mapping[Any, Any]) -> bool:
-    """Return True if a dict holds equally long lists of plain values under names that are none of splits."""
+    """Return True if a dict holds equally long lists of plain values under names that are not those of splits."""
     columns = list(dataset.values())
     are_plain = all(
         isinstance(column, (list, tuple)) and column and isinstance(column[0], (str, int, float)) for column in columns
@@ -106,7 +106,8 @@ def _damage_named(path: pathlib.Path) -> Iterator[None]:
         if isinstance(error, DatamatError):
             raise
         raise SourceError(
-            f"{path} is damaged, or no dataset of its kind: {type(error).__name__}: {error}; copy or write it again"
+            f"{path} is damaged, or is not a dataset of its kind: {type(error).__name__}: {error}; copy or write it "
+            "again"
         ) from error
 
 
@@ -138,7 +139,7 @@ def _of_paths(paths: Sequence[pathlib.Path], kind: str | None, spool: SpoolOptio
 
 
 def _pair_of(path: pathlib.Path) -> pathlib.Path:
-    """Return the index of a pair of Megatron-LM's files that is called by what their names share."""
+    """Return the index of a pair of Megatron-LM's files, given the common part of their names."""
     index = path.with_name(f"{path.name}.idx")
     if not index.is_file():
         raise SourceError(f"{path} does not exist; correct the path of the source")
@@ -146,12 +147,12 @@ def _pair_of(path: pathlib.Path) -> pathlib.Path:
 
 
 def _kind_of(paths: Sequence[pathlib.Path]) -> str:
-    """Return the kind of files or of a folder by what they are called; raise `SourceError` where nothing says it."""
+    """Return the kind of files or of a folder by their names; raise `SourceError` if nothing tells it."""
     first = paths[0]
     if first.is_dir():
         if len(paths) == 1:
             marked = next((name for name, kind in KINDS.items() if kind.is_marked(first)), None)
-            if marked == "mds":  # litdata calls its index alike
+            if marked == "mds":  # the index of litdata has the same name
                 index = next(path for mark in KINDS[marked].marks for path in sorted(first.glob(mark)))
                 return "litdata" if "chunks" in read_json(index) else "mds"
             if marked is not None:
@@ -179,12 +180,12 @@ def _kind_of(paths: Sequence[pathlib.Path]) -> str:
 def _unknown_kind(first: pathlib.Path, ending: str) -> SourceError:
     hint = _OTHERS.get(ending) or _hint_of_packed(ending)
     if hint:
-        return SourceError(f"{first} is no dataset of a known kind; {hint.format(str(first))}")
+        return SourceError(f"{first} is not a dataset of a known kind; {hint.format(str(first))}")
     if ending in PACKINGS:
         why = f"{first} is compressed, and its name does not say what it holds"
     else:
         why = (
-            f"{first}: nobody knows the extension {ending!r}"
+            f"{first}: the extension {ending!r} is unknown"
             if ending
             else f"{first} has no extension that would say what it is"
         )
@@ -195,7 +196,7 @@ def _unknown_kind(first: pathlib.Path, ending: str) -> SourceError:
 
 
 def _hint_of_packed(ending: str) -> str | None:
-    """Return what to write for a file that is compressed, given its extension; None where only its kind is missing."""
+    """Return what to write for a compressed file, given its extension; None if only its kind is missing."""
     inner, packing = os.path.splitext(ending) if ending.count(".") > 1 else ("", ending)
     unpack = _UNPACKERS.get(packing)
     if unpack is None or (packing in PACKINGS and not inner):

@@ -1,4 +1,4 @@
-"""One dataset per split, as one source."""
+"""Joins one dataset per split into one source."""
 
 from __future__ import annotations
 

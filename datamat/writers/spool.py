@@ -1,17 +1,17 @@
-"""Rows that come one after another: an iterator is read once, by the driver, and each row goes to disk as it comes.
+"""Reads rows that come one after another: the driver reads an iterator once, and writes each row to disk as it comes.
 
     iterator ── sample ──> rows.arrow    a stream of Arrow, one batch per second or 16 MiB: name, digest and values of
                                          each row, the latter as JSON and the bytes that JSON cannot hold
                            state.json    how many rows are complete, their fields, and the state of the source
 
-Workers map the rows into memory. `state.json` is replaced every second or so, after the rows that it counts; what lies
-behind them is cut off. A folder that the user names is kept: a finished one is not read again, and an unfinished one
-continues where it ended, if the source says how:
+Workers map the rows into memory. `state.json` is replaced every second or so, after the rows that it counts; anything
+after these is cut off. A folder that the user names is kept: a finished folder is not read again, and an unfinished
+one continues where it ended, if the source supports this:
 
-    state_dict() and load_state_dict(state)    Hugging Face, torchdata, and whoever follows them
+    state_dict() and load_state_dict(state)    Hugging Face, torchdata, and others with their protocol
     rows(start=...)                            a function that returns the rows from there on
 
-Without either, it begins again.
+Otherwise it begins again.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class RowStream:
         return self.items.sample(row)
 
     def start(self, count: int, state: Any) -> Iterator[Any] | None:
-        """Return the rows from a number on; None where the source cannot begin there.
+        """Return the rows from a number on; None if the source cannot begin there.
 
         Args:
             count: number of rows that are not needed again.
@@ -128,7 +128,7 @@ class RowStream:
     def _single_rows(self, items: Iterator[Any]) -> Iterator[Any]:
         """Yield the rows of each item that is a table, such as a batch of Arrow or a chunk of pandas; other items."""
         number, schema = 0, None
-        # Not `for item in items`: an iterator of litdata begins again whenever it is asked for itself.
+        # Not `for item in items`: an iterator of litdata starts again on each `iter`.
         while (item := self._next(items, number)) is not _END:
             table = table_of(item) if not number or schema is not None else None
             if table is None:
@@ -150,18 +150,18 @@ class RowStream:
         try:
             return next(items, _END)
         except Exception as error:
-            error.add_note(f"datamat: the source raised this in place of its item {number} (counted from 0)")
+            error.add_note(f"datamat: the source raised this instead of item {number} (counted from 0)")
             raise
 
     def state(self) -> Any:
-        """Return what the source needs to continue after the row that it gave last; None where it has no such state."""
+        """Return the state that the source needs to continue after its last row; None if it has no such state."""
         return self._rows.state_dict() if self._has_state and not self._gives_tables else None
 
     def archive(self, row: Any) -> str | None:
-        """Return what tells the keys of a sample of WebDataset from those of other archives; None for other rows.
+        """Return the archive of a WebDataset sample, to tell its keys from those of others; None for other rows.
 
         Raises:
-            SourceError: the first sample comes again, as it does without end where shards are drawn.
+            SourceError: the first sample comes again, as it does endlessly if shards are drawn at random.
         """
         if not is_of_tar(row) or "key" in row:
             return None
@@ -241,11 +241,11 @@ def _described(schema: Any) -> str:
 
 @final
 class SpooledSource(DataSource):
-    """The rows of an iterator, by position, from a folder that they are written to as they come.
+    """The rows of an iterator by position, from a folder to which they are written as they come.
 
     Args:
         stream: the rows.
-        options: where they are written.
+        options: where to write them.
     """
 
     identity = "rows of an iterator"  # each with its digest
@@ -288,7 +288,7 @@ class SpooledSource(DataSource):
         return self._fields
 
     def narrow(self, names: Collection[str]) -> None:
-        """Store no other fields of the first row."""
+        """Store only these fields of the first row."""
         self._left_out = [name for name in self.field_names() if name not in names]
         self._first = self._first and {name: self._first[name] for name in self._fields if name in names}
         self._check_former("left_out", self._left_out)
@@ -301,7 +301,7 @@ class SpooledSource(DataSource):
 
     @property
     def has_columns(self) -> bool:
-        """Whether the source says what its fields hold, so that bytes which are no picture are meant to be there."""
+        """Whether the source says what its fields hold, so that bytes that are not pictures are there on purpose."""
         return self._found is not None or (self._stream is not None and isinstance(self._stream.items, ArrowItems))
 
     @property
@@ -329,7 +329,7 @@ class SpooledSource(DataSource):
 
     @property
     def _batches(self) -> tuple[list[pa.RecordBatch], np.ndarray]:
-        """The rows, and how many there are up to the end of each batch, int64 (n + 1,), behind a zero."""
+        """The rows, and the number of rows up to the end of each batch after a zero, int64 (n + 1,)."""
         if self._opened is None:
             import pyarrow as pa
 
@@ -353,7 +353,7 @@ class SpooledSource(DataSource):
         return unpacked(text, data)
 
     def _begin(self) -> None:
-        """Take the first row, which shows the fields."""
+        """Read the first row, which shows the fields."""
         if self._iterator is not None or self._stream is None or self._found is not None:
             return
         self._iterator = self._stream.start(0, None)
@@ -370,7 +370,7 @@ class SpooledSource(DataSource):
             fill_lists(self._first, self.features, self._look_ahead())
 
     def _look_ahead(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows behind the first, which stay to be written."""
+        """Yield the rows after the first, and keep them to be written."""
         assert self._stream is not None
         assert self._iterator is not None
         while (row := next(self._iterator, _END)) is not _END:
@@ -418,7 +418,7 @@ class SpooledSource(DataSource):
             self._num_bytes = found["num_bytes"]
 
     def _write(self, count: int, num_bytes: int) -> int:
-        """Write rows behind those that are there, and return the bytes of all.
+        """Write rows after those that are there, and return the bytes of all rows.
 
         Args:
             count: rows that are complete.
@@ -457,12 +457,12 @@ class SpooledSource(DataSource):
         for row, state in self._ahead:
             yield row, lambda state=state: state  # type: ignore[misc]
         self._ahead = []
-        # Not `for row in iterator`: that of litdata begins again whenever it is asked for itself.
+        # Not `for row in iterator`: that of litdata starts again on each `iter`.
         while (row := next(iterator, _END)) is not _END:
             yield row, stream.state
 
     def _save(self, file: BinaryIO, count: int, num_bytes: int, state: Callable[[], Any] | None) -> None:
-        """Let the rows that are written count; `state` returns the state of the source, and is None behind the last."""
+        """Count the rows written so far; `state` returns the state of the source, and is None after the last."""
         file.flush()
         os.fsync(file.fileno())
         found = None if state is None else state()
@@ -488,7 +488,7 @@ class SpooledSource(DataSource):
         )
 
     def _packed(self, row: Any, number: int) -> tuple[bytes, bytes, bytes]:
-        """Return name, values and data of a row; raise `SourceError` where it cannot be kept."""
+        """Return name, values and data of a row; raise `SourceError` if it cannot be stored."""
         assert self._stream is not None
         try:
             sample = self._stream.sample(row)
@@ -544,7 +544,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 def packed(sample: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """Return what `unpacked` makes an equal sample of; pictures and tensors are arrays there.
+    """Return the JSON and bytes from which `unpacked` makes an equal sample, with arrays for pictures and tensors.
 
     Args:
         sample: dicts, lists and tuples of str, numbers, None, bytes, arrays, pictures, tensors, times, decimals and
@@ -563,9 +563,7 @@ def packed(sample: Mapping[str, Any]) -> tuple[bytes, bytes]:
         try:
             trees.append(value if type(value) in _PLAIN else _tree_of(name, value, "", parts))
         except RecursionError as error:
-            raise SchemaError(
-                f"field {name!r} is nested too deep, or holds itself; flatten it in the source"
-            ) from error
+            raise SchemaError(f"field {name!r} is nested too deeply or cyclic; flatten it in the source") from error
     return json.dumps([list(sample), trees], separators=(",", ":")).encode(), b"".join(parts)
 
 
@@ -610,7 +608,7 @@ def unpacked(text: bytes, data: Any) -> dict[str, Any]:
 
 
 def _tree_of(name: str, value: Any, place: str, parts: list[bytes]) -> Any:
-    """Return a value as JSON has it, and add to `parts` the bytes that it has not."""
+    """Return a value as JSON, and add the bytes that JSON cannot hold to `parts`."""
     if type(value) in _PLAIN:
         return value
     value = as_array(value)

@@ -1,4 +1,4 @@
-"""Rows of a CSV, JSON Lines or Parquet file, or of a pyarrow, pandas or polars table: each column becomes a feature.
+"""Reads rows of a CSV, JSON Lines or Parquet file, or a pyarrow, pandas or polars table: each column becomes a feature.
 
     rows.csv                    key,speed,lane,label
                                 0001,13.5,2,car
@@ -8,9 +8,9 @@
     url,caption                 TableWriter(features={"image": Image(), "caption": Text()}, files={"image": "url"})
     https://a.org/x.jpg,A cat
 
-Columns of integers become int64, other numbers float64. A column `key` holds the keys, which otherwise are the row
+Columns of integers become int64, other numbers float64. A column `key` holds the keys, which are otherwise the row
 numbers; a column `split` holds the splits. Blocks of rows are encoded at once, without a call per row. Files that a
-column names, by path or URL, are read in their rows' turn.
+column names, by path or URL, are read with their rows.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ class TableWriter(DatasetWriter):
     r"""Reads the columns of each row.
 
     Args:
-        key: name of the column that holds the keys; None takes the column "key" if there is one, else the row numbers.
+        key: name of the column that holds the keys; None takes the column "key" if there is one, otherwise the row
+            numbers.
         split: name of the column that holds the splits; None takes the column "split" if there is one.
         features: feature of each column to read, such as `{"label": ClassLabel(names=...)}`; a row with an empty cell
-            fails, unless the feature of the column is a `Nullable`. None reads all columns, with the feature that fits
-            all values of each in the files of the table, and refuses empty cells in what is not CSV or JSON Lines.
+            fails, unless the feature of the column is a `Nullable`. None reads all columns, each with the feature that
+            fits all its values in the files of the table, and refuses empty cells except in CSV or JSON Lines.
         files: the column that names the file of each of these features, by URL (http, https, s3, gs, az, abfs, hf or
             data) or by a path from the table's folder, such as {"image": "url"}.
-        encoding: of CSV and JSON Lines, such as "cp1252"; None for UTF-8, or UTF-16 where the file says so.
-        delimiter: what separates the cells of CSV, such as ";"; None finds it.
+        encoding: encoding of CSV and JSON Lines, such as "cp1252"; None for UTF-8, or for UTF-16 if the file says so.
+        delimiter: character between the cells of CSV, such as ";"; None detects it.
 
     Raises:
         OptionError: a feature of `files` is not declared, there is no such encoding, or the delimiter is not one
@@ -119,8 +120,8 @@ class TableWriter(DatasetWriter):
         """Derive the features from the columns.
 
         Raises:
-            SourceError: the file cannot be read, has no rows, lacks a column, or has a column of values that no feature
-                holds.
+            SourceError: the file cannot be read, has no rows, lacks a column, or has a column that no feature can
+                hold.
         """
         in_memory = None if is_arrow_dataset(source) else table_of(source)
         source = source if in_memory is None else in_memory  # converted once
@@ -142,7 +143,8 @@ class TableWriter(DatasetWriter):
         """Return one row per row of the table, in its order, with the columns that become features.
 
         Raises:
-            SourceError: the file cannot be read, lacks a column, or has an empty cell where no features are declared.
+            SourceError: the file cannot be read, lacks a column, or has an empty cell although no features are
+                declared.
         """
         return Index(lambda: table_blocks(source, self._key, self._split, self._text, self._columns))
 
@@ -165,14 +167,14 @@ class TableWriter(DatasetWriter):
                     f"column {column!r} holds {value[:40]!r}, which is not valid JSON: {error}; correct it, or declare "
                     f"features={{{name!r}: Text()}}"
                 ) from error
-            if column in self._text.texts:  # what is not a string, the feature refuses
+            if column in self._text.texts:  # the feature refuses values other than strings
                 return value
         if not is_file:
             return converted(value, self.features[name])
         return [read_file(path) for path in value] if isinstance(value, (list, tuple)) else read_file(value)
 
     def read_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return the columns unchanged; None where declared features must check each value."""
+        """Return the columns unchanged; None if declared features must check each value."""
         del keys
         if self._declared is not None:
             return None

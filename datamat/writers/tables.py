@@ -1,4 +1,4 @@
-"""Tables of pyarrow, pandas, polars, Spark and others, as rows; types are recognized by name: nothing is imported."""
+"""Reads tables of pyarrow, pandas, polars, Spark and others as rows; recognizes types by name, and imports nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["TableRows", "content_of", "is_arrow_dataset", "is_of_package", "list
 
 
 def table_of(value: Any) -> pa.Table | None:
-    """Return a table of any package in `_TABLES`, or what else gives Arrow, as a pyarrow table; None for anything else.
+    """Return a table of any package in `_TABLES`, or any other that exports Arrow, as a pyarrow table; otherwise None.
 
     NaN in numbers of pandas stays NaN; levels of its index that have names become columns.
 
@@ -37,7 +37,7 @@ def table_of(value: Any) -> pa.Table | None:
 
 
 def _gives_arrow(value: Any) -> bool:
-    """Tell whether a value is a table by Arrow's own interface, and no iterator, nor a dataset that reads its files."""
+    """Return True if a value is a table by Arrow's own interface, but not an iterator or a dataset that reads files."""
     is_read_in_parts = isinstance(value, Iterator) or is_of_package(value, "datasets")
     return hasattr(type(value), "__arrow_c_stream__") and not is_read_in_parts and listed_column(value) is None
 
@@ -53,12 +53,12 @@ def listed_column(value: Any) -> list[Any] | None:
 
 
 def is_arrow_dataset(value: Any) -> bool:
-    """Tell whether a value is a `pyarrow.dataset.Dataset`, which need not be in memory as a whole."""
+    """Return True if a value is a `pyarrow.dataset.Dataset`, which need not be in memory as a whole."""
     return any((base.__module__.partition(".")[0], base.__name__) == _ARROW_DATASET for base in type(value).__mro__)
 
 
 def is_of_package(value: Any, package: str) -> bool:
-    """Tell whether the type of a value, or one of its bases, is defined in a package."""
+    """Return True if the type of a value, or one of its bases, is defined in a package."""
     return any(base.__module__.partition(".")[0] == package for base in type(value).__mro__)
 
 
@@ -91,7 +91,7 @@ class TableRows(Sequence[dict[str, Any]]):
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    def __getitem__(self, place: int) -> dict[str, Any]:  # type: ignore[override]  # nobody asks for a slice
+    def __getitem__(self, place: int) -> dict[str, Any]:  # type: ignore[override]  # never called with a slice
         return {name: column[place].as_py() for name, column in zip(self.table.column_names, self.table.columns)}  # noqa: B905 -- 1 us
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -176,10 +176,10 @@ def _of_pandas(frame: Any) -> pa.Table:
 
 
 def _zones(cells: Iterable[Any], place: str = "") -> Iterator[tuple[str, bool]]:
-    """Yield where times lie in cells, and whether they have a time zone; those of a list lie in one place."""
+    """Yield where times lie in cells, and whether they have a time zone; times in a list lie in one place."""
     for cell in cells:
         if hasattr(cell, "tzinfo"):
-            if cell == cell:  # noqa: PLR0124 -- pandas' NaT is no time
+            if cell == cell:  # noqa: PLR0124 -- the NaT of pandas is not a time
                 yield place, cell.tzinfo is not None
         elif isinstance(cell, Mapping):
             for name, value in cell.items():

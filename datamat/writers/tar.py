@@ -1,4 +1,4 @@
-"""WebDataset: samples in tar archives, and as its objects give them."""
+"""Reads WebDataset: samples in tar archives, and from its objects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def _samples(path: str, number: int, unpacked: str) -> list[tuple[str, dict[str, Place]]]:
-    """Return the samples of an archive: members that stand together and share the name before the first dot.
+    """Return the samples of an archive: adjacent members with the same name before the first dot.
 
     Args:
         path: path of the archive, for messages.
@@ -57,7 +57,7 @@ def _samples(path: str, number: int, unpacked: str) -> list[tuple[str, dict[str,
                     raise SourceError(f"{path}: sample {key!r} has two members {ending!r}; give each its own name")
                 samples[-1][1][ending] = number, member.offset_data, member.size
             end = archive.offset
-    except (tarfile.TarError, OSError, EOFError, ValueError) as error:  # of Python's own, too: sizes below zero
+    except (tarfile.TarError, OSError, EOFError, ValueError) as error:  # ValueError from Python itself: negative sizes
         if isinstance(error, SourceError):
             raise
         raise SourceError(f"{path} cannot be read as a tar archive: {error}; copy or write it again") from error
@@ -74,32 +74,32 @@ def _is_tar(head: bytes) -> bool:
 
 
 def _after_the_end(path: str, end: int) -> str | None:
-    """Return what is wrong with what follows the last member that `tarfile` gives; None if that is the archive's end.
+    """Return what is wrong after the last member that `tarfile` gives; None if the archive ends there.
 
-    It takes whatever is no header for the end, also where an archive was cut off or is damaged. By POSIX, an archive
+    `tarfile` takes anything but a header for the end, even if an archive was cut off or damaged. By POSIX, an archive
     ends with blocks of zeros.
     """
     with open(path, "rb") as file:
         file.seek(end)
         if not (piece := file.read(PIECE)):
-            return f"has no end: it was cut off behind byte {end:,}, or whoever wrote it was stopped"
+            return f"has no end: it was cut off after byte {end:,}, or its writer was stopped"
         while piece:
             if piece.count(0) < len(piece):
-                return f"is damaged behind byte {end:,}, or another archive was joined to it"
+                return f"is damaged after byte {end:,}, or another archive was appended to it"
             piece = file.read(PIECE)
     return None
 
 
 def is_of_tar(item: Any) -> bool:
-    """Tell whether an item of an object is a sample as the objects of WebDataset give it."""
+    """Return True if an item of an object is a sample from an object of WebDataset."""
     return isinstance(item, Mapping) and "__key__" in item
 
 
 @final
 class TarItems(Items):
-    """Samples as the objects of WebDataset give them: dicts of members, decoded or not, and notes such as `__url__`.
+    """Samples from objects of WebDataset: dicts of members, decoded or not, and notes such as `__url__`.
 
-    Members that are still bytes are decoded as those of tars are. The notes are no fields: they hold absolute paths.
+    Members that are still bytes are decoded as in tars. The notes are not fields, as they hold absolute paths.
 
     Args:
         first: the first of them, which shows the fields.
@@ -123,7 +123,8 @@ class TarItems(Items):
         key = item["__key__"]
         if not isinstance(key, str):
             raise SourceError(
-                f"a row is a batch of {count_of(len(key), 'sample')}; leave .batched() out, so that each is one"
+                f"a row is a batch of {count_of(len(key), 'sample')}; leave .batched() out, so that each row is one "
+                "sample"
             )
         found: dict[str, Any] = {"key": fit_key(key)}
         for name, value in _members_of(item).items():
@@ -140,12 +141,12 @@ def _members_of(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def archive_of(url: str | None) -> str:
-    """Return what the keys of an archive's samples begin with where archives repeat keys."""
+    """Return the beginning of the keys of an archive's samples, for archives that repeat keys."""
     return fit_key(stem_and_ending(os.path.basename(url or ""))[0])
 
 
 def keys_of_tars(named: Sequence[tuple[str, str | None]]) -> Iterator[str]:
-    """Yield the key of each sample, behind the name of its archive where archives repeat keys, as files of tars do.
+    """Yield the key of each sample, after the name of its archive if archives repeat keys, as for tar files.
 
     Args:
         named: key and archive of each sample.

@@ -1,9 +1,10 @@
-"""CSV and JSON Lines files: every column has the type of all its cells, in all files of a table.
+"""Reads CSV and JSON Lines files: every column has the type of all its cells, in all files of a table.
 
-A file is read twice, and never held: once for the types, once for the rows. A column of CSV is a number, a truth value
-or a time if all its cells are, and no cell would change if it were written again: 007, +49, 0x10, 1e5, and integers
-that 64 bits or a float cannot hold are text. An empty cell is a missing value, or text without letters. Lines of JSON
-say what is text; what a line lacks is missing. How a file is compressed, its first bytes say, not its name.
+A file is read twice, once for the types and once for the rows, and never held in memory. A column of CSV is a number,
+a truth value or a time if all its cells are, and no cell would change if it were written again: 007, +49, 0x10, 1e5,
+and integers that 64 bits or a float cannot hold are text. An empty cell is a missing value, or an empty text. Lines of
+JSON say what is text; fields that a line lacks are missing. The first bytes of a file, not its name, tell its
+compression.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class TextOptions:
         delimiter: what separates the cells of CSV; None finds it.
         names: the columns that name something, such as the row, its split or its file: cells of CSV stay text.
         texts: the columns declared as text: cells of CSV stay text, and JSON has other values refused.
-        json: the columns declared as JSON, as which their cells of CSV are given.
+        json: the columns declared as JSON, whose cells of CSV are given as JSON.
         blank: the columns declared with a feature for which an empty cell is missing; cells of CSV stay text.
         columns: names of the columns to read; None for all.
         keeps_json: whether values of JSON that differ in kind, or are nested, are given as JSON.
@@ -99,7 +100,7 @@ def text_schema(paths: Sequence[pathlib.Path], options: TextOptions) -> pa.Schem
 
 
 class _File(NamedTuple):
-    """A file as it was found: what is known of it holds until it changes."""
+    """A file as it was found: what is known about it holds until it changes."""
 
     path: pathlib.Path
     size: int
@@ -115,7 +116,7 @@ class _File(NamedTuple):
         return any(suffix.lower() in _JSON_LINES for suffix in self.path.suffixes[-2:])
 
 
-@functools.lru_cache(maxsize=8)  # who binds a writer lists its rows next
+@functools.lru_cache(maxsize=8)  # binding a writer is followed by listing its rows
 def _text_schema(files: tuple[_File, ...], options: TextOptions) -> pa.Schema:
     import pyarrow as pa
 
@@ -175,10 +176,10 @@ def text_batches(
 
 
 class _Head(NamedTuple):
-    """What the first bytes of a file say of it.
+    """What the first bytes of a file say about it.
 
     Attributes:
-        codec: what Arrow calls its compression; None where there is none.
+        codec: what Arrow calls its compression; None if there is none.
         encoding: of its text.
         text: what it begins with.
         is_cut: whether more follows.
@@ -222,7 +223,7 @@ _OTHERS = {
 
 
 def refuse_other_kinds(path: pathlib.Path, head: bytes) -> None:
-    """Raise `SourceError` where the first bytes of a file, unpacked, are those of another kind than its name says."""
+    """Raise `SourceError` if the first bytes of a file, unpacked, are those of another kind than its name says."""
     for magic, what in _OTHERS.items():
         if re.match(magic, head):
             raise SourceError(f"{path} is {what.format(str(path))}")
@@ -244,13 +245,13 @@ def _encoding_of(path: pathlib.Path, head: bytes) -> str:
 
 def _with_nul(path: pathlib.Path, place: str) -> SourceError:
     return SourceError(
-        f"{path}: {place} is NUL, which no text holds; the file is damaged, or not text: copy or write it again"
+        f"{path}: {place} is NUL, which text cannot hold; the file is damaged, or is not text: copy or write it again"
     )
 
 
 @contextlib.contextmanager
 def _readable(path: pathlib.Path) -> Iterator[None]:
-    """Raise `SourceError` for what the block cannot read of a file."""
+    """Raise `SourceError` if the block cannot read a file."""
     import pyarrow as pa
 
     try:
@@ -275,7 +276,7 @@ def _wrong_encoding(path: pathlib.Path | str, encoding: str) -> SourceError:
 
 
 class _CsvColumn:
-    """What a column of CSV holds, by the cells so far: no cell is of two types, but integers are floats, too."""
+    """What a column of CSV holds, by the cells so far: no cell has two types, but integers are floats as well."""
 
     def __init__(self, kind: str) -> None:
         self._num_filled = 0
@@ -373,14 +374,14 @@ def _arrow_type(kind: str) -> pa.DataType:
 
 
 class _Csv(NamedTuple):
-    """How a file of CSV is written.
+    """How a CSV file is written.
 
     Attributes:
-        codec: as a `_Head` has it, and so has `encoding`.
+        codec: as in a `_Head`, like `encoding`.
         delimiter: what separates its cells.
         num_skipped: lines before the one with the names.
         names: the columns to read.
-        last: the last column, which takes in all rows that follow a quote that nothing closes.
+        last: the last column, which takes in all rows after an unclosed quote.
     """
 
     codec: str | None
@@ -459,13 +460,13 @@ def _csv_rows(file: _File, schema: pa.Schema, options: TextOptions) -> Iterator[
 
 
 def _refuse_open_quote(path: pathlib.Path, form: _Csv, last: str) -> None:
-    """Raise where the last cell takes in all rows that follow a quote, since nothing closes it."""
+    """Raise an error if the last cell takes in all rows after an unclosed quote."""
     with _unpacked(path, form.codec) as unpacked, io.BufferedReader(unpacked) as file:
         text = io.TextIOWrapper(file, form.encoding, newline="")
         num_quotes, end = 0, ""
         while block := text.read(_BLOCK):
             num_quotes, end = num_quotes + block.count('"'), (end + block)[-3:]
-    if num_quotes % 2 and not end.rstrip("\r\n").endswith('"'):  # a quote within a cell is one alone, too
+    if num_quotes % 2 and not end.rstrip("\r\n").endswith('"'):  # a quote within a cell is a single quote as well
         raise SourceError(
             f"{path}: the quote before {last[:40]!r} is never closed, so that {last.count(chr(10))} lines "
             "would be one cell; close it, or write a quote that belongs to a cell twice"
@@ -495,9 +496,9 @@ def _csv_reader(path: pathlib.Path, form: _Csv, types: Mapping[str, pa.DataType]
 
 
 def _delimiter_of(path: pathlib.Path, head: _Head) -> str:
-    """Return what separates the cells of CSV: what its name says, unless that leaves the names in one cell.
+    """Return the delimiter of CSV: the one that its name implies, unless that leaves the names in one cell.
 
-    Then it is what gives rows of one length, or, where nothing does, what occurs in the names and in other rows.
+    Otherwise it is the one that gives rows of one length or, if none does, that occurs in the names and in other rows.
     """
     usual = "\t" if any(suffix.lower() == ".tsv" for suffix in path.suffixes[-2:]) else ","
     widths: dict[str, list[int]] = {}
@@ -544,7 +545,7 @@ class _JsonColumn:
             found = pa.schema({"": pa.infer_type(filled)})
             self._found = pa.unify_schemas([self._found or found, found], promote_options="permissive")
         except (pa.ArrowException, OverflowError):
-            self._types.add(dict)  # then JSON holds it, and nothing else
+            self._types.add(dict)  # only JSON can hold it
 
     def field(self, name: str, num_rows: int) -> pa.Field:
         import pyarrow as pa
@@ -570,7 +571,7 @@ _EXACT, _LONGEST = 2**53, 2**63 - 1  # integers that float64 and int64 hold
 
 
 def _json_columns(file: _File, options: TextOptions) -> Iterator[tuple[int, dict[str, list[Any]]]]:
-    """Yield runs of rows; of a column that a row lacks, its cell is None."""
+    """Yield runs of rows; the cell of a column that a row lacks is None."""
     with _readable(file.path):
         head = _head_of(file, options)
         with _unpacked(file.path, head.codec) as unpacked, io.BufferedReader(unpacked) as opened:
@@ -593,7 +594,7 @@ def _object_of_line(path: pathlib.Path, number: int, line: bytes | str) -> dict[
         raise SourceError(f"{path} line {number} is not valid JSON: {error}; want an object on each line") from error
     if "\\ud" in str(line).lower() and not _is_unicode(row):
         raise SourceError(
-            f"{path} line {number} holds half of a surrogate pair, which is no character; write whole characters"
+            f"{path} line {number} holds half of a surrogate pair, which is not a character; write whole characters"
         )
     if not isinstance(row, dict):
         raise SourceError(f"{path} line {number} holds {line[:40]!r}; want an object on each line")

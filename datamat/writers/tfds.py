@@ -1,4 +1,4 @@
-"""Directories that TensorFlow Datasets prepared: `dataset_info.json`, `features.json` and shards.
+"""Reads directories prepared by TensorFlow Datasets: `dataset_info.json`, `features.json` and shards.
 
 The fields of both files are those of tensorflow_datasets/core/proto (feature.proto, dataset_info.proto, 4.9): 64-bit
 numbers are strings, -1 is a size that varies. Records are `tf.train.Example`; a nested feature is the column
@@ -169,7 +169,7 @@ def _shards(folder: pathlib.Path, info: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def _flattened(specs: Mapping[str, Any], prefix: str = "", *, many: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield name and (declaration, how many sequences it is in) of each feature that is no dict of others."""
+    """Yield name and (declaration, how many sequences it is in) of each feature that is not a dict of others."""
     for name, spec in specs.items():
         inner, several = spec, many
         while "sequence" in inner:
@@ -192,7 +192,7 @@ def _dict_names(specs: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _dict_of(spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the declarations in a dict of features, such as the languages of a translation; None where it is none."""
+    """Return the declarations in a dict of features, such as the languages of a translation; None for others."""
     if "featuresDict" in spec:
         found: Mapping[str, Any] = spec["featuresDict"]["features"]
         return found

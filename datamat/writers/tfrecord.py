@@ -1,4 +1,4 @@
-"""TFRecord files of `tf.train.Example`, by any writer."""
+"""Reads TFRecord files of `tf.train.Example`, by any writer."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ class TFRecordForm(RecordForm):
 
 
 def _value(values: Any, feature: Feature | None, name: str, place: str) -> Any:
-    """Return what a record has in a field as a feature takes it.
+    """Return the value of a field in a record, in the form that its feature takes.
 
     Args:
-        values: bytes, a 1-D array of numbers, or a tuple of such steps; None where the record has no such field.
-        feature: the feature; None for one value, of which the bytes say more.
+        values: bytes, a 1-D array of numbers, or a tuple of such steps; None if the record has no such field.
+        feature: the feature; None for a single value whose bytes say more.
         name: name of the field, for messages.
         place: what messages begin with.
 
@@ -121,7 +121,8 @@ def _value(values: Any, feature: Feature | None, name: str, place: str) -> Any:
         raise SchemaError(f"{place} no field {name!r}; declare it with features={{{name!r}: Nullable(...)}}, or {drop}")
     if len(values) != 1:
         raise CorruptDataError(
-            f"{place} {len(values)} values of field {name!r}, the first records have one; write one in each, declare "
+            f"{place} {len(values)} values of field {name!r}, but the first records have one; write one in each, "
+            "declare "
             f"it with features={{{name!r}: ListOf(...)}}, or {drop}"
         )
     value = values[0]
@@ -169,7 +170,8 @@ def record_offsets(path: str, unpacked: str) -> np.ndarray:
             place += int.from_bytes(head, "little") + FRAMING_BYTES
             if place > size:
                 raise SourceError(
-                    f"{path} is no TFRecord, or was cut off: record {len(offsets) - 1} would end at byte {place:,} of "
+                    f"{path} is not a TFRecord, or was cut off: record {len(offsets) - 1} would end at byte {place:,} "
+                    "of "
                     f"{size:,}; copy or write it again"
                 )
             file.seek(place)

@@ -1,4 +1,4 @@
-"""Unpacks compressed files, once, to a folder that the workers share."""
+"""Unpacks compressed files once, to a folder that the workers share."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _OF_ARROW = {"zst": "zstd", "br": "brotli"}
 
 
 def compression_of(path: str, is_plain: Callable[[bytes], bool]) -> str | None:
-    """Return how a file is compressed, by its first bytes, whatever it is called; None where it is not.
+    """Return how a file is compressed, by its first bytes, whatever it is called; None if it is not.
 
     Args:
         path: path of the file.
@@ -97,7 +97,7 @@ class SpoolOptions:
         max_ratio: how many times its own size a file may unpack to.
 
     Raises:
-        OptionError: `folder` is no folder, or the ratio is below 1.
+        OptionError: `folder` is not a folder, or the ratio is below 1.
     """
 
     folder: str | None = None
@@ -132,7 +132,7 @@ class UnpackedFiles:
 
     Args:
         paths: the files.
-        codecs: how each is compressed; None where it is not.
+        codecs: how each is compressed; None if it is not.
         spool: where unpacked files go.
     """
 

@@ -86,7 +86,7 @@ class YoloWriter(DetectionWriter):
         """Yield the images of each split, sorted, or in the order of its list.
 
         Raises:
-            SourceError: there is no such folder or list, or it holds no images.
+            SourceError: there is no such folder or list, or it has no images.
         """
         for split, entries in self._splits(root).items():
             found = [image for entry in entries for image in self._images(root, entry, split)]
@@ -155,7 +155,8 @@ class YoloWriter(DetectionWriter):
         place = _place(root, str(self._described.get("path") or ""), entry)
         if place is None:
             raise SourceError(
-                f"{root}: {split}: {entry!r} is no folder and no list in it; correct the YAML file, or give the folder "
+                f"{root}: {split}: {entry!r} is neither a folder nor a list in it; correct the YAML file, or give the "
+                "folder "
                 "that its paths begin from"
             )
         if (root / place).is_dir():
@@ -188,7 +189,7 @@ def _parsed(path: pathlib.Path) -> dict[str, Any]:
     try:
         found = yaml.safe_load(read_file(path))
     except yaml.YAMLError as error:
-        raise SourceError(f"{path} is no YAML: {error}; restore it") from error
+        raise SourceError(f"{path} is not YAML: {error}; restore it") from error
     if not isinstance(found, dict):
         raise SourceError(f"{path} holds a {type(found).__name__}; want names: and train:, val: or test:")
     return found
@@ -207,7 +208,7 @@ def _place(root: pathlib.Path, base: str, entry: str) -> pathlib.PurePosixPath |
 
 
 def _labels_of(image: str) -> str:
-    """Return the path of the labels of an image: `labels` in place of the last `images` in its path."""
+    """Return the path of the labels of an image: `labels` instead of the last `images` in its path."""
     parts = [*pathlib.PurePosixPath(image).with_suffix(".txt").parts]
     if "images" in parts[:-1]:
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"

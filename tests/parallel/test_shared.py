@@ -300,4 +300,4 @@ def test_queue_that_nobody_reads_is_lost_with_a_warning(method, monkeypatch, cap
     with PathosExecutor(1, start_method=method) as pool:
         assert pool.submit(Filler(queue).fill, SIZES[0]).result() == SIZES[0]
 
-    assert "nobody has read" in caplog.text
+    assert "nothing has read" in caplog.text

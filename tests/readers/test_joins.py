@@ -314,7 +314,7 @@ def test_what_cannot_be_joined_is_refused_with_a_remedy(tmp_path):
             pa.Table.from_arrays([pa.array(keys)] * 3, names=["key", "x", "x"])
         ),
         r"field 'parts' cannot be None": lambda: rows.join(lists, how="left"),
-        r"3 of 6 records have no partner, the first is that with the key 'k\d'": lambda: rows.join(lists),
+        r"3 of 6 records have no partner; the first is the one with the key 'k\d'": lambda: rows.join(lists),
     }
     for message, call in refused.items():
         with pytest.raises(OptionError, match=message):

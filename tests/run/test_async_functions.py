@@ -183,7 +183,7 @@ async def generates(n):
         (Meter(), {"concurrency": 0}, r"want a number of calls in each worker, from 1 to 64"),
         (Meter(), {"concurrency": 2.5}, "want a number of calls"),
         (Meter(), {"block": lambda items: {"n": np.array(items)}}, "block= cannot be used with an async function"),
-        (generates, {}, "have it return a list"),
+        (generates, {}, "let it return a list"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path, fn, options, message):

@@ -170,8 +170,8 @@ def test_code_that_depends_on_hashes_is_not_forked(tmp_path):
 @pytest.mark.parametrize(
     ("make", "warning"),
     [
-        (InlineExecutor, "two programs that make the calls themselves do"),
-        (lambda: PathosExecutor(1, start_method="fork"), "forks of two programs do"),
+        (InlineExecutor, "two programs that make the calls themselves have"),
+        (lambda: PathosExecutor(1, start_method="fork"), "forks of two programs have"),
         (lambda: PathosExecutor(1, start_method="forkserver"), ""),
         (lambda: ThreadPoolExecutor(1), ""),
     ],

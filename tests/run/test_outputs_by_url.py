@@ -537,7 +537,7 @@ def test_commands_that_read_take_a_url(stored, capsys):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (["repair", "URL"], "name its JOB in place of the URL"),
+        (["repair", "URL"], "name its JOB instead of the URL"),
         (["export", "URL"], "have no paths on this machine; its run has written them there"),
         (["merge", "URL", "URL", "--output", "out"], "have no paths on this machine; copy the directories to a disk"),
         (["run", "URL"], "is a URL, not a JOB; want MODULE:JOB"),
@@ -547,7 +547,7 @@ def test_commands_that_read_take_a_url(stored, capsys):
         (["describe", "URL/nothing"], "is not a file of records, and has no manifest.json; correct the path"),
         (["preview", "URL/nothing"], "holds no manifest.json; correct the path or URL"),
         (["verify", "s3://nowhere/out"], "no such bucket"),
-        (["verify", "URL", "--sample", "0.5"], "name the JOB in place of the directory"),
+        (["verify", "URL", "--sample", "0.5"], "name the JOB instead of the directory"),
         (["verify", "job.toml", "--storage-options", "{}"], "URL; a JOB has its own: give its Materializer"),
     ],
 )

@@ -143,12 +143,12 @@ def test_large_rebuild_says_before_it_begins_what_goes_and_why(source, output, t
     job(source, output, seed=7).run(progress=False)
 
     (message,) = caplog.messages
-    assert f"{output}: 8 of 8 finished shards (100% of the rows) will be made again: seed changed (0 -> 7);" in message
+    assert f"{output}: 8 of 8 finished shards (100% of the rows) will be rebuilt: seed changed (0 -> 7);" in message
     caplog.clear()
     for number in range(2):
         materialize([lambda n: {"n": n}, lambda n: {"n": n + 1}][number], range(10), tmp_path / "made", **HERE)
     (message,) = caplog.messages
-    assert "will be made again: writer code changed (fn)" in message
+    assert "will be rebuilt: writer code changed (fn)" in message
     assert message.endswith("; materialize(..., existing='refuse') stops instead")
 
 
@@ -186,7 +186,7 @@ def test_retried_rows_are_all_that_is_made_again(source, tmp_path, caplog, num_b
     assert report.num_failed == 0
     messages = [message for message in caplog.messages if "again" in message]
     assert len(messages) == (num_bad > 1)
-    assert all("of which 12 rows are read again) will be made again: row" in message for message in messages)
+    assert all("of which 12 rows are read again) will be rebuilt: row" in message for message in messages)
 
 
 def test_rebuild_is_refused_where_the_user_says_so(source, output):

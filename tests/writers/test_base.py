@@ -98,8 +98,8 @@ def test_names_of_writers_are_listed_without_importing_them():
 @pytest.mark.parametrize(
     ("writer", "error", "word"),
     [
-        ("camvit", OptionError, "registered are camvid"),
-        ("", OptionError, "registered are camvid"),
+        ("camvit", OptionError, "registered writers are camvid"),
+        ("", OptionError, "registered writers are camvid"),
         (f"{__name__}:Cubes", OptionError, "no 'Cubes'"),
         (f"{__name__}:Squares.Inner", OptionError, r"no 'Squares\.Inner'"),
         (f"{__name__}:", OptionError, "want 'package.module:Class'"),

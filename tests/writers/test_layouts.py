@@ -282,13 +282,13 @@ def test_rows_without_a_file_are_left_out_where_asked(drawn, tmp_path, make, pat
         (as_yolo, "train/labels/a.txt", lambda _: "cat .5 .5 .5 .5", r"line 1: 'cat"),
         (as_yolo, "data.yaml", lambda text: text.replace("names", "nams"), "names: None; want a list of the names"),
         (as_yolo, "data.yaml", lambda text: text.replace("../train/images", "gone"), "train: 'gone' is no folder"),
-        (as_yolo, "data.yaml", lambda _: "a: [", "data.yaml is no YAML"),
+        (as_yolo, "data.yaml", lambda _: "a: [", "data.yaml is not YAML"),
         (as_voc, "Annotations/a.xml", lambda text: text.replace("<ymax>9<", "<ymax>nine<"), "object 0 has the box"),
         (as_voc, "Annotations/a.xml", lambda text: text.replace("<ymax>9<", "<ymax>1<"), "no negative size"),
         (as_voc, "Annotations/a.xml", lambda text: text.replace("<width>16", "<width>99"), "its description says"),
         (as_voc, "Annotations/a.xml", lambda text: "<!DOCTYPE a>" + text, "declares a document type"),
         (as_labelme, "train/a.json", lambda text: text.replace("[[4, 3]", "[[4]"), "shape 0 has the points"),
-        (as_labelme, "train/a.json", lambda _: "[]", r"a\.json is none of LabelMe's files"),
+        (as_labelme, "train/a.json", lambda _: "[]", r"a\.json is not a file of LabelMe"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(drawn, tmp_path, make, path, change, message):

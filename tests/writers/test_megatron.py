@@ -112,7 +112,7 @@ def grown(name, size):
         (written_over("a.idx", 17, b"\4"), r"sequence 2 has 2 tokens from byte 2 on; want 0 or more, from byte 4 on"),
         (written_over("a.idx", 18, b"\xff" * 8), r"a\.idx has 442 bytes; want [\d,]{20,}"),
         (cut("a.idx", -8), r"a\.idx has 434 bytes; want 442 for 20 sequences and 21 bounds of documents"),
-        (grown("a.idx", 20), r"sets with modes are not read here"),
+        (grown("a.idx", 20), r"datasets with modes are not read here"),
         (written_over("a.idx", 34, b"\xff" * 4), r"sequence 0 has -1 tokens from byte 0 on"),
         (written_over("a.idx", 34 + 12 * 20 + 8, b"\xff" * 8), r"a\.idx: its documents begin at sequence 0"),
         (cut("a.bin", -2), r"a\.bin has 58 bytes; want the 60 of the tokens of uint16 that a\.idx divides"),

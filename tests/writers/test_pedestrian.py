@@ -109,7 +109,7 @@ def test_polygons_stand_in_for_masks(writer, surface, place):
     [
         (image_tag("c.jpg"), r"image 'c\.jpg' is not in Surface_001/"),
         (image_tag("a.jpg") + image_tag("a.jpg"), r"image 'a\.jpg' occurs twice"),
-        (image_tag("a.jpg", polygon("grass", "0,0;1,0;1,1")), r"image 'a\.jpg': label 'grass' is no class"),
+        (image_tag("a.jpg", polygon("grass", "0,0;1,0;1,1")), r"image 'a\.jpg': label 'grass' is not a class"),
         (image_tag("a.jpg", polygon("roadway", "0,0;1,0")), "want polygons of three"),
         (image_tag("a.jpg", polygon("roadway", "0,0;1,x;1,1")), "want polygons of three"),
         (image_tag("a.jpg", polygon("roadway", "0,0;1,inf;1,1")), "want polygons of three"),

@@ -1246,7 +1246,7 @@ def test_error_of_a_source_says_where_it_came(tmp_path):
     with pytest.raises(RuntimeError, match="the disk is gone") as caught:
         Materializer(rows, output=tmp_path / "out").plan()
 
-    assert "in place of its item 1" in caught.value.__notes__[0]
+    assert "instead of item 1" in caught.value.__notes__[0]
 
 
 def test_empty_source_is_named(tmp_path):

@@ -70,12 +70,12 @@ def tensorflow() -> Any:
 
 
 def decodes_in_blocks(features: Features) -> bool:
-    """Return True if many records decode at once: no value varies in size but along its first dimension."""
+    """Return True if many records decode at once: values vary in size only along their first dimension."""
     return all(_is_fixed(field) or _is_list(field) for field in tf_fields(features).values())
 
 
 def is_fixed(features: Features) -> bool:
-    """Return True if the schema fixes the shape of every value, so that a block is taken apart again for little.
+    """Return True if the schema fixes the shape of every value, so that taking a block apart costs little.
 
     A row of a ragged tensor costs as much to take out of a block as to decode.
     """
@@ -90,7 +90,7 @@ def signature(features: Features) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=16)
 def converted(features: Features) -> Mapping[str, TfField]:
-    """Return the fields whose values TensorFlow has as others: bytes, what JSON holds, times, lists, None."""
+    """Return the fields whose values differ in TensorFlow: bytes, JSON, times, lists, None."""
     return {name: field for name, field in tf_fields(features).items() if _is_converted(features[name], field)}
 
 
@@ -102,7 +102,7 @@ def _is_converted(feature: Feature, field: TfField) -> bool:
 
 
 def as_column(name: str, values: Any, features: Features, *, is_packed: bool = False) -> Any:
-    """Return a column of a batch of `to_numpy`, or of its packed rows, with what converts to tensors in it."""
+    """Return a column of a batch of `to_numpy`, or of its packed rows, with values that convert to tensors."""
     field = converted(features).get(name)
     if field is None:
         return values
@@ -114,7 +114,7 @@ def as_column(name: str, values: Any, features: Features, *, is_packed: bool = F
 
 
 def as_one(values: Mapping[str, Any], features: Features) -> dict[str, Any]:
-    """Return a sample with what converts to tensors in place of other values, the fields of dicts beside all others."""
+    """Return a sample with values that convert to tensors, and the fields of dicts next to all others."""
     changed, flat = converted(features), features.nesting.split(values)
     return {
         name: _as_tf(value, features[name], changed[name]) if name in changed else value for name, value in flat.items()
@@ -122,11 +122,11 @@ def as_one(values: Mapping[str, Any], features: Features) -> dict[str, Any]:
 
 
 def as_read(values: Mapping[str, Any], features: Features) -> dict[str, Any]:
-    """Return tensors as `load` gives their values: text as str, JSON decoded, arrays that may be written to.
+    """Return tensors as values of `load`: text as str, JSON decoded, writable arrays.
 
     Args:
-        values: what TensorFlow gives for numpy: arrays, numbers and bytes by name, the fields of dicts beside all
-            others.
+        values: values from TensorFlow's numpy conversion: arrays, numbers and bytes by name, the fields of dicts next
+            to all others.
         features: schema of the samples; bytes of fields that it lacks are text.
     """
     changed = converted(features)
@@ -137,7 +137,7 @@ _TEXT = tf_field(Text())
 
 
 def _as_tf(value: Any, feature: Feature, field: TfField) -> Any:
-    """Return a value as TensorFlow has it, unless a transform made numbers of it."""
+    """Return a value as TensorFlow has it, unless a transform made numbers from it."""
     has_same_shape = (field.dtype, field.shape) == feature.value_type()
     if has_same_shape and isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "MO":
         return value
@@ -197,7 +197,7 @@ def _kinds(tf: Any) -> dict[str, Any]:
 
 
 def _parsed_as(tf: Any, field: TfField, kind: Kind) -> Any:
-    """Return what `tf.io.parse_example` makes of the column of a field."""
+    """Return the result of `tf.io.parse_example` for the column of a field."""
     if kind == "bytes":
         return tf.io.FixedLenFeature([], tf.string)
     if _is_list(field):
@@ -234,20 +234,20 @@ def _lists(tf: Any, dtype: str, shape: Shape, column: Any) -> Any:
         with tf.control_dependencies([whole]):
             splits = splits // per_item
     splits = tf.ensure_shape(splits, [None if num_rows is None else num_rows + 1])
-    # Made of lengths that were found above: to check them again would take longer than to find them.
+    # Made from the lengths found above: checking them again would take longer than finding them.
     return tf.RaggedTensor.from_row_splits(tf.reshape(values, [-1, *shape]), splits, validate=False)
 
 
 # ---------------------------------------------------------------- pictures
 #
-# Images of many records at once, by datamat's decoders: the same pixels as TensorFlow's, in less time.
+# Images of many records at once, with datamat's decoders: the same pixels as from TensorFlow, in less time.
 #
 # The calling thread of TensorFlow decodes, and threads of this process help it, row by row. So two calls keep all cores
 # busy, with two batches in memory however many cores there are. The decoders release the GIL.
 
 
 def pictures_of(features: Features) -> dict[str, Feature]:
-    """Return the fields whose blocks are decoded by Python: pictures, masks, and what other packages pack like them."""
+    """Return the fields whose blocks Python decodes: pictures, masks, and fields of other packages like them."""
     return {name: features[name] for name, field in tf_fields(features).items() if field.block == "python"}
 
 
@@ -264,7 +264,7 @@ class PictureDecoder:
         self._memory = MemoryPool()
 
     def keep_memory_with(self, dataset: Any) -> None:
-        """Release the memory once a `tf.data.Dataset` is gone, though the function that it calls stays for good."""
+        """Release the memory once a `tf.data.Dataset` is gone, although the function that it calls is never freed."""
         weakref.finalize(dataset, self._memory.close).atexit = False
 
     def decode(self, columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Ends a program cleanly that is in the middle of a `tf.data` pipeline which calls Python.
+"""Lets a program end cleanly in the middle of a `tf.data` pipeline that calls Python.
 
 Python's shutdown frees the iterators that are still alive. TensorFlow then waits for calls into Python that can no
 longer be made, and the program hangs or aborts. So these iterators are freed while Python still works, even those that
@@ -48,7 +48,7 @@ def _free_iterators() -> None:
 
 
 def _iterators_in_use() -> list[Any]:
-    """Return all live iterators, of which TensorFlow keeps no list; a thread that uses one after this gets an error."""
+    """Return all live iterators, which TensorFlow does not list; a thread that uses one after this gets an error."""
     from tensorflow.python.data.ops import iterator_ops, multi_device_iterator_ops
 
     kinds = (iterator_ops.OwnedIterator, multi_device_iterator_ops.OwnedMultiDeviceIterator)
@@ -59,7 +59,7 @@ def _iterators_in_use() -> list[Any]:
 
 
 def _restart_empty(iterator: Any) -> None:
-    """End the pipeline of an iterator that is also held elsewhere: a `tf.function` keeps those that it uses."""
+    """End the pipeline of an iterator that is also held elsewhere, as a `tf.function` holds those that it uses."""
     import tensorflow as tf
     from tensorflow.python.data.util import structure
     from tensorflow.python.ops import gen_dataset_ops

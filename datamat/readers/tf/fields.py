@@ -1,6 +1,6 @@
-"""What TensorFlow makes of each field: the tensors that it is, and how they come from stored columns and become values.
+"""Describes fields for TensorFlow: their tensors, and the way from stored columns to tensors and to values.
 
-`tf_field` answers for a feature, once for a schema. Whatever it does not know is decoded by Python, as `load` does it.
+`tf_field` is called for a feature, once per schema. Python decodes other features, as `load` does.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = ["TfField", "decode_raw", "in_python", "tf_dtype", "tf_field", "tf_fie
 
 _TF_DTYPES = {"string": "string", "bytes": "string", "object": "string", "datetime64[us]": "int64"}
 _SIGNED = {"uint32": "int32", "uint64": "int64"}
-"""Types of the same size for those that `tf.io.decode_raw` does not know."""
+"""Types of the same size, for types that `tf.io.decode_raw` does not know."""
 
 
 @frozen()
@@ -69,8 +69,8 @@ class TfField:
             column, which holds bytes. None: `decode` decodes one record at a time.
         needs_python: whether `decode` calls Python, which takes the interpreter's lock; the workers of a `tf.data`
             service run none.
-        to_tensor: function of a decoded value that returns what `decode` does, as array, number or bytes; None where
-            the dtype says it.
+        to_tensor: function of a decoded value that returns the result of `decode` as array, number or bytes; None if
+            the dtype determines it.
         to_value: its inverse.
     """
 
@@ -87,7 +87,7 @@ class TfField:
         return tf_value(value, self.dtype) if self.to_tensor is None else self.to_tensor(value)
 
     def as_value(self, tensor: Any) -> Any:
-        """Return what `Feature.decode` returns, given what TensorFlow has in its place: an array, a number or bytes."""
+        """Return the result of `Feature.decode`, given TensorFlow's value for it: an array, a number or bytes."""
         if self.to_value is not None:
             return self.to_value(tensor)
         if isinstance(tensor, bytes):
@@ -109,8 +109,8 @@ def tf_fields(features: Features) -> Mapping[str, TfField]:
 def tf_field(feature: Feature) -> TfField:
     """Return how TensorFlow has a field.
 
-    The default calls `Feature.decode` from the graph. A package may register a function for its own feature type, which
-    decodes it by TensorFlow's operations, and so without Python: `tf_field.register(Waveform)`.
+    The default calls `Feature.decode` from the graph. A package may register a function for its own feature type that
+    decodes it with TensorFlow's operations, without Python: `tf_field.register(Waveform)`.
 
     Args:
         feature: feature of the field.
@@ -404,7 +404,7 @@ def tf_dtype(dtype: str) -> str:
 
 
 def tf_value(value: Any, dtype: str) -> Any:
-    """Return a decoded value as TensorFlow has it: bytes in place of text and JSON, microseconds in place of times."""
+    """Return a decoded value as TensorFlow has it: bytes for text and JSON, microseconds for times."""
     match dtype:
         case "string":
             return value.encode()

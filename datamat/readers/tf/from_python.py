@@ -1,7 +1,7 @@
-"""Passes what Python reads to `tf.data`.
+"""Passes samples and batches that Python reads to `tf.data`.
 
-That is formats that TensorFlow does not read, files behind a URL, functions of `map`, and batches of sequences, whose
-plan is Python's.
+Python reads formats that TensorFlow does not, files behind a URL, functions of `map`, and batches of sequences, which
+it also plans.
 
     epoch        one number                       `Seeds.epoch`: a checkpoint holds it
     steps        (epoch, step) of each batch      `tf.data.Dataset.range`: a checkpoint holds that, too
@@ -13,7 +13,7 @@ The checkpoint of one of several ranks fits any number of them:
                                                   have reached
     batches      as above                         `symbolic`: it holds none of those that wait, which are this rank's
 
-A generator of Python would be cheaper by a few microseconds a batch, and could not be resumed.
+A Python generator would be cheaper by a few microseconds a batch, but could not be resumed.
 
 A pipeline of albumentations and a callable that asks for `rng` work on arrays: Python calls them, sample by sample.
 Any other transform is traced by TensorFlow and works on tensors.
@@ -64,7 +64,7 @@ __all__ = [
 @final
 @frozen()
 class _Column:
-    """What becomes of a field in tensors.
+    """How a field becomes tensors.
 
     Attributes:
         name: name of the field.
@@ -194,7 +194,7 @@ def _numpy_dtype(dtype: str) -> np.dtype[Any]:
 @final
 @frozen()
 class _Layout:
-    """What the values of a field are in single samples.
+    """The form of a field's values in single samples.
 
     Attributes:
         dtype: name of TensorFlow's dtype.
@@ -208,7 +208,7 @@ class _Layout:
 
     @property
     def ragged_rank(self) -> int:
-        """Number of the last dimension that varies, from 1; 0 where none does."""
+        """Number of the last dimension that varies, from 1; 0 if none does."""
         return max((place + 1 for place, size in enumerate(self.shape) if size is None), default=0) * self.is_list
 
 
@@ -272,7 +272,7 @@ def _learned(
 
 
 def _telling(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the first array whose dtype tells something: an empty list becomes one of float64, whatever it is of."""
+    """Return the first array whose dtype is meaningful: an empty list always becomes one of float64."""
     return next((one for one in arrays if one.size), arrays[0])
 
 
@@ -335,7 +335,7 @@ def _columns(source: TfSource, layouts: Mapping[str, _Layout], size: int | None,
 class _Reader:
     """The batches of a source, for calls from the threads of TensorFlow, which keeps the function for good.
 
-    Nothing stays open behind an epoch, nor once the dataset is gone.
+    Nothing stays open after an epoch, or once the dataset is gone.
 
     Args:
         open_batches: returns batches that open files of their own.

@@ -1,4 +1,4 @@
-"""Small steps of a `tf.data` graph, which several parts of the pipeline take."""
+"""Provides small steps of a `tf.data` graph for several parts of the pipeline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def untuned(tf: Any, dataset: Any) -> Any:
 
 
 def symbolic(tf: Any, dataset: Any) -> Any:
-    """Return a dataset whose checkpoints hold positions, and no batch that waits: also in steps that users add."""
+    """Return a dataset whose checkpoints hold positions instead of waiting batches, even in steps that users add."""
     positions_only = tf.data.Options()
     positions_only.experimental_symbolic_checkpoint = True
     return dataset.with_options(positions_only)
@@ -39,5 +39,5 @@ def verbatim(tf: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def counted(tf: Any, dataset: Any, number: int) -> Any:
-    """Return a dataset that knows its number of elements, and raises if another number comes, as of shards cut off."""
+    """Return a dataset that knows its number of elements, and raises if the number differs, as with shards cut off."""
     return dataset.apply(tf.data.experimental.assert_cardinality(number))

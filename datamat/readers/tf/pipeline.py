@@ -1,4 +1,4 @@
-"""`to_tf`: finished shards as a `tf.data.Dataset`.
+"""Implements `to_tf`: finished shards as a `tf.data.Dataset`.
 
     plain        files ── interleave ── shuffle ── batch ── decode ── prefetch
     transformed  files ── interleave ── shuffle ── block ── decode ── unbatch ── transform ── batch ── prefetch
@@ -80,8 +80,8 @@ def guarded(records: Any, name: Any, num_records: Any, explain: Callable[[str], 
         records: `tf.data.Dataset` of the encoded records of one shard.
         name: string tensor (), path of the shard.
         num_records: int64 tensor (), number of records in the manifest.
-        explain: returns what is wrong with the shard of a path; None where no Python runs, as in a service, whose error
-            names only the file.
+        explain: returns what is wrong with the shard at a path; None if no Python runs, as in a service, whose error
+            only names the file.
     """
     tf = tensorflow()
 
@@ -154,7 +154,7 @@ def make_dataset(source: TfSource, options: ReadOptions) -> Any:
 
 
 def _check_for_service(source: TfSource) -> None:
-    """Raise `OptionError` where the workers of a service cannot read the records."""
+    """Raise `OptionError` if the workers of a service cannot read the records."""
     if source.skips_damage:
         raise OptionError("a service cannot skip damaged records; load with errors='raise', or read without a service")
     if not source.has_paths:
@@ -261,7 +261,7 @@ def _in_blocks(source: TfSource, options: ReadOptions) -> bool:
 
 
 def _block_size(features: Features) -> int:
-    """Return how many records are decoded at once where no batch size is set."""
+    """Return how many records are decoded at once without a batch size."""
     num_bytes: int = sum(spec.shape.num_elements() * max(1, spec.dtype.size) for spec in signature(features).values())
     return max(1, min(_BLOCK_RECORDS, _BLOCK_BYTES // num_bytes))
 
@@ -391,7 +391,7 @@ def _batched(tf: Any, samples: Any, source: TfSource, options: ReadOptions) -> A
 
 
 def _refuse_sizes_that_differ(source: TfSource, names: Collection[str]) -> None:
-    """Raise `OptionError` where pictures that a batch is to stack differ in size, as some samples show."""
+    """Raise `OptionError` if pictures that a batch would stack differ in size in some samples."""
     seen: dict[str, tuple[tuple[int, ...], str]] = {}
     for sample in source.some_samples(LOOKED_AT) if names else ():
         for name in sorted(names & sample.keys()):
@@ -406,7 +406,7 @@ def _refuse_sizes_that_differ(source: TfSource, names: Collection[str]) -> None:
 
 
 def _of_one_size(tf: Any, name: str, parts: tuple[Any, Any], shape: Any) -> Any:
-    """Return the values of a batch as one tensor; the pipeline raises where they differ in size.
+    """Return the values of a batch as one tensor; the pipeline raises if they differ in size.
 
     The parts are the values, each flat, in a ragged tensor (batch_size, 1, None), and the size of each dimension of
     each, int32 (batch_size, rank); the shape is what is known of one.

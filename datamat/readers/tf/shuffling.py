@@ -5,7 +5,7 @@ All shuffles of a pipeline draw their seeds from one generator, and a step that 
 In a checkpoint, a shuffle saves its generator. But TensorFlow saves no step whose input has ended: the shuffle of the
 files has as soon as the last one is open, that of the records while the last batches wait to be taken. With
 generators of their own, an iterator that is restored would repeat orders of earlier epochs in the next ones. And
-whoever restores a shuffle makes its input first, whose shuffles then draw again.
+restoring a shuffle makes its input first, whose shuffles then draw again.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def _called(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def _answer(calls: SimpleQueue[Callable[[], Any]], answers: SimpleQueue[tuple[Any, BaseException | None]]) -> None:
     while True:
-        answers.put(_outcome(calls.get()))  # without a name for it: its memory is reused once nobody has it
+        answers.put(_outcome(calls.get()))  # without a name for it, so that its memory can be reused
 
 
 def _outcome(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:

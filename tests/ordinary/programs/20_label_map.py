@@ -1,7 +1,7 @@
 """A label map beside the pictures, opened in `read` and declared: editing it makes the data again.
 
 Prints: 20 labels: animal / 20 labels: beast
-Says: will be made again: .*changed
+Says: will be rebuilt: .*changed
 Again: edits its input.
 """
 

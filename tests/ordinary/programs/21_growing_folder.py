@@ -1,7 +1,7 @@
 """Paths of `pathlib.glob` that a function opens: one file is edited, one is added; only their shards are made again.
 
 Prints: 60 files, 8 shards / edited: 1 shard made, 60 files / added: 1 made, 61 files / other seed: 0 values differ
-Says: will be made again: .*changed
+Says: will be rebuilt: .*changed
 Again: edits its input.
 Place: the index names the files of items by their absolute paths.
 """

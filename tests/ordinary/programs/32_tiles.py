@@ -1,7 +1,7 @@
 """One large picture cut into tiles: the items are tuples of a path and two numbers.
 
 Prints: 16 tiles, together the picture: True / other picture: True
-Says: will be made again: .*changed on disk
+Says: will be rebuilt: .*changed on disk
 Again: draws its picture again.
 Place: the index names the files of items by their absolute paths.
 """
