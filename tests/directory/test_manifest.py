@@ -96,13 +96,13 @@ def test_entries_are_salvaged_from_a_damaged_manifest(tmp_path):
     place = content.index(infos[1].file.encode())
 
     (tmp_path / "manifest.json").write_bytes(b"\x80" + content[:place] + b"\x00" + content[place + 1 :])
-    assert salvaged_shards(tmp_path) == [infos[0], infos[2]]
+    assert salvaged_shards(open_folder(tmp_path)) == [infos[0], infos[2]]
 
     for other in (b"\x80\x04N.", b"[{}]", b""):
         (tmp_path / "manifest.json").write_bytes(other)
-        assert salvaged_shards(tmp_path) == []
+        assert salvaged_shards(open_folder(tmp_path)) == []
     (tmp_path / "manifest.json").unlink()
-    assert salvaged_shards(tmp_path) == []
+    assert salvaged_shards(open_folder(tmp_path)) == []
 
 
 NAMES = ("set-train-00000-of-00001.tfrecord", "set-train-00000-of-00001.idx", "_index/train.index")
