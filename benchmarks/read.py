@@ -5,12 +5,12 @@
     python benchmarks/read.py --by-number                  # random access instead: one record after the other
     BENCH_DIR=/fast/disk python benchmarks/read.py         # where the sets are written
 
-Every contestant gets the same records (JPEG picture 480 x 360, quality 95; PNG mask; label), in the form that is its
-own. It runs in a process of its own and gives batches of 32: uint8 (32, 360, 480, 3) and (32, 360, 480). In the order
-of the files and shuffled, one epoch warms up and five are timed, from making the loader to the last batch; imports and
-the opening of the set are not counted, and every record has to come once in each. The rounds are interleaved, and
-ratios are taken within a round, so that a machine whose speed drifts is fair to all. Where peers leave the decoding to
-the user, cv2 does it, in two worker processes or threads, whichever they bring.
+Every contestant gets the same records (JPEG picture 480 x 360, of `--quality`; PNG mask; label), in the form that is
+its own. It runs in a process of its own and gives batches of 32: uint8 (32, 360, 480, 3) and (32, 360, 480). In the
+order of the files and shuffled, one epoch warms up and five are timed, from making the loader to the last batch;
+imports and the opening of the set are not counted, and every record has to come once in each. The rounds are
+interleaved, and ratios are taken within a round, so that a machine whose speed drifts is fair to all. Where peers leave
+the decoding to the user, cv2 does it, in two worker processes or threads, whichever they bring.
 
     floor             two processes decode records that lie in memory with cv2, as peers do: no reading, no batches
     floor-own         the same with datamat's decoders, which take half the time
@@ -91,11 +91,13 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--quality", default="95", help="of the JPEG pictures")
     parser.add_argument("--only", default=",".join(NEEDS))
     parser.add_argument("--by-number", action="store_true")
     parser.add_argument("--contestant", nargs=3, metavar=("NAME", "SETS", "MODE"), help=argparse.SUPPRESS)
     parser.add_argument("--make", nargs=2, metavar=("NAME", "SETS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    os.environ["BENCH_QUALITY"] = options.quality
     if options.contestant:
         run_contestant(*options.contestant, options.epochs)
     elif options.make:
@@ -288,7 +290,7 @@ def make_files(folder: pathlib.Path) -> None:
     sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "examples"))
     from street import make_street_set
 
-    num_records = int((folder / "records").read_text())
+    num_records, quality = int((folder / "records").read_text()), int(os.environ["BENCH_QUALITY"])
     make_street_set(folder / "street", num_pairs=min(num_records, 200))
     images = sorted((folder / "street").rglob("train/*.png"))
     (folder / "files").mkdir()
@@ -298,7 +300,7 @@ def make_files(folder: pathlib.Path) -> None:
         image = np.roll(cv2.imread(str(path)), shift, axis=1)
         mask = np.roll(cv2.imread(str(path.parent.with_name("trainannot") / path.name), 0), shift, axis=1)
         assert image.shape == (360, 480, 3), image.shape
-        cv2.imwrite(str(folder / "files" / f"{number:06d}.jpg"), image, [cv2.IMWRITE_JPEG_QUALITY, 95])
+        cv2.imwrite(str(folder / "files" / f"{number:06d}.jpg"), image, [cv2.IMWRITE_JPEG_QUALITY, quality])
         cv2.imwrite(str(folder / "files" / f"{number:06d}.png"), mask)
 
 
