@@ -310,7 +310,7 @@ class Pipeline:
     def rows_at_once(self) -> int:
         """Number of rows that a worker may wait for together, or that it reads together from a table."""
         if self.augmenter.is_empty and self._reads_cells:
-            return self.rows_per_block
+            return 2 * self.rows_per_block
         return MOST_CONCURRENCY if isinstance(self.writer, AsyncFunctionWriter) else 1
 
     @property
