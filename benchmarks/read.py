@@ -5,24 +5,27 @@
     python benchmarks/read.py --by-number                  # random access instead: one record after the other
     BENCH_DIR=/fast/disk python benchmarks/read.py         # where the sets are written
 
-Every contestant gets the same records (JPEG picture 480 x 360, quality 95; PNG mask; label), in the form that is its
-own. It runs in a process of its own and gives batches of 32: uint8 (32, 360, 480, 3) and (32, 360, 480). In the order
-of the files and shuffled, one epoch warms up and five are timed, from making the loader to the last batch; imports and
-the opening of the set are not counted, and every record has to come once in each. The rounds are interleaved, and
-ratios are taken within a round, so that a machine whose speed drifts is fair to all. Where peers leave the decoding to
-the user, cv2 does it, in two worker processes or threads, whichever they bring.
+Every contestant gets the same records (JPEG picture 480 x 360, of `--quality`; PNG mask; label), in the form that is
+its own. It runs in a process of its own and gives batches of 32: uint8 (32, 360, 480, 3) and (32, 360, 480). In the
+order of the files and shuffled, one epoch warms up and five are timed, from making the loader to the last batch;
+imports and the opening of the set are not counted, and every record has to come once in each. The rounds are
+interleaved, and ratios are taken within a round, so that a machine whose speed drifts is fair to all. Where peers leave
+the decoding to the user, cv2 does it, in two worker processes or threads, whichever they bring.
 
     floor             two processes decode records that lie in memory with cv2, as peers do: no reading, no batches
     floor-own         the same with datamat's decoders, which take half the time
     datamat-numpy     to_numpy      datamat-torch   to_torch      datamat-parquet    to_torch over Parquet shards
     datamat-cv2       to_numpy with cv2 in place of its own decoders: the reader alone
     datamat-workers   to_numpy with two worker processes                       datamat-tf      to_tf
-    torch-files       torch DataLoader over plain files, two workers
-    tf.data           interleave, decode_jpeg (accurate, and as TensorFlow chooses: `-fast`), parallel map, prefetch
+    torch-files       torch DataLoader over plain files, two workers, which stay from epoch to epoch, as all workers do
+    torchdata         torchdata.nodes over plain files: two threads map, then Batcher
+    tf.data           interleave, decode_jpeg (accurate, and as TensorFlow chooses: `-fast`), parallel map, prefetch;
+                      `-batched` parses 32 records at once before it decodes them
     dali              a pipeline on the CPU over TFRecord and its .idx, two threads; its pixels are compared with cv2's
-    tfds, grain, grain-workers, webdataset, litdata, mosaic, hf
+    webdataset        batched in its workers, WebLoader          hf    bytes, decoded by cv2 in `with_transform`
+    tfds, grain, grain-workers, litdata, mosaic
 
-CPU ms is what a record keeps processors busy for, in the process and in those of its children that ended. Memory is the
+CPU ms is what a record keeps processors busy for, in the process and in its children. Memory is the
 peak of the sum of proportional set sizes (PSS) of the process and its children, imports included; own MB, without what
 they were before the first batch was asked for.
 
@@ -33,6 +36,8 @@ milliseconds of processor per record, and of the clock.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -64,6 +69,8 @@ NEEDS = {
     "torch-files": ("torch",),
     "tf.data": ("tensorflow",),
     "tf.data-fast": ("tensorflow",),
+    "tf.data-batched": ("tensorflow",),
+    "torchdata": ("torchdata.nodes", "torch"),
     "tfds": ("tensorflow_datasets", "array_record"),
     "grain": ("grain", "array_record"),
     "grain-workers": ("grain", "array_record"),
@@ -75,6 +82,7 @@ NEEDS = {
 }
 VERSIONS = (
     "torch",
+    "torchdata",
     "tensorflow",
     "tensorflow-datasets",
     "grain",
@@ -83,6 +91,7 @@ VERSIONS = (
     "mosaicml-streaming",
     "datasets",
     "nvidia-dali-cuda120",
+    "nvidia-dali-cuda130",
 )
 
 
@@ -91,11 +100,13 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--quality", default="95", help="of the JPEG pictures")
     parser.add_argument("--only", default=",".join(NEEDS))
     parser.add_argument("--by-number", action="store_true")
     parser.add_argument("--contestant", nargs=3, metavar=("NAME", "SETS", "MODE"), help=argparse.SUPPRESS)
     parser.add_argument("--make", nargs=2, metavar=("NAME", "SETS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    os.environ["BENCH_QUALITY"] = options.quality
     if options.contestant:
         run_contestant(*options.contestant, options.epochs)
     elif options.make:
@@ -257,9 +268,15 @@ def one_by_one(data: Sequence[dict]) -> Iterator[dict]:
 
 
 def cpu_seconds() -> float:
-    """Return the time that this process and its children that ended have kept processors busy."""
+    """Return the time that this process and its children have kept processors busy."""
+    import psutil
+
     found = os.times()
-    return found.user + found.system + found.children_user + found.children_system
+    busy = found.user + found.system + found.children_user + found.children_system
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended, and is counted above the next time
+            busy += sum(child.cpu_times()[:2])
+    return busy
 
 
 # ---------------------------------------------------------------- the sets
@@ -288,7 +305,7 @@ def make_files(folder: pathlib.Path) -> None:
     sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "examples"))
     from street import make_street_set
 
-    num_records = int((folder / "records").read_text())
+    num_records, quality = int((folder / "records").read_text()), int(os.environ["BENCH_QUALITY"])
     make_street_set(folder / "street", num_pairs=min(num_records, 200))
     images = sorted((folder / "street").rglob("train/*.png"))
     (folder / "files").mkdir()
@@ -298,7 +315,7 @@ def make_files(folder: pathlib.Path) -> None:
         image = np.roll(cv2.imread(str(path)), shift, axis=1)
         mask = np.roll(cv2.imread(str(path.parent.with_name("trainannot") / path.name), 0), shift, axis=1)
         assert image.shape == (360, 480, 3), image.shape
-        cv2.imwrite(str(folder / "files" / f"{number:06d}.jpg"), image, [cv2.IMWRITE_JPEG_QUALITY, 95])
+        cv2.imwrite(str(folder / "files" / f"{number:06d}.jpg"), image, [cv2.IMWRITE_JPEG_QUALITY, quality])
         cv2.imwrite(str(folder / "files" / f"{number:06d}.png"), mask)
 
 
@@ -385,7 +402,8 @@ def torch_loader(dataset, **options):
     import torch
 
     torch.set_num_threads(1)
-    return torch.utils.data.DataLoader(dataset, num_workers=WORKERS, **{"batch_size": BATCH, **options})
+    options = {"batch_size": BATCH, "num_workers": WORKERS, "persistent_workers": True, **options}
+    return torch.utils.data.DataLoader(dataset, **options)
 
 
 def decoded_by_datamat(jpeg, png, _label) -> None:
@@ -492,10 +510,28 @@ def torch_files(folder):
     import torch  # noqa: F401
 
     data = _Files(folder)
-    return lambda shuffled: torch_loader(data, shuffle=shuffled)
+    return functools.cache(lambda shuffled: torch_loader(data, shuffle=shuffled))
 
 
-def tf_data(folder, dct="INTEGER_ACCURATE"):
+def torchdata_nodes(folder):
+    import cv2
+    import torch
+    from torchdata import nodes
+
+    cv2.setNumThreads(1)
+    data = _Files(folder)
+
+    @functools.cache
+    def run(shuffled):
+        order = torch.utils.data.RandomSampler(data) if shuffled else torch.utils.data.SequentialSampler(data)
+        found = nodes.ParallelMapper(nodes.SamplerWrapper(order), data.__getitem__, WORKERS, method="thread")
+        batches = nodes.Batcher(found, batch_size=BATCH, drop_last=False)
+        return nodes.Loader(nodes.Prefetcher(nodes.Mapper(batches, torch.utils.data.default_collate), 2))
+
+    return run
+
+
+def tf_data(folder, dct="INTEGER_ACCURATE", *, is_batched=False):
     import tensorflow as tf
 
     files = sorted(map(str, (folder / "tfrecord").glob("*.tfrecord")))
@@ -503,7 +539,9 @@ def tf_data(folder, dct="INTEGER_ACCURATE"):
     columns["label"] = tf.io.FixedLenFeature([], tf.int64)
 
     def parse(record):
-        found = tf.io.parse_single_example(record, columns)
+        return decode(tf.io.parse_single_example(record, columns))
+
+    def decode(found):
         image = tf.ensure_shape(tf.io.decode_jpeg(found["image"], channels=3, dct_method=dct), (360, 480, 3))
         return {"image": image, "mask": tf.io.decode_png(found["mask"], channels=1), "label": found["label"]}
 
@@ -516,7 +554,9 @@ def tf_data(folder, dct="INTEGER_ACCURATE"):
             num_parallel_calls=tf.data.AUTOTUNE,
         )
         data = data.shuffle(WINDOW) if shuffled else data
-        data = data.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=not shuffled)
+        if is_batched:
+            data = data.batch(BATCH).map(lambda some: tf.io.parse_example(some, columns), tf.data.AUTOTUNE).unbatch()
+        data = data.map(decode if is_batched else parse, tf.data.AUTOTUNE, deterministic=not shuffled)
         return data.batch(BATCH).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
 
     return run
@@ -532,7 +572,7 @@ def tfds(folder):
     import torch  # noqa: F401 -- tfds' random access leaves the loading to torch or grain
 
     data = tfds_by_number(folder)
-    return lambda shuffled: torch_loader(data, shuffle=shuffled)
+    return functools.cache(lambda shuffled: torch_loader(data, shuffle=shuffled))
 
 
 def grain_by_number(folder):
@@ -563,9 +603,10 @@ def grain_threads(folder, num_workers=0):
 
 def webdataset(folder):
     import cv2  # noqa: F401 -- before the clock starts
-    import torch  # noqa: F401
+    import torch
     import webdataset
 
+    torch.set_num_threads(1)
     files = sorted(map(str, (folder / "webdataset").glob("*.tar")))
 
     def parse(sample):
@@ -573,10 +614,12 @@ def webdataset(folder):
         mask = next(value for name, value in sample.items() if name.endswith("png"))
         return decoded(image, mask, json.loads(sample["json"])["label"])
 
+    @functools.cache
     def run(shuffled):
         data = webdataset.WebDataset(files, shardshuffle=len(files) if shuffled else False)
-        data = data.shuffle(WINDOW) if shuffled else data
-        return torch_loader(data.map(parse))
+        data = (data.shuffle(WINDOW) if shuffled else data).map(parse)
+        data = data.batched(BATCH, collation_fn=torch.utils.data.default_collate)
+        return webdataset.WebLoader(data, batch_size=None, num_workers=WORKERS, persistent_workers=True)
 
     return run
 
@@ -597,9 +640,10 @@ def litdata(folder):
     kind = type("Streamed", (_Streamed, StreamingDataset), {})
     globals()["Streamed"] = kind
 
+    @functools.cache
     def run(shuffled):
         data = kind(str(folder / "litdata"), shuffle=shuffled)
-        return StreamingDataLoader(data, batch_size=BATCH, num_workers=WORKERS)
+        return StreamingDataLoader(data, batch_size=BATCH, num_workers=WORKERS, persistent_workers=True)
 
     return run
 
@@ -613,23 +657,31 @@ def mosaic(folder):
     globals()["Streamed"] = kind
     data = kind(local=str(folder / "mosaic"), shuffle=False, batch_size=BATCH)
     mixed = kind(local=str(folder / "mosaic"), shuffle=True, batch_size=BATCH)
-    return lambda shuffled: torch_loader(mixed if shuffled else data)
+    return functools.cache(lambda shuffled: torch_loader(mixed if shuffled else data))
 
 
-def hf_by_number(folder, kind="numpy"):
+def hf_by_number(folder):
+    import cv2  # noqa: F401 -- before the clock starts
     import datasets
 
     files = sorted(map(str, (folder / "parquet").glob("*.parquet")))
     data = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(folder / "hf"))
-    data = data.cast_column("image", datasets.Image()).cast_column("mask", datasets.Image()).remove_columns("key")
-    return data.with_format(kind)
+    for name in ("image", "mask"):
+        data = data.cast_column(name, datasets.Image(decode=False))
+
+    def decode(some):
+        pairs = zip(some["image"], some["mask"], some["label"], strict=True)
+        found = [decoded(image["bytes"], mask["bytes"], label) for image, mask, label in pairs]
+        return {name: [one[name] for one in found] for name in found[0]}
+
+    return data.with_transform(decode)
 
 
 def hf(folder):
     import torch  # noqa: F401
 
-    data = hf_by_number(folder, "torch")
-    return lambda shuffled: torch_loader(data, shuffle=shuffled, collate_fn=_channels_last)
+    data = hf_by_number(folder)
+    return functools.cache(lambda shuffled: torch_loader(data, shuffle=shuffled))
 
 
 def dali(folder):
@@ -675,14 +727,6 @@ def dali(folder):
     return run
 
 
-def _channels_last(rows):
-    """Hugging Face's tensors have the channels first."""
-    import torch
-
-    batch = torch.utils.data.default_collate(rows)
-    return {**batch, "image": batch["image"].permute(0, 2, 3, 1), "mask": batch["mask"].squeeze(1)}
-
-
 CONTESTANTS = {
     "floor": floor,
     "floor-own": lambda folder: floor(folder, decoded_by_datamat),
@@ -695,6 +739,8 @@ CONTESTANTS = {
     "torch-files": torch_files,
     "tf.data": tf_data,
     "tf.data-fast": lambda folder: tf_data(folder, ""),
+    "tf.data-batched": lambda folder: tf_data(folder, "", is_batched=True),
+    "torchdata": torchdata_nodes,
     "tfds": tfds,
     "grain": grain_threads,
     "grain-workers": lambda folder: grain_threads(folder, WORKERS),

@@ -14,7 +14,11 @@ are made, and give a first batch, before the clock starts.
     datamat-join  `to_numpy` of TFRecord, joined by key with itself: twice the bytes, so 2 is as fast as each alone
     datamat-columns               one field of TFRecord
     tf.data       TFRecordDataset of all shards, batch, parse_example, prefetch
-    pyarrow       `ParquetFile.iter_batches` of each shard, columns as numpy arrays, checksums tested
+    pyarrow       `ParquetFile.iter_batches(65536)` of each shard, cut into batches, columns as numpy arrays, checksums
+                  tested; shuffled within those 65,536 rows by `take`
+    polars        `read_parquet` of each shard, `iter_slices`, columns as numpy arrays; shuffled within the shard
+    hf            Hugging Face `datasets` over the Parquet shards, numpy format, `iter`; mixed by `shuffle`
+    grain         ArrayRecord of packed bytes, parsed by `struct` and numpy, two reading threads; mixed by `shuffle`
 """
 
 from __future__ import annotations
@@ -42,10 +46,15 @@ SHUFFLES = {"sequential": False, "shuffled": 4096, "mixed": True}
 FORMATS = ("tfrecord", "tfrecord.gz", "parquet")
 CONTESTANTS = (
     *(f"datamat-{one}" for one in (*FORMATS, "join", "columns", "tf")),
-    *("tf.data", "pyarrow"),
+    *("tf.data", "pyarrow", "polars", "hf", "grain"),
 )
+NEEDS = {"datamat-tf": "tensorflow", "tf.data": "tensorflow", "polars": "polars", "hf": "datasets", "grain": "grain"}
 # What a contestant is compared with; the others with tf.data.
-BASE = {"datamat-parquet": "pyarrow", "datamat-join": "datamat-tfrecord", "datamat-columns": "datamat-tfrecord"}
+BASE = {
+    "datamat-join": "datamat-tfrecord",
+    "datamat-columns": "datamat-tfrecord",
+    **dict.fromkeys(("datamat-parquet", "polars", "hf", "grain"), "pyarrow"),
+}
 
 
 class Rows(DatasetWriter):
@@ -75,13 +84,15 @@ def main() -> None:
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--only", default=",".join(CONTESTANTS))
     parser.add_argument("--contestant", nargs=4, metavar=("NAME", "SETS", "KIND", "MODE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contestant:
         run_contestant(*options.contestant, options.batch)
         return
     print_machine()
-    names = [name for name in CONTESTANTS if (name[-2:] != "tf" and name != "tf.data") or _has("tensorflow")]
+    asked = options.only.split(",")
+    names = [name for name in CONTESTANTS if name in asked and (name not in NEEDS or _has(NEEDS[name]))]
     with tempfile.TemporaryDirectory() as folder:
         for kind in options.sets.split(","):
             race(pathlib.Path(folder), kind, names, options)
@@ -91,6 +102,8 @@ def race(folder: pathlib.Path, kind: str, names: list[str], options: argparse.Na
     for name in FORMATS:
         shards = ShardOptions(num_shards=4)
         Materializer(Rows(kind), None, folder / kind / name, format=name, shards=shards).run(progress=False)
+    if "grain" in names:
+        make_grain(folder / kind, kind)
     modes = {(name, mode): [] for name in names for mode in SHUFFLES if _is_mode(name, mode)}
     for _ in range(options.rounds):
         for (name, mode), found in modes.items():
@@ -128,8 +141,13 @@ def run_contestant(name: str, folder: str, kind: str, mode: str, batch: int) -> 
 
 def open_set(name: str, folder: pathlib.Path, kind: str, *, mode: str, batch: int):
     """Return a function that yields the number of records of each batch of an epoch; what epochs share is made here."""
-    if name == "pyarrow":
-        return lambda: _pyarrow(sorted((folder / "parquet").glob("*.parquet")), batch)
+    parquet = sorted((folder / "parquet").glob("*.parquet"))
+    if name in ("pyarrow", "polars"):
+        return lambda: (_pyarrow if name == "pyarrow" else _polars)(parquet, batch, shuffled=mode == "shuffled")
+    if name == "hf":
+        return _hf(parquet, batch, mixed=mode == "mixed")
+    if name == "grain":
+        return _grain(folder / "rows.array_record", kind, batch, mixed=mode == "mixed")
     if name == "tf.data":
         files = sorted(map(str, (folder / "tfrecord").glob("*.tfrecord")))
         batches = _tf_data(files, kind, batch, shuffled=mode == "shuffled")
@@ -144,13 +162,70 @@ def open_set(name: str, folder: pathlib.Path, kind: str, *, mode: str, batch: in
     return lambda: (len(one["key"]) for one in batches)
 
 
-def _pyarrow(files: list[pathlib.Path], batch: int):
+def _pyarrow(files: list[pathlib.Path], batch: int, *, shuffled: bool):
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
+    rng = np.random.default_rng(0)
     for file in files:
-        for one in pq.ParquetFile(file, page_checksum_verification=True).iter_batches(batch, use_threads=False):
-            arrays = [column.to_numpy(zero_copy_only=False) for column in one.columns]
+        for window in pq.ParquetFile(file, page_checksum_verification=True).iter_batches(65_536, use_threads=False):
+            rows = window.take(pa.array(rng.permutation(len(window)))) if shuffled else window
+            for start in range(0, len(rows), batch):
+                columns = rows.slice(start, batch).columns
+                arrays = [column.to_numpy(zero_copy_only=False) for column in columns]
+                yield len(arrays[0])
+
+
+def _polars(files: list[pathlib.Path], batch: int, *, shuffled: bool):
+    import polars
+
+    for file in files:
+        rows = polars.read_parquet(file)
+        rows = rows.sample(fraction=1, shuffle=True, seed=0) if shuffled else rows
+        for some in rows.iter_slices(batch):
+            arrays = [column.to_numpy() for column in some]
             yield len(arrays[0])
+
+
+def _hf(files: list[pathlib.Path], batch: int, *, mixed: bool):
+    import datasets
+
+    cache = str(files[0].parent.parent / "hf")
+    data = datasets.load_dataset("parquet", data_files=list(map(str, files)), split="train", cache_dir=cache)
+    data = (data.shuffle(seed=0) if mixed else data).with_format("numpy")
+    return lambda: (len(one["key"]) for one in data.iter(batch))
+
+
+def make_grain(folder: pathlib.Path, kind: str) -> None:
+    """Write the records as key, 16 bytes, and numbers."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer, rows = ArrayRecordWriter(str(folder / "rows.array_record"), "group_size:1,uncompressed"), Rows(kind)
+    for row in rows.index(None):
+        values = [np.asarray(value).tobytes() for value in rows.read(row).values()]
+        writer.write(row.key.encode().ljust(16) + b"".join(values))
+    writer.close()
+
+
+def _grain(path: pathlib.Path, kind: str, batch: int, *, mixed: bool):
+    import struct
+
+    import grain
+
+    def parse(record: bytes) -> dict:
+        key = record[:16].rstrip().decode()
+        if kind == "rows":
+            number, value = struct.unpack_from("<qf", record, 16)
+            return {"key": key, "number": np.int64(number), "value": np.float32(value)}
+        if kind == "tokens":
+            return {"key": key, "tokens": np.frombuffer(record, np.int64, offset=16)}
+        return {"key": key, "vector": np.frombuffer(record, np.float32, offset=16)}
+
+    data = grain.MapDataset.source(grain.sources.ArrayRecordDataSource([str(path)])).map(parse)
+    data = data.seed(0).shuffle() if mixed else data
+    batches = data.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=2 * batch))
+    ragged = {"batch_fn": list} if kind == "tokens" else {}
+    return lambda: (len(one) if isinstance(one, list) else len(one["key"]) for one in batches.batch(batch, **ragged))
 
 
 def _tf_data(files: list[str], kind: str, batch: int, *, shuffled: bool):
@@ -169,8 +244,9 @@ def _tf_data(files: list[str], kind: str, batch: int, *, shuffled: bool):
 
 
 def _is_mode(name: str, mode: str) -> bool:
-    """Pyarrow leaves shuffling to the user, and TensorFlow does not mix all records."""
-    return mode == "sequential" or (mode == "shuffled" and name != "pyarrow") or name.startswith("datamat-tfrecord")
+    """Shuffle within a window where a library does, and all records where it does or nobody else would."""
+    mixes = name in ("hf", "grain")
+    return mode == "sequential" or (mode == "shuffled" and not mixes) or mixes or name.startswith("datamat-tfrecord")
 
 
 def _has(package: str) -> bool:

@@ -21,7 +21,10 @@ are drawn twice, and the few of a second split, which come last, 200 times.
                    `read` and in the transform, just as the floor
     floor-codecs   the floor again, with the codecs behind datamat's Image and Mask in place of cv2
     datamat        everything on, with those codecs
+    hand           a pool of two processes, one pair at a time, the most copies first: the same work with cv2, framed as
+                   Examples without TensorFlow, with CRC32C, one file per process, flushed
     pathos-tf      pathos' pool over pairs, one tf.io.TFRecordWriter per chunk
+    starmap-tf     the list of pairs split into eight files, `starmap_async` over them, one tf.io.TFRecordWriter each
     tf             one process, TensorFlow's decoders and writer
 
     python benchmarks/write.py --vectors 200000       # rows of ten float32 and a label, by block and by row
@@ -46,6 +49,7 @@ are drawn twice, and the few of a second split, which come last, 200 times.
     python benchmarks/write.py --copy 3700 --source CamVid    # megabytes of pairs, stored as they are
 
     floor          two processes: each concatenates half of the files to one raw file, and flushes it
+    hand           a pool of two processes, each with half of the files: Examples without TensorFlow, CRC32C, flushed
     tfrecord       datamat, everything on, which checks every picture
     webdataset     the same, as tar
     parquet        the same, as Parquet
@@ -413,6 +417,98 @@ def datamat_own(source: str, output: str) -> None:
     Materializer(OwnCodecs, source, output, copies=COPIES, transform=draw).run()
 
 
+def _open_own_file(output: str) -> None:
+    import cv2
+
+    cv2.setNumThreads(1)
+    _own.update(file=open(os.path.join(output, f"{os.getpid()}.tfrecord"), "wb", buffering=1 << 20))  # noqa: SIM115
+
+
+_own: dict = {}
+
+
+def _write_by_hand(pair) -> None:
+    for copy, (jpeg, png) in enumerate(augmented(_own["transform"], *pair)):
+        key = f"{pathlib.Path(pair[0]).stem}#{copy}".encode()
+        _own["file"].writelines(_framed_bytes({b"image": jpeg, b"key": key, b"mask": png}))
+
+
+def _flush_own_file(_) -> None:
+    _own["file"].flush()
+    os.fsync(_own["file"].fileno())
+    _own["barrier"].wait()
+
+
+def hand(source: str, output: str) -> None:
+    import multiprocessing
+
+    context = multiprocessing.get_context("fork")
+    _own.update(barrier=context.Barrier(2), transform=augmentation())
+    pairs = sorted(pairs_of(source), key=lambda pair: -pair[2])
+    with context.Pool(2, _open_own_file, [output]) as pool:
+        pool.map(_write_by_hand, pairs, chunksize=1)
+        pool.map(_flush_own_file, range(2), chunksize=1)
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def _framed_bytes(columns: dict[bytes, bytes]) -> list[bytes]:
+    """Return the pieces of a TFRecord of a `tf.train.Example` of fields of bytes, none of which is copied."""
+    import struct
+
+    import google_crc32c
+
+    pieces, size = [], 0
+    for name, value in columns.items():
+        listed = b"\x0a" + _varint(len(value))
+        inner = len(listed) + len(value)
+        feature = b"\x0a" + _varint(inner) + listed
+        entry = b"\x0a" + _varint(len(name)) + name + b"\x12" + _varint(len(feature) + len(value)) + feature
+        entry = b"\x0a" + _varint(len(entry) + len(value)) + entry
+        pieces += [entry, value]
+        size += len(entry) + len(value)
+    pieces.insert(0, b"\x0a" + _varint(size))
+    header, crc = struct.pack("<Q", size + len(pieces[0])), 0
+    for piece in pieces:
+        crc = google_crc32c.extend(crc, piece)
+    checked = struct.pack("<I", _masked(google_crc32c.value(header)))
+    return [header, checked, *pieces, struct.pack("<I", _masked(crc))]
+
+
+def _write_split_file(path: str, number: int):
+    import cv2
+    import tensorflow as tf
+
+    cv2.setNumThreads(1)
+    transform = augmentation()
+    with tf.io.TFRecordWriter(path.replace(".index", ".tfrecord")) as writer:
+        for line in pathlib.Path(path).read_text().splitlines():
+            image, mask, copies = line.split("\t")
+            for copy, (jpeg, png) in enumerate(augmented(transform, image, mask, int(copies))):
+                writer.write(_example(tf, f"{pathlib.Path(image).stem}#{copy}", jpeg, png))
+    return number
+
+
+def starmap_tf(source: str, output: str) -> None:
+    import multiprocessing
+
+    pairs = pairs_of(source)
+    size, jobs = -(-len(pairs) // 8), []
+    for start in range(0, len(pairs), size):
+        path = os.path.join(output, f"{start}.index")
+        pathlib.Path(path).write_text("".join("\t".join(map(str, pair)) + "\n" for pair in pairs[start : start + size]))
+        jobs.append((path, start))
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.starmap_async(_write_split_file, jobs).get()
+
+
 def _write_chunk(job):
     import cv2
     import tensorflow as tf
@@ -471,7 +567,9 @@ PAIRS = {
     "datamat-own": datamat_own,
     "floor-codecs": floor_codecs,
     "datamat": datamat,
+    "hand": hand,
     "pathos-tf": pathos_tf,
+    "starmap-tf": starmap_tf,
     "tf": tensorflow,
 }
 
@@ -823,6 +921,20 @@ def copy_floor(source: str, output: str) -> None:
         assert os.waitpid(child, 0)[1] == 0
 
 
+def _copy_by_hand(job) -> None:
+    path, pairs = job
+    with open(path, "wb", buffering=0) as file:
+        for image, mask, _ in pairs:
+            key = pathlib.Path(image).stem.encode()
+            files = [pathlib.Path(path).read_bytes() for path in (image, mask)]
+            os.writev(file.fileno(), _framed_bytes({b"image": files[0], b"key": key, b"mask": files[1]}))
+        os.fsync(file.fileno())
+
+
+def copy_hand(source: str, output: str) -> None:
+    copy_by_pool(_copy_by_hand, "tfrecord", source, output)
+
+
 def copy_datamat(source: str, output: str, **options) -> None:
     from datamat import Materializer
 
@@ -939,6 +1051,7 @@ def copy_litdata(source: str, output: str) -> None:
 
 COPY = {
     "floor": copy_floor,
+    "hand": copy_hand,
     "tfrecord": copy_tfrecord,
     "webdataset": copy_webdataset,
     "parquet": copy_parquet,

@@ -23,6 +23,7 @@ from datamat.codecs.images import (
     decode_mask,
     encode_jpeg,
     encode_png,
+    note_made,
     probe,
 )
 from datamat.codecs.libraries import JPEG_ENCODER, LOSSY_DECODERS, PNG_ENCODER
@@ -41,6 +42,7 @@ __all__ = [
     "decode_mask",
     "encode_jpeg",
     "encode_png",
+    "note_made",
     "probe",
     "read_file",
 ]

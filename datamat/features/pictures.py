@@ -46,8 +46,6 @@ __all__ = [
 ]
 
 _JPEG = b"\xff\xd8"
-_PNG = b"\x89PNG"
-_PNG_HEAD_BYTES = 33  # signature and IHDR, which contains the size
 _MOST_IDS = {"uint8": 256, "uint16": 65536}
 """Number of class ids of each dtype of masks; segmentation datasets use the last for `not labelled`."""
 
@@ -89,17 +87,16 @@ class PictureFile(Feature, Geometry, Preview):
     def observe(self, column: Any) -> FieldStatistics:
         height, width = self.shape[:2]
         if height is None or width is None:
-            infos = [codecs.probe(data) for data in column]
-            sizes = np.array([(info.height, info.width) for info in infos], np.int64).reshape(-1, 2)
+            sizes = np.array([one if isinstance(one, tuple) else _size_of(one) for one in column], np.int64)
+            sizes = sizes.reshape(-1, 2)
         else:
             sizes = np.full((len(column), 2), (height, width), np.int64)
         return {"height": Numbers.of(sizes[:, 0]), "width": Numbers.of(sizes[:, 1])}
 
-    def observed_bytes(self, data: bytes) -> bytes:
-        """Return the part of a stored file that `observe` needs, which a run keeps until it has enough records."""
-        if None not in self.shape[:2]:
-            return b""
-        return data[:_PNG_HEAD_BYTES] if data.startswith(_PNG) else data
+    def observed_size(self, data: bytes) -> tuple[int, int]:
+        """Return what `observe` takes in place of a stored file: a run holds it until it has enough records."""
+        height, width = self.shape[:2]
+        return _size_of(data) if height is None or width is None else (height, width)
 
     def is_ragged(self) -> bool:
         return False  # most datasets have pictures of equal size, which form one array
@@ -632,6 +629,11 @@ class Polygons(Feature, Geometry, Preview):
     def outlines(self, value: Any, height: int, width: int) -> list[np.ndarray]:
         del height, width
         return [row[~np.isnan(row[:, 0])] for row in value]
+
+
+def _size_of(data: bytes) -> tuple[int, int]:
+    info = codecs.probe(data)
+    return info.height, info.width
 
 
 @functools.cache

@@ -37,7 +37,7 @@ from datamat.features.nesting import chosen, nested
 from datamat.features.protocols import Geometry, Preview, Target
 from datamat.features.registry import BUILT_IN, declaration_of, feature_of, path_of
 from datamat.features.statistics import FieldStatistics, Statistics, merged, shared_bounds
-from datamat.features.values import ClassLabel, Tensor, Text, Tokens
+from datamat.features.values import ClassLabel, Scalar, Tensor, Text, Tokens
 
 __all__ = ["NO_MEMORY", "Features"]
 
@@ -224,9 +224,16 @@ class Features(Mapping[str, Feature]):
         """
         found = Statistics()
         found.num_records = num_records
+        scalars: dict[Scalar, dict[str, ColumnBlock]] = {}
         for name, feature in self.observed.items():
             mine = {column: ragged(columns[column]) for column in feature.columns(name)}
-            found.observe(name, feature.observe(self.stored(name, mine)))
+            if type(feature) is Scalar:
+                scalars.setdefault(feature, {})[name] = mine[name]
+            else:
+                found.observe(name, feature.observe(self.stored(name, mine)))
+        for feature, alike in scalars.items():
+            for name, one in zip(alike, feature.observe_each(list(alike.values())), strict=True):
+                found.observe(name, one)
         return found
 
     def observe_values(self, sample: Mapping[str, Any]) -> Mapping[str, FieldStatistics]:

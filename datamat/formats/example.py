@@ -75,12 +75,11 @@ def varint(value: int) -> bytes:
     """Return a number from 0 to 2**64 - 1 as a varint: groups of seven bits, the lowest first."""
     if value < 128:
         return _SMALL_VARINTS[value]
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    if value < 1 << 14:
+        return bytes((value & 127 | 128, value >> 7))
+    if value < 1 << 21:
+        return bytes((value & 127 | 128, value >> 7 & 127 | 128, value >> 14))
+    return bytes((value & 127 | 128,)) + varint(value >> 7)
 
 
 def pack_varints(values: NDArray[np.int64]) -> bytes:

@@ -216,6 +216,7 @@ class _ParquetWriter(ShardWriter):
         self._num_rows = 0
         self._finished = False
         self._groups: list[tuple[int, list[_Struct]]] = []  # bytes of large values before it; its chunks of them
+        self._spans: list[tuple[int, int, int]] = []  # offset, size and rows of each row group
         self._out = BufferedFile(file)
         self._sink = _PartFile(self._out)
         self._writer = pq.ParquetWriter(
@@ -275,12 +276,14 @@ class _ParquetWriter(ShardWriter):
         held: list[bytes] = []
         self._sink.held = held
         self._writer.close()
-        footer, _ = _read_struct(b"".join(held), 0)
+        written = b"".join(held)
         if self._paged:
+            footer, _ = _read_struct(written, 0)
             footer = _with_chunks(footer, self._groups, self._columns)
-        self._out.add((_footer_bytes(footer),))
+            written, self._spans = _footer_bytes(footer), _spans_of(footer)
+        self._out.add((written,))
         self._out.flush()
-        return _offsets_of(footer)
+        return _offsets_of(self._spans)
 
     def __del__(self) -> None:
         # pyarrow's writer writes a footer when it is collected, finished or not: by then the file belongs to others.
@@ -327,10 +330,11 @@ class _ParquetWriter(ShardWriter):
     def _write_group(self, num_rows: int) -> None:
         import pyarrow as pa
 
-        large_before = self._out.num_bytes - self._sink.num_bytes
+        large_before, start = self._out.num_bytes - self._sink.num_bytes, self._sink.num_bytes
         rows = pa.Table.from_batches(self._batches)
         # The division of columns into chunks would affect the pages.
         self._writer.write_table(rows.slice(0, num_rows).combine_chunks(), row_group_size=num_rows)
+        self._spans.append((start, self._sink.num_bytes - start, num_rows))
         self._batches = rows.slice(num_rows).to_batches()
         self._row_bytes, self._row_weights = self._row_bytes[num_rows:], self._row_weights[num_rows:]
         chunks = []
@@ -1094,12 +1098,16 @@ def _place(metadata: Any, group: int) -> tuple[int, int, int]:
     return offset, sum(chunk.total_compressed_size for chunk in chunks), found.num_rows
 
 
-def _offsets_of(footer: _Struct) -> Offsets:
-    """Return the line of each row: offset and size of its group, and its number in it."""
+def _spans_of(footer: _Struct) -> list[tuple[int, int, int]]:
+    """Return offset, size and number of rows of each row group."""
     groups = footer[_ROW_GROUPS][1][1]
-    if not groups:
+    return [(group[_GROUP_OFFSET][1], group[_GROUP_SIZE][1], group[_GROUP_ROWS][1]) for group in groups]
+
+
+def _offsets_of(spans: Sequence[tuple[int, int, int]]) -> Offsets:
+    """Return the line of each row: offset and size of its group, and its number in it."""
+    if not spans:
         return Offsets(np.empty(0, np.uint64), np.empty(0, np.uint64))
-    spans = [[group[number][1] for number in (_GROUP_OFFSET, _GROUP_SIZE, _GROUP_ROWS)] for group in groups]
     offset, size, num_rows = np.array(spans, np.int64).T
     rows = np.concatenate([np.arange(count) for count in num_rows])
     return Offsets(

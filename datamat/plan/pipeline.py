@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import numpy as np
 import xxhash
 
+from datamat.codecs import note_made
 from datamat.directory.keys import RecordKey, RecordNames, safe_key
 from datamat.directory.row_values import nested_paths
 from datamat.errors import DatamatError, OptionError, OutputError, SampleError, SchemaError, Skip, count_of, described
@@ -308,7 +309,9 @@ class Pipeline:
 
     @property
     def rows_at_once(self) -> int:
-        """Number of rows that a worker may await together."""
+        """Number of rows that a worker may wait for together, or that it reads together from a table."""
+        if self.augmenter.is_empty and self._reads_cells:
+            return 2 * self.rows_per_block
         return MOST_CONCURRENCY if isinstance(self.writer, AsyncFunctionWriter) else 1
 
     @property
@@ -512,6 +515,10 @@ class Pipeline:
         return None
 
     @property
+    def _reads_cells(self) -> bool:
+        return getattr(self.writer, "reads_cells", False)
+
+    @property
     def makes_blocks(self) -> bool:
         """Whether the writer overrides `read_block`, and needs no fetched files, which only `read` gets."""
         return type(self.writer).read_block is not DatasetWriter.read_block and not self.writer.url_fields
@@ -551,12 +558,14 @@ class Pipeline:
         return MadeColumns.of(features.encode_block(values), features.observe_value_block(values))
 
     def check_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> None:
-        """Raise `OptionError` if the same rows give different results.
+        """Raise `OptionError` if the same rows give two results; rows of tables are read by no code of the user's.
 
         Args:
             keys: keys of the rows of a block.
             fields: index fields of these rows, by name.
         """
+        if self._reads_cells:
+            return
         few = list(keys[:_ROWS_COMPARED])
         theirs = {name: values[:_ROWS_COMPARED] for name, values in fields.items()}
         first, again = (_digests(self.writer.read_block(few, dict(theirs)) or {}) for _ in range(2))
@@ -853,6 +862,8 @@ class Pipeline:
                 yield result
                 begun = time.perf_counter()
                 continue
+            files = {name: value for name, value in result.items() if type(value) is bytes}
+            note_made(value for name, value in files.items() if value is not decoded.get(name))
             columns = self._made({**result, "key": key})
             if digests is not None:
                 digests.append(_digest_of(columns))

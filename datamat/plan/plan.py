@@ -593,15 +593,17 @@ def _cut(work: np.ndarray, target: int, step: int, least: int = 1) -> list[tuple
         work: cumulative cost of the rows.
         target: desired cost of a part.
         step: number of rows that fill groups of records: large enough parts have a multiple of it.
-        least: minimum number of rows of a part, except the last.
+        least: minimum number of rows of a part, except the last, which may have half as many.
     """
     tail_from = int(work[-1]) * (1 - _TAIL_SHARE)
     cuts, here = [], 0
     while here < len(work):
         done = int(work[here - 1]) if here else 0
         size = target if done < tail_from else target // _TAIL_DIVISOR
-        end = int(np.searchsorted(work, done + size, side="right"))
-        end = min(max(end, here + least), here + _MOST_PART_ROWS)
+        end = max(int(np.searchsorted(work, done + size, side="right")), here + least)
+        if len(work) - end < least // 2:
+            end = len(work)
+        end = min(end, here + _MOST_PART_ROWS)
         if _GROUP_SHARE * (end - here) >= step:
             end = here + max((end - here) // step, 1) * step
         end = min(end, len(work))

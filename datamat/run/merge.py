@@ -29,7 +29,7 @@ from datamat.directory.manifest import (
     index_file,
     keys_file,
 )
-from datamat.directory.sidecars.exporting import write_sidecars
+from datamat.directory.sidecars.exporting import built_in_files, write_sidecars
 from datamat.directory.verify import verify
 from datamat.errors import CorruptDataError, OptionError, OutputError, join_problems
 from datamat.folders import AbsentError, LocalFolder
@@ -257,7 +257,7 @@ def _merged(
         fsync_folder(target / INDEX_FOLDER)
         take_samples(sets, ledger, renamed)
         manifest = joined_manifest(sets, name, renamed, index)
-        write_sidecars(target, manifest, logger)
+        write_sidecars(target, manifest, built_in_files(manifest), logger)
         manifest.write(target, through=target / WORK)
         shutil.rmtree(target / WORK / "shards", ignore_errors=True)
         ledger.write(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from datamat.directory.files import WORK
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, ShardInfo, run_folder
 from datamat.directory.publication import finish_publication, publish_manifest, version_there
-from datamat.directory.sidecars.exporting import sidecar_names, withdraw_sidecars, write_sidecars
+from datamat.directory.sidecars.exporting import built_in_files, withdraw_sidecars, write_sidecars
 from datamat.folders import LocalFolder
 from datamat.run.shards import take_over
 from datamat.values import frozen
@@ -179,7 +179,8 @@ class LocalOutput:
         Raises:
             OutputError: another run has published meanwhile; or a shard is gone.
         """
-        if manifest.render() != self._here.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES):
+        there = self._here.read_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES)
+        if there is None or manifest.render() != there:
             place = run_folder(self._folder / WORK).relative_to(self._folder)
             moving = {name: f"{place}/{name}" for name in waiting}
             publish_manifest(self._here, dataclasses.replace(manifest, moving=moving), self._seen_here, going)
@@ -211,8 +212,9 @@ class LocalOutput:
             sidecars: the user's sidecars.
             before: manifest of the previous set.
         """
-        self.fetch_edited(sidecar_names(manifest), shards={info.name for info in manifest.all_files})
-        write_sidecars(self._folder, manifest, logger, sidecars=sidecars, trusted=before)
+        files = built_in_files(manifest)
+        self.fetch_edited(files, shards={info.name for info in manifest.all_files})
+        write_sidecars(self._folder, manifest, files, logger, sidecars=sidecars, trusted=before)
         self.send_small(manifest)
 
     def fetch_edited(self, names: Collection[str] = (), *, shards: Collection[str]) -> None:

@@ -159,7 +159,7 @@ class _Observer:
         columns = [(feature, column, stored.kind) for name, feature in features.observed.items()
                    for column, stored in feature.columns(name).items()]  # fmt: skip
         self._kinds = {column: kind for _, column, kind in columns}
-        self._parts = {column: feature.observed_bytes for feature, column, kind in columns
+        self._sizes = {column: feature.observed_size for feature, column, kind in columns
                        if kind == "bytes" and isinstance(feature, PictureFile)}  # fmt: skip
         self._found = Statistics()
         self._values: dict[str, list[Any]] = {column: [] for column in self._kinds}
@@ -175,9 +175,10 @@ class _Observer:
             value: Any = record[column]
             if type(value) is not bytes and self._kinds[column] == "bytes":
                 value = one_bytes(value)
-            if column in self._parts:
-                value = self._parts[column](value)
-            values.append(value.copy() if isinstance(value, np.ndarray) else value)  # `read` may reuse its array
+            if column in self._sizes:
+                values.append(self._sizes[column](value))
+                continue
+            values.append(value.copy() if isinstance(value, np.ndarray) else value)  # `read` may fill it anew
             self._num_bytes += num_bytes_of(value)
         self._num_records += 1
         if self._num_records >= _MOST_OBSERVED or self._num_bytes > _OBSERVED_BYTES:
@@ -187,8 +188,8 @@ class _Observer:
         """Add the records of a block."""
         if isinstance(block, MadeColumns):
             self._add_seen(block.seen)
-        held = {name: ragged(block[name]) for name in self._kinds}
-        held |= {name: [part(value) for value in block[name]] for name, part in self._parts.items()}
+        held: dict[str, Any] = {name: ragged(block[name]) for name in self._kinds}
+        held |= {name: [size_of(value) for value in block[name]] for name, size_of in self._sizes.items()}
         self._blocks.append(held)
         self._num_in_blocks += num_records
         self._bytes_in_blocks += sum(map(_held_bytes, held.values()))
@@ -248,9 +249,10 @@ class PartTask:
         self._ahead: FetchAhead | None = None
         self._outcome = Outcome()
         self._observer = _Observer(shared.source.features)
-        self._known: Statistics | None = Statistics()  # of copied records
-        self.slowest: list[tuple[float, str]] = []  # the slowest of the rows made one by one, as (seconds, key)
-        # In a long part one row is read twice, even if the process has already checked one in an earlier part.
+        self._known: Statistics | None = Statistics()  # of records that are copied
+        self._folder = part_folder(shared.work, spec.shard)
+        self.slowest: list[tuple[float, str]] = []  # rows made one by one that took longest, as (seconds, key)
+        # In a long part one row is read twice, even if the process has done so in an earlier part.
         self._is_checked = shared.is_checked and spec.stop - spec.start < _ROWS_PER_CHECK
         self._positions = np.asarray(shared.store.order[spec.start : spec.stop])
         self._inputs = PartInputs(shared.store, self._positions, shared.digests) if shared.store.file_fields else None
@@ -296,9 +298,7 @@ class PartTask:
     def _note_inputs(self) -> None:
         if self._inputs is not None:
             found = self._inputs.finish()
-            inputs_path(part_folder(self._shared.work, self._spec.shard), self._spec.number).write_bytes(
-                found.tobytes()
-            )
+            inputs_path(self._folder, self._spec.number).write_bytes(found.tobytes())
             self._outcome.inputs = content_digest(found)
             if self._inputs.is_as_indexed:
                 self._outcome.input_times = self._shared.store.times(self._spec.start, self._spec.stop)
@@ -508,7 +508,7 @@ class PartTask:
         spec = self._spec
         for _ in range(_MOST_READS):
             self._notes.clear()
-            records = _RowRecords(part_folder(self._shared.work, spec.shard))
+            records = _RowRecords(self._folder)
             try:
                 if samples is not None and self._pipeline is not None:
                     made = self._pipeline.records_of(row, samples, records.dropped)

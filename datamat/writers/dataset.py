@@ -232,6 +232,11 @@ class ImportWriter(DatasetWriter):
         self.__dict__["_was_indexed"] = True
         return Index.from_dataset(self._samples, key=self._key_field)
 
+    @property
+    def reads_cells(self) -> bool:
+        """Whether rows are those of a table, thousands of which are read in the time that a part takes to begin."""
+        return self._each is None and isinstance(self._samples, ArrowSource)
+
     def contents_of(self, groups: Any) -> Iterator[Mapping[str, Any]]:
         """Return what `groups=` sees of each sample: the stored fields, or only one column of a table."""
         field = self._fields.get(groups) if isinstance(groups, str) else None

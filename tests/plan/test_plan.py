@@ -1,5 +1,7 @@
 """Plans: pure, stable, and the same for any workers."""
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import small_pairs
 from hypothesis import given, settings
@@ -271,3 +273,15 @@ def test_parts_of_a_wide_table_have_many_rows(tmp_path):
     plan = Materializer(Wide, None, tmp_path / "out").plan()
 
     assert sum(len(shard.parts) for shard in plan.shards) <= 4
+
+
+def test_parts_of_a_table_have_as_many_rows_as_are_read_at_once(tmp_path):
+    """Its rows are read in blocks, in less time than a part takes to begin; those of a transform one by one."""
+    table = pa.table({f"c{number}": np.arange(2000.0) for number in range(40)})
+
+    options = ({}, {"transform": lambda sample: sample})
+    plans = [Materializer(table, output=tmp_path / "out", **one).plan() for one in options]
+
+    assert [shard.num_rows for shard in plans[0].shards] == [shard.num_rows for shard in plans[1].shards]
+    whole, cut = (sum(len(shard.parts) for shard in plan.shards) for plan in plans)
+    assert whole == len(plans[0].shards) and cut > 10

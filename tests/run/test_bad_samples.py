@@ -283,6 +283,29 @@ def test_damaged_picture_is_not_kept_as_it_is(tmp_path):
     assert sorted(sample["key"] for sample in samples) == ["train001", "train002"]
 
 
+@pytest.mark.parametrize(
+    ("spoilt", "are_all_found"),
+    [(lambda data: data[:-40], True), (lambda data: data[: len(data) * 2 // 3] + data[-60:], False)],
+)
+def test_pictures_that_a_transform_encodes_are_sampled(tmp_path, spoilt, are_all_found):
+    """One that is cut off is always refused. Of others, one in 16 is decoded: which ones, their bytes alone decide."""
+    source = small_pairs.make_pairs(tmp_path / "source", num_train=100, num_val=0)
+
+    def encode(sample, rng):
+        data = picture(encoding="jpeg", quality=int(rng.integers(30, 95)))
+        return {**sample, "image": data if sample["key"].endswith("0") else spoilt(data)}
+
+    found = []
+    for num_shards in (1, 4):
+        output = tmp_path / str(num_shards)
+        errors = ErrorPolicy("skip", max_errors=None)
+        small_pairs.job(source, output, errors=errors, transform=encode, shards=num_shards).run(progress=False)
+        found.append(sorted(failures(output)))
+
+    assert found[0] == found[1]
+    assert len(found[0]) == 90 if are_all_found else 0 < len(found[0]) < 45
+
+
 def test_first_bad_sample_ends_a_run_that_is_to_raise(source, tmp_path):
     """The ledger records the sample; a run under another policy reuses the finished parts."""
     with pytest.raises(SampleError) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fractions
 import importlib.util
 import io
 import json
@@ -9,10 +10,13 @@ import math
 import os
 from typing import ClassVar
 
+import hypothesis.extra.numpy
 import numpy as np
 import pytest
 import small_pairs
 import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image as Pillow
 
 from datamat import (
@@ -276,6 +280,25 @@ def test_sums_are_exact_in_any_order():
         parts.add(Numbers.from_text(Numbers.of(part).to_text().split()))
     assert parts == whole
     assert float(whole.total) == math.fsum(values)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    hypothesis.extra.numpy.arrays(
+        st.sampled_from(["float64", "float32", "int64", "uint64", "int8", "bool"]),
+        st.tuples(st.integers(1, 4), st.integers(0, 40)),
+    )
+)
+def test_columns_together_are_as_each_alone(rows):
+    """Sums are exact, however far the numbers of one column lie from those of another."""
+    found = Numbers.of_rows(rows)
+
+    assert found == [Numbers.of(row) for row in rows]
+    for numbers, row in zip(found, rows, strict=True):
+        finite = [fractions.Fraction(one) for one in row.tolist() if abs(one) <= 1e150]
+        assert (numbers.count, numbers.total) == (len(finite), sum(finite))
+        assert numbers.squares == sum(fractions.Fraction(float(one) ** 2 if row.dtype.kind == "f" else one * one)
+                                      for one in finite)  # fmt: skip
 
 
 @pytest.mark.parametrize(

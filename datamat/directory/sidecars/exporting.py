@@ -68,6 +68,7 @@ __all__ = [
     "BUILT_IN",
     "RECORD",
     "ExportReport",
+    "built_in_files",
     "export",
     "known_sidecars",
     "sidecar_names",
@@ -169,7 +170,7 @@ def export(path: str | os.PathLike[str], *, sidecars: Sequence[Sidecar] = ()) ->
     with locked(work / "lock"):
         finish_publication(LocalFolder(output))
         manifest = Manifest.read(output)
-        files = _files(manifest)
+        files = built_in_files(manifest)
         added = _added_files(manifest, sidecars, files)
         record = _read_record(output)
         if record is None:  # an edited file is kept aside
@@ -183,6 +184,7 @@ def export(path: str | os.PathLike[str], *, sidecars: Sequence[Sidecar] = ()) ->
 def write_sidecars(
     output: pathlib.Path,
     manifest: Manifest,
+    files: Files,
     logger: logging.Logger = _LOGGER,
     *,
     sidecars: Sequence[Sidecar] = (),
@@ -193,11 +195,11 @@ def write_sidecars(
     Args:
         output: the directory, with all its shards.
         manifest: the manifest of the run, whether or not it is written already.
+        files: what `built_in_files` returned for it.
         logger: receives a message for each file that is kept or was edited.
         sidecars: the user's sidecars, written beside the built-in ones.
         trusted: manifest of shards whose indexes, if they exist, are right: that of the previous set.
     """
-    files = _files(manifest)
     if not manifest.has_one_count:
         logger.info(
             "%s: appended shards have another number of shards in their names, of which TFDS wants one: there are no "
@@ -223,8 +225,8 @@ def withdraw_sidecars(output: pathlib.Path, before: Manifest | None, logger: log
         logger: receives a warning for each edited file.
     """
     record = _read_record(output)
-    if record is None and before:  # without a record, exactly the files that match that manifest are datamat's
-        texts = {name: content for name, content in _files(before).items() if isinstance(content, bytes)}
+    if record is None and before:  # without a record, what is as that manifest gave it is datamat's, and nothing else
+        texts = {name: content for name, content in built_in_files(before).items() if isinstance(content, bytes)}
         record = {name: _Written(_digest(text)) for name, text in texts.items() if _content(output / name) == text}
     _warn_of_edits(output, _remove(output, record or {}, set(record or {})), logger)
     return {name for name in record or () if not os.path.lexists(output / name)}
@@ -232,7 +234,7 @@ def withdraw_sidecars(output: pathlib.Path, before: Manifest | None, logger: log
 
 def sidecar_names(manifest: Manifest) -> set[str]:
     """Return the names of all files that the built-in sidecars write for this manifest."""
-    return set(_files(manifest))
+    return set(built_in_files(manifest))
 
 
 def known_sidecars(output: pathlib.Path, *, documents: bool = False) -> set[str]:
@@ -258,8 +260,8 @@ def sidecar_problems(
         damaged: damaged shards, whose indexes are not checked.
     """
     record = _read_record(output)
-    files = _files(manifest)
-    mine = set(files if record is None else record)  # others belong to the user
+    files = built_in_files(manifest)
+    mine = set(files if record is None else record)  # others are the user's own
     wrong: dict[str, str] = {}
     edited: dict[str, str] = {}
     for name in [*(name for name in files if name in mine), *sorted(mine - files.keys())]:
@@ -292,7 +294,7 @@ def _is_broken(name: str, content: bytes) -> bool:
     return False
 
 
-def _files(manifest: Manifest) -> Files:
+def built_in_files(manifest: Manifest) -> Files:
     """Return the files of the built-in sidecars, by name."""
     manifest = _as_read(manifest)
     return {name: content for sidecar in BUILT_IN for name, content in sidecar(manifest).items()}
