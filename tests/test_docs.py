@@ -22,7 +22,7 @@ PAGES = [
     "docs/robots.md",
     *("docs/training-class.md", "docs/colab.md", "docs/resume.md", "docs/coming-from.md"),
     *("docs/writers.md", "docs/reading.md", "docs/tf-data.md", "docs/convert.md", "docs/faults.md"),
-    *("docs/how-a-run-works.md", "docs/how-reading-works.md"),
+    *("docs/how-a-run-works.md", "docs/how-reading-works.md", "docs/maintenance.md"),
 ]
 SLOW = {"docs/quickstart.md", "docs/quickstart.ko.md", "docs/tutorial.md", "docs/tf-data.md", "docs/detection.md"}
 """Pages that take the longest: they train, or make many pictures."""

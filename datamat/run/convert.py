@@ -609,11 +609,9 @@ def convert(  # noqa: PLR0913 -- independent options, all but two by name
     how = RunOptions.of(run, "convert")
     check_mappings(storage_options=storage_options, source_options=source_options)
     if output is None:
-        other = {"format": format, "shards": shards, "splits": splits}
-        other |= {"storage_options": storage_options, "source_options": source_options}
-        return _saved_in_place(
-            path, how, tuple(sidecars), cache_dir, [name for name in other if other[name] is not None]
-        )
+        others = {"format": format, "shards": shards, "splits": splits}
+        others |= {"storage_options": storage_options, "source_options": source_options}
+        return _saved_in_place(path, how, tuple(sidecars), cache_dir, others)
     store, target = output_place(output, storage_options, how.scratch)
     part, view = None, None
     if splits is not None and not isinstance(path, ShardedDataset):
@@ -682,7 +680,7 @@ def _saved_in_place(
     how: RunOptions,
     sidecars: tuple[Sidecar, ...],
     cache_dir: str | os.PathLike[str] | None,
-    others: Sequence[str],
+    others: Mapping[str, Any],
 ) -> RunReport:
     """Write a view of a dataset back to its directory; see `ShardedDataset.save`.
 
@@ -691,26 +689,16 @@ def _saved_in_place(
         how: how it is made.
         sidecars: functions that write files for other readers.
         cache_dir: where the shards of a URL go.
-        others: names of further options that were given, none of which fits.
+        others: options that must not be given.
     """
     if not isinstance(dataset, ShardedDataset):
         raise OptionError(f"convert: no output is given for {os.fspath(dataset)}; give a folder or a URL")
-    asked = {"include": how.include, "exclude": how.exclude, "task_index": how.task_index}
-    others = [*others, *(name for name, value in asked.items() if value is not None)]
-    others += ["retry_failed"] if how.retry_failed else []
-    if others:
-        raise OptionError(
-            f"save: without an output, the directory is changed in its place, and {others[0]} does not apply; leave it "
-            "out, or give an output"
-        )
-    if how.existing not in ("update", "replace") or how.errors.action != "raise":
-        wrong = (
-            option("errors", how.errors.action) if how.errors.action != "raise" else option("existing", how.existing)
-        )
-        raise OptionError(
-            f"save: {wrong} has no meaning in place: records go by drop alone, or with {option('existing', 'replace')} "
-            "by all that leaves them out; leave it out, or give an output"
-        )
+    unfit = {**others, "include": how.include, "exclude": how.exclude, "task_index": how.task_index}
+    unfit |= {"retry_failed": how.retry_failed or None}
+    unfit |= {"errors": how.errors.action} if how.errors.action != "raise" else {}
+    unfit |= {"existing": how.existing} if how.existing not in ("update", "replace") else {}
+    if wrong := [option(name, value) for name, value in unfit.items() if value is not None]:
+        raise OptionError(f"save: {wrong[0]} does not apply where a directory is changed in its place; give an output")
     part = dataset.stored_part()
     here = part.folder.local_path()
     target = scratch_folder(part.folder, how.scratch) if here is None else here
@@ -765,16 +753,15 @@ def _edit_of(dataset: ShardedDataset, before: Manifest, how: RunOptions) -> tupl
             "an output"
         )
     old, new = before.features, view.features
-    fields = {name for name in {**old, **new} if old.get(name) != new.get(name)}
-    if part.maps:
-        fields |= new.keys() - {"key"}
-    if old != new and part.split is not None and len(before.splits) > 1:
+    other = {name for name in {**old, **new} if old.get(name) != new.get(name)}
+    if other and part.split is not None and len(before.splits) > 1:
         raise OptionError(
-            f"save: the split {part.split!r} would have other fields ({', '.join(sorted(fields))}) than "
+            f"save: the split {part.split!r} would have other fields ({', '.join(sorted(other))}) than "
             f"{join_problems(sorted(before.splits.keys() - {part.split}))}; load all splits, or give an output"
         )
     keys = [] if stays.all() else part.reader.keys.keys()
-    return Edit.of(before, part.split, stays, keys, new, frozenset(fields)), view
+    fields = frozenset(other | (new.keys() - {"key"} if part.maps else set()))
+    return Edit.of(before, part.split, stays, keys, new if other else old, fields), view
 
 
 def _copies_of(splits: Mapping[str, float], copies: Mapping[str, int], before: Manifest) -> dict[str, int]:

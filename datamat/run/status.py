@@ -471,4 +471,5 @@ def _describe(entry: LedgerEntry) -> str:
     error = str(values.get("error", ""))
     texts = [text for text in (values.get("key"), "" if message.startswith(error) else error, message) if text]
     counts = [count_of(values[f"{noun}s"], noun) for noun in ("row", "record") if f"{noun}s" in values]
+    counts += [f"{count_of(len(values['keys']), 'key')} of {values['shard']}"] if "keys" in values else []
     return f"{when}: {', '.join([*map(str, texts), *counts])}" if texts or counts else when

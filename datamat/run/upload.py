@@ -300,7 +300,7 @@ class RemoteOutput(LocalOutput):
         with contextlib.suppress(CorruptDataError):
             manifest = Manifest.parse(_content(self._folder / MANIFEST_FILE) or b"", "").placed(self._store)
             each(self._stand_in_listed, by_shard(manifest.all_files).values())
-            each(self._forget_index, manifest.index)
+            each(self._renew_index, manifest.index)
         if content is None:  # it was deleted: its shards count as those of an unfinished run
             (self._folder / MANIFEST_FILE).unlink(missing_ok=True)
         if not self.is_shared and not (self._work / LEDGER_FILE).exists():
@@ -384,11 +384,12 @@ class RemoteOutput(LocalOutput):
                 self._known[info.file] = now
         return True
 
-    def _forget_index(self, info: IndexInfo) -> None:
-        """Remove the copy of an index file that the store lacks; the run rebuilds both."""
+    def _renew_index(self, info: IndexInfo) -> None:
+        """Renew the copy of an index file that may not be that of the store; where it has none, the run makes both."""
         now = StoredObject(version_there(self._store, info.file), info.checksum)
         if self._known.get(info.file) != now:
             (self._folder / info.file).unlink(missing_ok=True)
+            self._fetch({info.file: self._folder / info.file})
 
     def _fetch_made(self, names: Iterable[str], folder: str = "") -> None:
         wanted = {f"{folder}{name}": self._work / MADE / name for name in names}

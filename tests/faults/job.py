@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import small_pairs
 from prepared import Prepared
 
-from datamat import ShardOptions, WorkerOptions
+from datamat import ShardOptions, WorkerOptions, load
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -56,7 +56,7 @@ class Job:
         format_name: format of the shards; several are separated by commas.
         num_shards: of each split.
         seed: seed of the draws: another one makes other records under the same names.
-        deed: "run" or "repair".
+        deed: "run" or "repair"; or "drop", which removes rows of the finished output.
         errors: policy for bad samples.
     """
 
@@ -72,6 +72,11 @@ class Job:
 
     def run(self, executor: Executor | None = None) -> None:
         """Run the job from this process, or with an executor other than datamat's own."""
+        workers = None if executor else WorkerOptions(num_workers=self.num_workers, start_method=self.start_method)
+        if self.deed == "drop":
+            view = load(self.output).drop(["train003", "train001#1"])
+            view.save(workers=workers, executor=executor, progress=False)
+            return
         job = Prepared(
             Gated(),
             self.source,
@@ -82,7 +87,7 @@ class Job:
             transform=small_pairs.jitter,
             shards=ShardOptions(num_shards=self.num_shards),
             errors=self.errors,
-            workers=None if executor else WorkerOptions(num_workers=self.num_workers, start_method=self.start_method),
+            workers=workers,
             executor=executor,
         )
         getattr(job, self.deed)(progress=False)

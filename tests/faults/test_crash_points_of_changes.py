@@ -53,6 +53,31 @@ def test_kill_while_rebuilding_leaves_the_old_set_or_the_new_one(
         shutil.rmtree(job.output)
 
 
+@pytest.mark.sample(2)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", ["kill group", "io error"])
+def test_kill_while_editing_leaves_the_old_set_or_the_new_one(job_server, small_source, former, tmp_path, points, name):
+    """Readers find one of them, and the same call again makes the new one."""
+    edit = Job(str(small_source), str(tmp_path / "counted"), deed="drop")
+    shutil.copytree(former[0], edit.output)
+    sets = [records(former[0])]
+    count = operations(job_server, edit, FAULTS[name])
+    sets.append(records(edit.output))
+    whole = small_pairs.digests(edit.output)
+    assert sets[0] != sets[1]
+
+    for at in points(count):
+        job = dataclasses.replace(edit, output=str(tmp_path / "out"))
+        shutil.copytree(former[0], job.output)
+
+        ended = job_server.run(job, dataclasses.replace(FAULTS[name], at=at))
+
+        assert ended.code is not None and ended.num_orphans == 0, ended.said
+        assert records(job.output) in sets, f"operation {at}"
+        heal(job_server, job, whole)
+        shutil.rmtree(job.output)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["kill group", "io error"])

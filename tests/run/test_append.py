@@ -301,6 +301,15 @@ def test_set_that_another_publishes_while_its_index_is_read(tmp_path, monkeypatc
     assert numbers_of(output) == list(range(40))
 
 
+def test_tasks_see_that_a_set_has_grown(tmp_path):
+    """Each plans its run as one process does."""
+    squares(range(40), tmp_path / "out")
+    append(range(40, 60), tmp_path / "out")
+
+    for index in range(2):
+        assert squares(range(60), tmp_path / "out", task_index=index, num_tasks=2).did_nothing
+
+
 def test_set_that_another_appends_to_meanwhile(output):
     """Both are in it in the end: who comes second plans again from what is there then."""
     squares(range(20), output)
