@@ -153,7 +153,7 @@ class Loaded:
             return
         if not self._head:
             raise OutputError(
-                f"{self.folder.place(MANIFEST_FILE)} is gone since it was loaded: a run is replacing shards; load "
+                f"{self.folder.place(MANIFEST_FILE)} has gone since it was loaded: a run is replacing shards; load "
                 f"{self.folder} again when it has finished"
             )
         raise self._replaced(info)
