@@ -271,7 +271,7 @@ def _put(place: _Place, name: str, content: bytes | mmap.mmap, mode: Mode) -> st
     if isinstance(mode, ReplaceIf):
         wanted = {"version": mode.version} if place.is_google else {"e_tag": f'"{mode.version}"'}
         if place.is_google and not mode.version.strip("0").isdecimal():  # to Google, "0" means create
-            raise ChangedError(f"{without_secrets(place.url)}/{name}: {mode.version!r} is no version of any file")
+            raise ChangedError(f"{without_secrets(place.url)}/{name}: {mode.version!r} is not a version of any file")
 
     def send() -> Any:
         return obstore.put(store, name, content, mode=wanted, use_multipart=False)

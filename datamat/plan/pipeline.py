@@ -397,7 +397,7 @@ class Pipeline:
             if remarks is not None and self.turned:
                 remarks.add(
                     f"pictures in {', '.join(sorted(self.turned))} were turned upright, as their EXIF orientation "
-                    "says; boxes, points and masks beside them are stored as given and must fit the upright picture"
+                    "says; boxes, points and masks for them are stored as given and must fit the upright picture"
                 )
             records = self._drawn(row, samples, copies, remarks) if augmented else self._kept(row, samples, copies)
             yield from _stored(records, dropped)

@@ -171,7 +171,7 @@ class Loaded:
             return path is not None and info.is_whole(path)
         except FileNotFoundError as error:
             raise OutputError(
-                f"{place} is not there any more: since it was loaded, it was removed, or a folder was moved or "
+                f"{place} no longer exists: since it was loaded, it was removed, or a folder was moved or "
                 "renamed; load the directory from where it is now"
             ) from error
         except (OSError, CorruptDataError) as error:

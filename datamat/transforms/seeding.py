@@ -340,9 +340,9 @@ def with_rng(function: Callable[..., Any]) -> Callable[[Any, np.random.Generator
     if len(places) > 1 and (places[1].name == "rng" or places[1].default is inspect.Parameter.empty):
         if not _ASKS.search(f"{places[1].name} {places[1].annotation}".lower()):
             raise OptionError(
-                f"{getattr(function, '__name__', function)} takes {places[1].name!r} beside its first argument, where "
-                "a numpy.random.Generator is passed: call that parameter rng; or give it a default; or have what it is "
-                "for in the item, as in enumerate(items)"
+                f"{getattr(function, '__name__', function)} takes {places[1].name!r} besides its first argument, where "
+                "a numpy.random.Generator is passed: call that parameter rng; or give it a default; or put its value "
+                "into the item, as in enumerate(items)"
             )
         return function
     is_named = any(

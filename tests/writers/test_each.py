@@ -105,7 +105,7 @@ def test_each_names_a_dict_of_lists(episodes, tmp_path):
     for each, message in wrong.items():
         with pytest.raises(OptionError, match=message):
             Materializer(ImportWriter(each=each), episodes, tmp_path / "out")
-    with pytest.raises(OptionError, match="there is a field 'label' beside it and in it"):
+    with pytest.raises(OptionError, match="there is a field 'label' next to it and in it"):
         Materializer(ImportWriter(each="steps", rename={"about/number": "label"}), episodes, tmp_path / "out")
 
 
