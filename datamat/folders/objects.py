@@ -138,8 +138,7 @@ class ObjectFolder(Folder):
         """Write a file from one on this machine; see `Folder.write_file`.
 
         Above 512 MB the condition is checked only before the first part is sent: an object that others write under that
-            name
-        during the upload is replaced.
+        name during the upload is replaced.
         """
         return self._asked(_write_file, name, os.path.abspath(path), mode)
 

@@ -244,8 +244,7 @@ class RecordSource(Protocol):
         """Return the known statistics of a row's copied records; None if there are none.
 
         Over the rows of a split they add up to those of the split: a row may stand for others. Not called if records
-            are
-        observed.
+        are observed.
         """
 
     @property
@@ -439,8 +438,7 @@ class Pipeline:
         """Read rows without input files until their samples, untransformed, fill a block.
 
         Reading a row never changes earlier samples. Global generators are not seeded for each row as long as no row
-        draws
-        from them: if one did, all rows are read again.
+        draws from them: if one did, all rows are read again.
 
         Args:
             rows: rows, in order.

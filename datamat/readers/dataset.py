@@ -534,8 +534,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         Raises:
             MissingDependencyError: TensorFlow is not installed.
             OptionError: an argument is invalid, or contradicts another; the service does not answer, cannot read the
-                format, or cannot run the transform; or a function returns something that has
-                no tensor.
+                format, or cannot run the transform; or a function returns something that has no tensor.
             SampleError: samples differ in their fields, dtypes or dimensions. If that shows only while reading, the
                 error is a `tf.errors.OpError` that names key and field.
             CorruptDataError: a shard's size differs from its size in the manifest. A damaged record found while reading

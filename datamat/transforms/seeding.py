@@ -419,9 +419,8 @@ class RandomStreams:
     def decided_nothing(self, num_coins: int) -> bool:
         """Return True if a draw that ended just now would have come out the same with any other numbers.
 
-        So it is where nothing was drawn, apart from the coins that a pipeline tosses for steps that it always takes.
-        If TensorFlow is loaded, this cannot be known: an op with a seed of its own, or one in a `tf.function`, leaves
-            no
+        So it is where nothing was drawn, apart from the coins that a pipeline tosses for steps that it always takes. If
+        TensorFlow is loaded, this cannot be known: an op with a seed of its own, or one in a `tf.function`, leaves no
         trace in the state that Python sees. Seeds the global generators again.
 
         Args:
