@@ -131,7 +131,7 @@ def test_partner_of_every_feature_is_read_as_it_was(everything):
 
 def test_records_without_partner(rows, captions):
     """They are refused, left out, or get None."""
-    with pytest.raises(OptionError, match=r"20 of 100 records have no partner, the first .* 'k\d+'; how='inner'"):
+    with pytest.raises(OptionError, match=r"20 of 100 records have no partner; the first .* 'k\d+'; how='inner'"):
         rows.join(captions)
     left = rows.join(captions.columns("caption"), how="left")
 
