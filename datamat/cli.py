@@ -10,7 +10,7 @@
     datamat repair DIR            repair what can be repaired without the source; of a JOB, everything
     datamat preview DIR           draw samples into a picture
     datamat view DIR [--serve]    show it in a browser: as one page, or from a server on this machine
-    datamat export DIR            write the files that TFDS, Hugging Face and other readers need beside the shards
+    datamat export DIR            write the files that TFDS, Hugging Face and other readers need next to the shards
     datamat convert DIR --format parquet --shards 16    rewrite it in another format or number of shards
     datamat merge A B --output C  combine finished directories into one, without rewriting any record
     datamat describe FILE         show what any TFRecord, Parquet, tar or ArrayRecord file holds
@@ -297,7 +297,7 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "type": _json_object,
         "metavar": "JSON|FILE",
         "help": "options for fsspec that go with a URL: a JSON object, or a file that holds one (default: from the "
-        "environment); others on this machine can see a command line, so secrets belong into the environment or a file",
+        "environment); others on this machine can see a command line, so secrets belong in the environment or a file",
     },
     "source_options": {
         "type": _json_object,
@@ -399,7 +399,7 @@ def _estimate(options: Options, console: Console, job: NamedJob) -> int:
 # ---------------------------------------------------------------- outputs
 
 
-_IN_STORE = "`datamat repair JOB`, or repair() of its Materializer, makes again what is damaged"
+_IN_STORE = "`datamat repair JOB`, or repair() of its Materializer, rebuilds what is damaged"
 _IN_PYTHON = "the rest needs the source: name the job instead of the directory, or call repair() of its Materializer"
 _STATES: dict[State, int] = {
     "complete": OK,
@@ -680,7 +680,7 @@ one output together, on a shared file system or in a bucket (S3, Google's or Azu
     ),
     Command(
         name="export",
-        does="write the files that other readers need beside the shards, if they are missing or wrong",
+        does="write the files that other readers need next to the shards, if they are missing or wrong",
         target="DIR",
         run=lambda options, console, folder: console.answer(OK, export(folder, **options)),
         python=(export,),

@@ -17,8 +17,7 @@ A hook may rely on this:
 - `RunStarted` comes first and `RunEnded` last, each once per run, however the run ends, unless the process is killed.
   `repair` may do several runs. `PlanMade` comes before anything about workers, parts, samples and shards.
 - The result that an event reports is already on disk and in the ledger: a process killed inside a hook loses no work,
-and
-  the next run resumes from there.
+  and the next run resumes from there.
 - Each part of the shards that the run makes gets `PartDone`, before the samples of that part that failed or were
   retried, and before the `ShardFinished` of its shard. A part that `PartDamaged` names in `again` gets another one.
   Parts come in the order in which workers finish them; nothing about the output depends on it.

@@ -406,7 +406,7 @@ class Description:
         records: the first records, as text.
         problem: the first damage, with record, byte and reason; "" if there is none.
         statistics: for a finished directory, statistics of each field, by split and field, as in `Manifest.statistics`.
-            equal_inputs: for a finished directory, rows whose input file also belongs to a row in another split.
+        equal_inputs: for a finished directory, rows whose input file also belongs to a row in another split.
     """
 
     path: str

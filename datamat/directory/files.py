@@ -163,7 +163,7 @@ def default_scratch() -> pathlib.Path:
     import getpass
 
     folder = pathlib.Path(tempfile.gettempdir(), f"datamat-{getpass.getuser()}")
-    return private_folder(folder, "pass scratch= or set TMPDIR to a folder of yours")
+    return private_folder(folder, "pass scratch= or set TMPDIR to a folder of your own")
 
 
 def private_folder(folder: pathlib.Path, remedy: str) -> pathlib.Path:

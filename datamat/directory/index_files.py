@@ -121,7 +121,7 @@ def read_index(
     try:
         path = regular_path(folder, name)
         if info is not None and not info.is_whole(path):
-            raise CorruptDataError("it is not the file in the manifest: its size or checksum differs")
+            raise CorruptDataError("it is not the file that the manifest lists: its size or checksum differs")
         with open_regular(path) as file, parquet.ParquetFile(file) as opened:
             metadata, schema = opened.metadata, opened.schema_arrow
             budget = _budget(metadata, num_rows, os.fstat(file.fileno()).st_size)

@@ -197,8 +197,7 @@ def read_ledger(path: str | os.PathLike[str], *, without: str = "") -> Iterator[
     """Yield the entries of a ledger, oldest first; a run may append to it in the meantime.
 
     Lines torn by a kill or a full disk are skipped: the last one, and those followed by the start of the next run or
-        the
-    failure of their own.
+    the failure of their own.
 
     Args:
         path: the ledger, usually `OUTPUT/.datamat/ledger.jsonl`.

@@ -397,7 +397,7 @@ class ShardInfo(_ListedFile):
         if differences:
             raise CorruptDataError(
                 f"{place} {next(iter(differences.values()))}: it is not the file that {MANIFEST_FILE} lists; copy the "
-                "whole directory again, or run the job again, which makes this shard anew"
+                "whole directory again, or run the job again, which rebuilds this shard"
             )
 
     def has_offsets(self, path: str | os.PathLike[str]) -> bool:

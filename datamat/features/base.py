@@ -338,18 +338,15 @@ class Feature(abc.ABC):
     override them if you can do better. Methods are called from several threads and processes.
 
     Most types store one column, which they return and accept: the `Column` of a value, or the `ColumnBlock` of n
-        values.
-    A type with several columns uses a dict of them, by the suffix after the field's name: `""` for the column with the
-    name itself, or `"/shape"`.
+    values. A type with several columns uses a dict of them, by the suffix after the field's name: `""` for the column
+    with the name itself, or `"/shape"`.
 
     A feature does not know the name of its field. `Features` adds it to each `SchemaError` and `InputError`: it
-        replaces
-    a leading "the field", or precedes the message.
+    replaces a leading "the field", or precedes the message.
 
     A feature is an immutable value: equal declarations compare equal, and it is hashable and picklable. A frozen
-        dataclass
-    satisfies this, and its fields are stored in `manifest.json`. `load` finds the class by `type_name`, through the
-    entry-point group `datamat.features` or `register_feature`.
+    dataclass satisfies this, and its fields are stored in `manifest.json`. `load` finds the class by `type_name`,
+    through the entry-point group `datamat.features` or `register_feature`.
 
     Attributes:
         type_name: name of the type in `manifest.json` and of its entry point; by default the name of the class.
@@ -562,17 +559,15 @@ class Feature(abc.ABC):
         """Return statistics of n values, from their columns; {} by default.
 
         A run calls it for the records that it writes, hundreds at a time, and adds the results: so they must depend
-            only on
-        single values, not on how values are grouped. It should be cheap: read the header of a file, not its content.
-        `manifest.json` contains the result; see `Manifest.statistics`.
+        only on single values, not on how values are grouped. It should be cheap: read the header of a file, not its
+        content. `manifest.json` contains the result; see `Manifest.statistics`.
 
         Args:
             stored: argument of `decode_many`.
 
         Returns:
             By name of each statistic: `Counts` of class ids, `Numbers`, or an int to be added up. Names that differ
-                only
-            in a number, `size[0]`, `size[1]`, are shown as one statistic of several numbers.
+            only in a number, `size[0]`, `size[1]`, are shown as one statistic of several numbers.
 
         Example:
             >>> from datamat.features import Numbers

@@ -541,8 +541,7 @@ class Polygons(Feature, Geometry, Preview):
     A sample holds a list of arrays (k, 2), of nested lists, or of COCO's flat lists [x0, y0, x1, y1, ...]; an empty
     list is a polygon without vertices. It reads back as one array, float32 (n, most, 2), in which polygons with fewer
     vertices end in NaN: `value[i][~np.isnan(value[i, :, 0])]` gives the vertices of polygon i. The stored columns are
-        the
-    vertices, and their number in each polygon.
+    the vertices, and their number in each polygon.
 
     Geometric transforms move the vertices with the image, like keypoints; those outside it stay, and are clipped when
     the polygon is drawn. A polygon that lies entirely outside loses its vertices but keeps its place, so that labels

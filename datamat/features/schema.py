@@ -405,12 +405,10 @@ class Features(Mapping[str, Feature]):
         Arrays of uint8 (height, width, 3 or 4) become lossless images. Every size but the number of channels may vary.
         Lists become a `ListOf` if all items are texts, numbers, lists of numbers, bytes, times or Pillow pictures;
         other lists, including empty ones, become `Json`. So do dicts, unless they contain arrays, pictures, bytes or
-        times:
-            then
-        their items become separate fields, and lists of such dicts a `ListOf` of dicts. Times become `Timestamp`.
-        `bytes`
-        must be an image, audio or video file, so that a broken one is not mistaken for something else: declare `Bytes`
-        for others. No field is inferred to be optional: declare `Nullable` for one that may be None.
+        times: then their items become separate fields, and lists of such dicts a `ListOf` of dicts. Times become
+        `Timestamp`. `bytes` must be an image, audio or video file, so that a broken one is not mistaken for something
+        else: declare `Bytes` for others. No field is inferred to be optional: declare `Nullable` for one that may be
+            None.
 
         Raises:
             SchemaError: a value has no feature.

@@ -5,9 +5,8 @@
     reader   shards of a split, added ── summarized ───────────────────> means, deviations, counts by class name
 
 Sums are exact: integers, or fractions for floats. So the lines are the same, byte for byte, however records were
-divided
-into parts, whichever worker made them, and whether a run was killed and resumed. Rounded sums would differ: the number
-of records of a part that are observed together depends on what its process has done before.
+divided into parts, whichever worker made them, and whether a run was killed and resumed. Rounded sums would differ: the
+number of records of a part that are observed together depends on what its process has done before.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class Folder(abc.ABC):
         """Write a small file, and return its version.
 
         If a response was lost, a repeated conditional write may find the file that it has itself created: see
-            `create_once`.
+        `create_once`.
 
         Args:
             name: name of the file; missing folders are created.

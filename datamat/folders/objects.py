@@ -138,8 +138,7 @@ class ObjectFolder(Folder):
         """Write a file from one on this machine; see `Folder.write_file`.
 
         Above 512 MB the condition is checked only before the first part is sent: an object that others write under that
-            name
-        during the upload is replaced.
+        name during the upload is replaced.
         """
         return self._asked(_write_file, name, os.path.abspath(path), mode)
 
@@ -271,7 +270,7 @@ def _put(place: _Place, name: str, content: bytes | mmap.mmap, mode: Mode) -> st
     if isinstance(mode, ReplaceIf):
         wanted = {"version": mode.version} if place.is_google else {"e_tag": f'"{mode.version}"'}
         if place.is_google and not mode.version.strip("0").isdecimal():  # to Google, "0" means create
-            raise ChangedError(f"{without_secrets(place.url)}/{name}: {mode.version!r} is no version of any file")
+            raise ChangedError(f"{without_secrets(place.url)}/{name}: {mode.version!r} is not a version of any file")
 
     def send() -> Any:
         return obstore.put(store, name, content, mode=wanted, use_multipart=False)

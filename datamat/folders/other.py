@@ -381,8 +381,7 @@ class FsspecFolder(Folder):
 
     If a filesystem may show incomplete files, a file is written under a hidden name and moved. Few filesystems have
     conditions: see `keeps`. On others a condition is checked before the write, which is not atomic, and versions are
-        only
-    as fine as the filesystem's clock.
+    only as fine as the filesystem's clock.
 
     Args:
         url: URL of the folder, `SCHEME://PLACE`.

@@ -81,8 +81,7 @@ class ShardWriter(abc.ABC):
     - It calls nothing but `file.write`, in order, and never seeks: the file may be a shard that already holds earlier
       parts, or an upload. It buffers little (datamat's own 256 KiB) and may reuse the buffer once `write` returns.
     - Equal records give equal parts, through `append` or `append_block`. The bytes depend neither on the time nor on
-    the
-      process.
+      the process.
     - After a `SchemaError` nothing of the refused record or block is written, and the writer accepts further records.
       After an exception of `file.write` the caller discards the part.
     - After a crash the caller discards an unfinished part and writes it again from its first record: there is no state
@@ -155,9 +154,8 @@ class ShardReader(abc.ABC):
     """Reads single records of one finished file by number, in any order.
 
     What an implementation must guarantee: several threads may call `read` concurrently, and so may children forked
-        after
-    the reader was created. It never returns a wrong record: a failed checksum raises `CorruptDataError`. The file is
-    closed with the last reference to the reader, because only a few of thousands of shards are open at a time.
+    after the reader was created. It never returns a wrong record: a failed checksum raises `CorruptDataError`. The file
+    is closed with the last reference to the reader, because only a few of thousands of shards are open at a time.
 
     Attributes:
         groups_to_keep: number of groups of records that a loader mixes, and that must stay in memory to read each once.

@@ -1,16 +1,14 @@
 """Parquet shards: typed columns in row groups of a fixed number of rows, for tables, SQL and Hugging Face `datasets`.
 
 A part is a Parquet file. A shard consists of its parts, one after another, and a footer that refers to the row groups
-of
-all of them: readers use the last footer, and never see those of the parts. So workers encode every row group once, in
-its final place, and completing a shard costs no more than its footer.
+of all of them: readers use the last footer, and never see those of the parts. So workers encode every row group once,
+in its final place, and completing a shard costs no more than its footer.
 
 The number of rows in a group is fixed in advance: readers split work by row groups, and read a whole one to get a
 record, so groups of rows with images are small. The last group of a part has the remaining rows; rows of several
 megabytes end a group earlier, with the row that brings the writer's memory for it to 64 MiB. Pages have a checksum
 (CRC32), which is tested when a record is read, and are compressed with Zstandard, except for pictures, sound and video,
-which are
-compressed already. The footer has no checksum: that of the file in the manifest shows any change.
+which are compressed already. The footer has no checksum: that of the file in the manifest shows any change.
 
 A large value has its own page, so that it is written unchanged, and read alone.
 

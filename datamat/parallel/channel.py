@@ -76,8 +76,7 @@ class Descriptor:
         """Close the descriptor; safe to repeat.
 
         The number is cleared first: a second call that interrupts this one must not close it, since it may be another
-            file by
-        then.
+        file by then.
         """
         with no_forks:
             number, self._number = self._number, -1

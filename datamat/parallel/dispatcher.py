@@ -398,8 +398,7 @@ class Dispatcher:
         """Send a task unless it is cancelled, after any of its functions that the worker lacks.
 
         Its arguments are pickled only now: a waiting task costs nothing but references. No lock is held meanwhile,
-            since
-        an object may pickle itself under its own lock, under which another thread submits.
+        since an object may pickle itself under its own lock, under which another thread submits.
         """
         if task.future.cancelled():
             task.begin()  # notifies those who wait

@@ -556,7 +556,7 @@ class _Dask:
                 return future.result()
         except OSError as exc:  # the worker that holds the result, or the scheduler, is gone
             raise CallLost(f"{self.name} has lost its result: {exc}", may_repeat=True) from exc
-        raise CallLost(f"{self.name} was started anew, or has lost it", may_repeat=True)
+        raise CallLost(f"{self.name} was restarted, or has lost it", may_repeat=True)
 
     def cancel(self, sent: Sequence[Any]) -> None:
         """Cancel calls, except those that workers have begun: Dask cannot stop these, and would only forget them."""

@@ -90,8 +90,7 @@ class Wakeup:
         """Wait until it rings; return False after `timeout` seconds.
 
         It waits in slices: Python checks for Ctrl-C before it blocks in a lock. A Ctrl-C that arrives between the two,
-            which
-        may be milliseconds apart on a busy machine, would otherwise be handled only once the lock is free.
+        which may be milliseconds apart on a busy machine, would otherwise be handled only once the lock is free.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not self._lock.acquire(timeout=SLICE_S if timeout is None else min(SLICE_S, timeout)):

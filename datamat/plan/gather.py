@@ -66,7 +66,7 @@ class SampleColumns:
         """Add a sample; return False if it must be encoded alone.
 
         That is the case if it is large, cannot be copied, or does not fit the schema: encoding it then shows the
-            reason.
+        reason.
 
         Args:
             sample: result of `read`.

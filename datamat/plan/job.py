@@ -100,7 +100,7 @@ class Job:
 
     Attributes:
         records: record source: the pipeline of a writer, or a finished dataset to convert.
-            source: the raw data: a path, or the object that the writer indexes.
+        source: the raw data: a path, or the object that the writer indexes.
         output: absolute path of the folder of the finished shards.
         formats: the shard formats; the first is the one for readers.
         splits: share of each split if the index names none.

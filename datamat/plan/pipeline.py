@@ -245,8 +245,7 @@ class RecordSource(Protocol):
         """Return the known statistics of a row's copied records; None if there are none.
 
         Over the rows of a split they add up to those of the split: a row may stand for others. Not called if records
-            are
-        observed.
+        are observed.
         """
 
     @property
@@ -400,7 +399,7 @@ class Pipeline:
             if remarks is not None and self.turned:
                 remarks.add(
                     f"pictures in {', '.join(sorted(self.turned))} were turned upright, as their EXIF orientation "
-                    "says; boxes, points and masks beside them are stored as given and must fit the upright picture"
+                    "says; boxes, points and masks for them are stored as given and must fit the upright picture"
                 )
             records = self._drawn(row, samples, copies, remarks) if augmented else self._kept(row, samples, copies)
             yield from _stored(records, dropped)
@@ -442,8 +441,7 @@ class Pipeline:
         """Read rows without input files until their samples, untransformed, fill a block.
 
         Reading a row never changes earlier samples. Global generators are not seeded for each row as long as no row
-        draws
-        from them: if one did, all rows are read again.
+        draws from them: if one did, all rows are read again.
 
         Args:
             rows: rows, in order.

@@ -972,7 +972,7 @@ class Batches:
         """Return the place that all ranks reach after the step that begins at `start`; the end if there is none.
 
         Steps that each begin where the last one ends are those of the whole epoch: the place of any step tells the
-            rest.
+        rest.
         """
         return self._schedule(epoch, start).place(1)
 

@@ -83,13 +83,13 @@ __all__ = ["ShardedDataset", "concat", "load", "mix"]
 
 
 _SAID_ELSEWHERE = {
-    "shuffle": "its readers shuffle, anew in each epoch: to_torch(32, shuffle=True, seed=1)",
+    "shuffle": "its readers shuffle in each epoch: to_torch(32, shuffle=True, seed=1)",
     "batch": "its readers batch: to_torch(32), to_numpy(32), to_tf(32)",
     "padded_batch": "its readers pad: to_tf(32, pad={'tokens': 0})",
     "repeat": "each iteration of to_torch(...) or to_numpy(...) is the next epoch; to_tf(tf=TfOptions(repeat=True)) "
     "has no end",
     "prefetch": "its readers make batches ahead: to_torch(32, prefetch=4)",
-    "cache": "load(..., cache=BYTES) keeps records in memory, to_tf(tf=TfOptions(cache=True)) what is decoded",
+    "cache": "load(..., cache=BYTES) keeps records in memory, to_tf(tf=TfOptions(cache=True)) decoded samples",
     "skip": "a slice leaves the first records out: data[100:]",
     "train_test_split": "slices divide it: data[:-100] and data[-100:]; splits={'train': .9, 'test': .1} of a run does "
     "so by keys, once for all",
@@ -441,8 +441,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             other = load(other)
         if any(isinstance(one, ShardedDataset) and one._records.is_mapped for one in (self, other)):
             raise OptionError(
-                "join after map: what is joined are stored fields; call join first, then map, or save what map gives, "
-                "and join that"
+                "join after map: only stored fields can be joined; call join first, then map, or save the result of "
+                "map and join that"
             )
         if isinstance(other, ShardedDataset):
             others = [Other.of_dataset(other._records, np.asarray(other._selection.positions, np.int64), on)]
@@ -559,8 +559,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         Raises:
             MissingDependencyError: TensorFlow is not installed.
             OptionError: an argument is invalid, or contradicts another; the service does not answer, cannot read the
-                format, or cannot run the transform; or a function returns something that has
-                no tensor.
+                format, or cannot run the transform; or a function returns something that has no tensor.
             SampleError: samples differ in their fields, dtypes or dimensions. If that shows only while reading, the
                 error is a `tf.errors.OpError` that names key and field.
             CorruptDataError: a shard's size differs from its size in the manifest. A damaged record found while reading

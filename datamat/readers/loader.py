@@ -247,7 +247,8 @@ class BatchBuffer:
                 if found
             )
             raise SchemaError(
-                f"beside another sample of its batch, it {others}; return the same fields for every sample, or collect "
+                f"compared with another sample of its batch, it {others}; return the same fields for every sample, or "
+                "collect "
                 "them by collate_fn"
             )
         for name, value in values.items():

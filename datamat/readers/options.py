@@ -82,10 +82,9 @@ class BatchOptions:
             list of lists, one per row; in `to_tf`, a ragged tensor (rows, records, ...).
         chunk: which records `pack` cuts into pieces. None cuts no records, and refuses those longer than a row. "long"
             cuts those longer than a row; their last piece shares a row with others. "all" lets records follow each
-            other in
-            order, without a gap, and cuts them wherever a row ends, as in the training of GPT: every row but the last
-                of
-            the epoch is full. A piece has a segment and positions of its own, and the other fields of its record.
+            other in order, without a gap, and cuts them wherever a row ends, as in the training of GPT: every row but
+            the last of the epoch is full. A piece has a segment and positions of its own, and the other fields of its
+            record.
         collate_fn: function that makes a batch from a list of samples, called in the thread that reads batches; None
             stacks them. For `to_tf`, it returns arrays, numbers or text, or dicts and tuples of these, always in the
             form and with the dtypes of the first batch; sizes may vary.

@@ -153,7 +153,7 @@ class Loaded:
             return
         if not self._head:
             raise OutputError(
-                f"{self.folder.place(MANIFEST_FILE)} is gone since it was loaded: a run is replacing shards; load "
+                f"{self.folder.place(MANIFEST_FILE)} has gone since it was loaded: a run is replacing shards; load "
                 f"{self.folder} again when it has finished"
             )
         raise self._replaced(info)
@@ -171,7 +171,7 @@ class Loaded:
             return path is not None and info.is_whole(path)
         except FileNotFoundError as error:
             raise OutputError(
-                f"{place} is not there any more: since it was loaded, it was removed, or a folder was moved or "
+                f"{place} no longer exists: since it was loaded, it was removed, or a folder was moved or "
                 "renamed; load the directory from where it is now"
             ) from error
         except (OSError, CorruptDataError) as error:

@@ -388,8 +388,7 @@ def materialize(  # noqa: PLR0913 -- independent options, all but three by name
             has an empty list, its type comes from the first non-empty one among the next hundred items.
         key: function that returns the key of an item, a str or int; or, if items are dicts, the name of the field that
             holds it. None: a path or string (also from an array) is its own key, with a hash if it contains `/`, is
-                long
-            or appears twice; other items use their position, so inserting one changes all later keys.
+            long or appears twice; other items use their position, so inserting one changes all later keys.
         split: function that returns the split of an item, such as "train"; or, if items are dicts, the name of the
             field that holds it. Items whose split is None, or all items without this option, are divided by `splits`.
         files: paths of input files that every sample depends on, such as a label map that `fn` opens; if one

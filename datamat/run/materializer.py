@@ -504,7 +504,7 @@ class Materializer:
         mirror = mirrored(given.source, given.source_options, how.scratch, always_needed(writer))
         if store is None and mirror is None and not writer.url_fields:
             raise OptionError(
-                f"scratch is given, but output {os.fspath(given.output)!r} is no URL, and neither is the source: "
+                f"scratch is given, but output {os.fspath(given.output)!r} is not a URL, and neither is the source: "
                 "shards are made where they stay; leave scratch out"
             )
         if mirror is not None:  # its files are elsewhere now

@@ -160,7 +160,7 @@ class ModuleState:
                     set_memo(memo, values[memo], main)
             except Exception as error:  # noqa: BLE001 -- a user's __setstate__ may raise anything
                 get_logger("datamat").warning(
-                    "%s cannot be set in a worker (%s: %s), which fills it anew", memos[0], type(error).__name__, error
+                    "%s cannot be set in a worker (%s: %s), which fills it again", memos[0], type(error).__name__, error
                 )
 
     def _differing(self, records: RecordSource) -> tuple[list[Home], Mapping[str, str]]:

@@ -560,7 +560,8 @@ class Run:
         if self._unlike:
             raise OtherBytesError(
                 f"{self._job.place}: {len(self._unlike)} shards cannot be repaired, because the source no longer gives "
-                f"the bytes that they had ({'; '.join(self._unlike.values())}). All else is repaired, and the manifest "
+                f"the bytes that they had ({'; '.join(self._unlike.values())}). Everything else is repaired, and the "
+                "manifest "
                 "still describes the old bytes. Restore what has changed (files, code, versions of packages), or "
                 "remove manifest.json and run again to get what the source gives now"
             )

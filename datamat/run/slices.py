@@ -12,8 +12,7 @@
 A lease is a file that only one process can create. Its holder is alive as long as its number rises. A waiting task
 watches that number by its own monotonic clock: clocks are never compared between hosts, or with a store's. If the
 number does not change for too long, the next generation of the lease is created, again by only one task. `done` is also
-created
-once: if two tasks made a shard, the first counts, even if a row failed in only one of them.
+created once: if two tasks made a shard, the first counts, even if a row failed in only one of them.
 
 A task writes only to its own folders. So a task that was stopped, lost its leases and wakes up can damage nothing: at
 worst a shard is made twice. All of this is the same in every `Folder`. The final steps differ:

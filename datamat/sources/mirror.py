@@ -214,7 +214,7 @@ class SourceMirror(Fetcher):
                     "a larger disk, or declare file_fields in the writer, to fetch files as rows need them"
                 )
             _logger.warning(
-                "fetching %s to %s: the writer reads all of it, or does not declare its file_fields", said, self._files
+                "fetching %s, to %s: the writer reads all of it, or does not declare its file_fields", said, self._files
             )
         each(self.fetch, [os.path.join(self._files, name) for name in missing])
 

@@ -399,7 +399,7 @@ def in_blocks(rows: Iterable[IndexRow] | Iterable[RowBlock]) -> Iterator[RowBloc
     if isinstance(first, RowBlock):
         for block in itertools.chain([first], iterator):
             if not isinstance(block, RowBlock):
-                raise SourceError(f"the index holds {_shown(block)} behind blocks of rows; want blocks, or rows, alone")
+                raise SourceError(f"the index holds {_shown(block)} after blocks of rows; want blocks or rows alone")
             if len(block):
                 yield block
         return

@@ -57,10 +57,9 @@ NO_TEXT = b"\xff\x00\xff"
 INPUT = np.dtype([("path", "<u8"), ("size", "<i8"), ("stamp", "<i8"), ("digest", "V16")])
 """An input file of a row, or several of one field together.
 
-path: hash of its path as the index has it, and of the target of a link that is followed out of the source; 0 if the
-row has no such file. size: in bytes. stamp: time of change in
-nanoseconds since 1970; of several files, a digest of their names, sizes and times. digest: of the content, XXH3-128; 0
-where it is not known.
+path: hash of its path as the index has it, and of the target of a link that is followed out of the source; 0 if the row
+has no such file. size: in bytes. stamp: time of change in nanoseconds since 1970; of several files, a digest of their
+names, sizes and times. digest: of the content, XXH3-128; 0 if it is not known.
 """
 
 _NO_TEXT = NO_TEXT.decode("utf-8", "surrogateescape")

@@ -340,9 +340,9 @@ def with_rng(function: Callable[..., Any]) -> Callable[[Any, np.random.Generator
     if len(places) > 1 and (places[1].name == "rng" or places[1].default is inspect.Parameter.empty):
         if not _ASKS.search(f"{places[1].name} {places[1].annotation}".lower()):
             raise OptionError(
-                f"{getattr(function, '__name__', function)} takes {places[1].name!r} beside its first argument, where "
-                "a numpy.random.Generator is passed: call that parameter rng; or give it a default; or have what it is "
-                "for in the item, as in enumerate(items)"
+                f"{getattr(function, '__name__', function)} takes {places[1].name!r} besides its first argument, where "
+                "a numpy.random.Generator is passed: call that parameter rng; or give it a default; or put its value "
+                "into the item, as in enumerate(items)"
             )
         return function
     is_named = any(
@@ -419,9 +419,8 @@ class RandomStreams:
     def decided_nothing(self, num_coins: int) -> bool:
         """Return True if a draw that ended just now would have come out the same with any other numbers.
 
-        So it is where nothing was drawn, apart from the coins that a pipeline tosses for steps that it always takes.
-        If TensorFlow is loaded, this cannot be known: an op with a seed of its own, or one in a `tf.function`, leaves
-            no
+        So it is where nothing was drawn, apart from the coins that a pipeline tosses for steps that it always takes. If
+        TensorFlow is loaded, this cannot be known: an op with a seed of its own, or one in a `tf.function`, leaves no
         trace in the state that Python sees. Seeds the global generators again.
 
         Args:

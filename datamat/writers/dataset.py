@@ -89,7 +89,7 @@ class _Choice:
             what = (
                 f"columns= and drop= leave no field of {join_problems(names)}" if names else "the source has no field"
             )
-            raise OptionError(f"{what}; want at least one beside the key")
+            raise OptionError(f"{what}; want at least one besides the key")
         return found
 
 
@@ -364,7 +364,7 @@ def _features_of_items(features: Mapping[str, Any], each: str) -> dict[str, Any]
     others = {name: feature for name, feature in features.items() if name != each}
     if twice := others.keys() & features[each].keys():
         raise OptionError(
-            f"each={each!r}: there is a field {min(twice)!r} beside it and in it; leave one out, as in "
+            f"each={each!r}: there is a field {min(twice)!r} next to it and in it; leave one out, as in "
             f"drop=[{min(twice)!r}]"
         )
     return {**_feature_of_item(features[each], each), **others}

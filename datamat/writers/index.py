@@ -562,7 +562,7 @@ def _table_files(given: str) -> list[SourceFile]:
     paths = paths_of(given, is_named=True) or []
     found = [file for file in listed_files(paths, (*_PARQUET, *TEXT_TABLES)) if os.path.isfile(file.path)]
     if not found:
-        raise SourceError(f"{given}: there is no table; want one, a folder of them, or a pattern: {_KINDS}")
+        raise SourceError(f"{given}: found no table; want one, a folder of them, or a pattern: {_KINDS}")
     are_text = [file.name.lower().endswith(TEXT_TABLES) for file in found]
     for file in itertools.compress(found, (not is_text for is_text in are_text)):
         if not file.name.lower().endswith(_PARQUET):

@@ -187,7 +187,7 @@ def open_files(files: Sequence[SourceFile], spool: SpoolOptions) -> DataSource:
         for ending, other in ((".bin", ".idx"), (".idx", ".bin")):
             if not os.path.isfile(stem + ending):
                 raise SourceError(
-                    f"{stem + other} has no {os.path.basename(stem) + ending} beside it; copy it there: both belong "
+                    f"{stem + other} has no {os.path.basename(stem) + ending} next to it; copy it there: they belong "
                     "together"
                 )
     form = MegatronForm([_Pair(stem) for stem in stems])

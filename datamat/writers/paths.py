@@ -174,7 +174,7 @@ def _note_link(root: pathlib.Path, path: pathlib.Path) -> None:
     target = os.path.realpath(path)
     if not pathlib.Path(target).is_relative_to(os.path.realpath(root)):
         _logger.warning(
-            "%s is a link out of the source, to the folder %s, and is not searched; where the link is yours, pass "
+            "%s is a link out of the source, to the folder %s, and is not searched; if the link is yours, pass "
             "follow_links=True",
             path,
             target,

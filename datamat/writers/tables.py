@@ -137,7 +137,7 @@ def _of_polars(frame: Any) -> pa.Table:
     objects = [name for name, dtype in frame.schema.items() if str(dtype) == "Object"]
     if objects:
         raise SourceError(
-            f"column {objects[0]!r} of the table holds objects of Python, of which Arrow has the addresses only; give "
+            f"column {objects[0]!r} of the table holds Python objects, of which Arrow only has the addresses; give "
             "it a type of polars, or pass frame.to_dicts()"
         )
     return frame.to_arrow()

@@ -83,7 +83,7 @@ class VocWriter(DetectionWriter):
             return
         files = files_below(root, suffixes=(".xml",))
         if not files:
-            raise SourceError(f"{root}: found no Annotations/*.xml, and no *.xml beside pictures; give VOC's folder")
+            raise SourceError(f"{root}: found no Annotations/*.xml, and no *.xml next to pictures; give VOC's folder")
         for file in files:
             split = file.parts[0] if len(file.parts) > 1 else None
             image = _picture(root, pathlib.Path(file), pathlib.Path(file).parent)

@@ -190,7 +190,7 @@ def test_samples_of_a_batch_that_differ_in_their_fields_are_refused(pairs, num_w
     def some(sample):
         return {**sample, **({"extra": value(sample)} if sample["key"] == chosen else {})}
 
-    with pytest.raises(SampleError, match=r"beside another sample of its batch, it (has|lacks) extra; return the same"):
+    with pytest.raises(SampleError, match=r"compared with another sample of its batch, it (has|lacks) extra; return"):
         list(train.to_numpy(8, transform=some, num_workers=num_workers))
     assert [*{len(sample) for sample in train.to_numpy(transform=some)}] == [3, 4]  # single samples may differ
 

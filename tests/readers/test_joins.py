@@ -131,7 +131,7 @@ def test_partner_of_every_feature_is_read_as_it_was(everything):
 
 def test_records_without_partner(rows, captions):
     """They are refused, left out, or get None."""
-    with pytest.raises(OptionError, match=r"20 of 100 records have no partner, the first .* 'k\d+'; how='inner'"):
+    with pytest.raises(OptionError, match=r"20 of 100 records have no partner; the first .* 'k\d+'; how='inner'"):
         rows.join(captions)
     left = rows.join(captions.columns("caption"), how="left")
 
@@ -306,7 +306,7 @@ def test_what_cannot_be_joined_is_refused_with_a_remedy(tmp_path):
         r"column 'x' of the table is empty": lambda: rows.join(pa.table({"key": keys, "x": pa.nulls(6)})),
         r"how is 'outer'; want 'exact', 'inner' or 'left'": lambda: rows.join(rows, how="outer"),
         r"join after map": lambda: rows.map(lambda sample: sample).join(rows, prefix="x"),
-        r"join after map.* save what map gives": lambda: rows.join(rows.map(lambda sample: sample), prefix="x"),
+        r"join after map.* save the result of map": lambda: rows.join(rows.map(lambda sample: sample), prefix="x"),
         r"on is 'nowhere'; want 'key' or a field: key, ": lambda: rows.join(rows, on="nowhere"),
         r"field 'pair' is .*; records are matched by text": lambda: rows.join(rows, on="pair"),
         r"other is a list; want .* pyarrow.Table.from_pylist": lambda: rows.join([{"key": "k1", "x": 1}]),

@@ -370,7 +370,7 @@ def test_directory_that_is_being_replaced_is_refused(versions, cache, tmp_path):
         data = load(web.url, cache_dir=cache)
         (copied / "manifest.json").rename(copied / "aside")
 
-        with pytest.raises(OutputError, match=r"manifest\.json is gone since it was loaded: a run is replacing shards"):
+        with pytest.raises(OutputError, match=r"manifest\.json has gone since it was loaded: a run is replacing"):
             data[0]
         (copied / "aside").rename(copied / "manifest.json")
 

@@ -246,7 +246,7 @@ def test_function_of_the_user_gets_tensors(rows):
     [
         ({"bucket": {"tokens": 3}}, "has 4 tokens, and the budget is 3"),
         ({"bucket": {"tokens": 9, "pair": 9}}, "want one field and its most tokens"),
-        ({"bucket": {"number": 9}}, "'number' is none"),
+        ({"bucket": {"number": 9}}, "'number' is not one"),
         ({"pack": {"tokens": 0}}, "'tokens' has 0 tokens"),
         ({"pack": {"tokens": 9}, "bucket": {"tokens": 9}}, "choose one"),
         ({"pack": {"tokens": 9}, "pad": {"pair": 0}}, "names packed fields only"),
@@ -279,7 +279,7 @@ def test_filler_that_the_values_cannot_hold_is_refused(rows, form, value, dtype)
     data = rows[0].map(lambda sample: {**sample, "labels": sample["tokens"].astype(dtype)})
     options = {"pack": {"labels": 8}} if form == "pack" else {}
 
-    with pytest.raises(OptionError, match=rf"pad: .* is no {dtype}, as the values of 'labels' are; convert"):
+    with pytest.raises(OptionError, match=rf"pad: .* is not {dtype}, as the values of 'labels' are; convert"):
         list(data.to_numpy(4, pad={"labels": value}, **options))
 
 
@@ -318,7 +318,7 @@ def test_lists_of_words_are_padded_with_text(rows):
         for number, row, length in zip(batch["number"], batch["words"], batch["words_length"], strict=True):
             assert length == number % 3
             assert row.tolist() == [*["w", "ww"][:length], *[""] * (len(row) - length)]
-    with pytest.raises(OptionError, match="pad: 0 is no <U2"):
+    with pytest.raises(OptionError, match="pad: 0 is not <U2"):
         list(data.to_numpy(7, pad={"words": 0}))
     empty = next(iter(data.map(lambda sample: {**sample, "words": []}).to_numpy(7, pad={"words": ""})))
     assert (empty["words"].shape, empty["words"].dtype.kind) == ((7, 0), "U")

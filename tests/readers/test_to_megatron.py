@@ -161,7 +161,7 @@ def test_damaged_record_is_named_or_left_out_and_counted(tmp_path, caplog):
 def test_file_that_is_there_stays(rows, tmp_path, name):
     (tmp_path / name).write_bytes(b"mine")
 
-    with pytest.raises(OutputError, match=f"{name} is there already"):
+    with pytest.raises(OutputError, match=f"{name} already exists"):
         load(rows).to_megatron(tmp_path / "set")
     assert (tmp_path / name).read_bytes() == b"mine"
 

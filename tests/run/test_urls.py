@@ -233,7 +233,7 @@ def test_error_of_a_row_does_not_show_its_signature(hosts, tmp_path):
     """The first that fails ends the run; neither it nor what it comes from holds the query."""
     url = f"{hosts[0][0]}/missing.png?X-Amz-Signature={SECRET}"
 
-    with pytest.raises(SampleError, match=r"missing\.png\?\.\.\. is not there \(404\); remove the row") as raised:
+    with pytest.raises(SampleError, match=r"missing\.png\?\.\.\. does not exist \(404\); remove the row") as raised:
         job(table(tmp_path / "t.csv", [url]), tmp_path / "out").run(progress=False)
 
     assert SECRET not in f"{raised.value} {raised.value.__cause__!r} {raised.value.__cause__.__context__!r}"

@@ -101,11 +101,11 @@ def test_step_is_a_record(episodes, tmp_path):
 
 
 def test_each_names_a_dict_of_lists(episodes, tmp_path):
-    wrong = {"stages": "want a dict of lists, and the dicts are about, steps", "about": "about/number.* no list"}
+    wrong = {"stages": "want a dict of lists, and the dicts are about, steps", "about": "about/number.* not a list"}
     for each, message in wrong.items():
         with pytest.raises(OptionError, match=message):
             Materializer(ImportWriter(each=each), episodes, tmp_path / "out")
-    with pytest.raises(OptionError, match="there is a field 'label' beside it and in it"):
+    with pytest.raises(OptionError, match="there is a field 'label' next to it and in it"):
         Materializer(ImportWriter(each="steps", rename={"about/number": "label"}), episodes, tmp_path / "out")
 
 

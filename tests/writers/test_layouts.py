@@ -281,7 +281,7 @@ def test_rows_without_a_file_are_left_out_where_asked(drawn, tmp_path, make, pat
         ),
         (as_yolo, "train/labels/a.txt", lambda _: "cat .5 .5 .5 .5", r"line 1: 'cat"),
         (as_yolo, "data.yaml", lambda text: text.replace("names", "nams"), "names: None; want a list of the names"),
-        (as_yolo, "data.yaml", lambda text: text.replace("../train/images", "gone"), "train: 'gone' is no folder"),
+        (as_yolo, "data.yaml", lambda text: text.replace("../train/images", "gone"), "'gone' is neither a folder"),
         (as_yolo, "data.yaml", lambda _: "a: [", "data.yaml is not YAML"),
         (as_voc, "Annotations/a.xml", lambda text: text.replace("<ymax>9<", "<ymax>nine<"), "object 0 has the box"),
         (as_voc, "Annotations/a.xml", lambda text: text.replace("<ymax>9<", "<ymax>1<"), "no negative size"),

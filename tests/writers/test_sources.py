@@ -275,7 +275,7 @@ def test_choice_that_makes_no_sense_is_refused(files, tmp_path, options, word):
     [
         (pa.array([decimal.Decimal("1.5")] * 2), "'x' is decimal128"),
         (pa.array([datetime.time(12)] * 2), "'x' is time64"),
-        (pa.nulls(2), "'x' holds nothing"),
+        (pa.nulls(2), "'x' holds only empty cells"),
         (pa.array([[datetime.time(12)]] * 2), "'x' is list"),
     ],
 )

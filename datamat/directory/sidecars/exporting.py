@@ -153,8 +153,7 @@ def export(path: str | os.PathLike[str], *, sidecars: Sequence[Sidecar] = ()) ->
     Raises:
         OptionError: a sidecar returns anything but files that it may own; or the path is a URL.
         OutputError: there is no manifest, because the run is not finished; or a run is at work there; or a link is in
-            the
-        way.
+            the way.
         CorruptDataError: the manifest, or a tar shard, is damaged.
 
     Example:

@@ -82,8 +82,7 @@ def tfds_entries(feature: Feature, name: str) -> dict[str, dict[str, Any]]:
     """Return an entry of `features.json` for each column of a field, in the form of TFDS's feature.proto.
 
     The default describes the stored columns, by their Arrow types. A package may register a function for its own
-    feature
-    type if TFDS has a feature for it: `tfds_entries.register(Waveform)`.
+    feature type if TFDS has a feature for it: `tfds_entries.register(Waveform)`.
 
     Args:
         feature: feature of the field.

@@ -175,8 +175,8 @@ class _Column:
             found = f"a {type(value).__name__} of parts that differ in shape"
         return SampleError(
             str(keys[owner]) if owner < len(keys) else "?",
-            f"its field {self.name!r} is {found}, and {self.dtype}{wanted} in the samples that were looked at first or "
-            "in its batch: tf.data wants one dtype, and one size of what it stacks; return the same from map or the "
+            f"its field {self.name!r} is {found}, and {self.dtype}{wanted} in the first samples or in its batch: "
+            "tf.data wants one dtype, and one size of what it stacks; return the same from map or the "
             f"transform, or fill up a first dimension that varies: to_tf(..., pad={{{self.name!r}: 0}})",
         )
 
@@ -485,7 +485,7 @@ def _first_epoch(tf: Any) -> Any:
 def _other_fields(found: Iterable[str], names: Iterable[str]) -> str:
     more, less = sorted({*found} - {*names}), sorted({*names} - {*found})
     says = "; ".join(f"{verb} {', '.join(some)}" for verb, some in (("has", more), ("lacks", less)) if some)
-    return f"beside the samples that were looked at first, it {says}; return the same fields for every sample"
+    return f"compared with the first samples, it {says}; return the same fields for every sample"
 
 
 def _collated(tf: Any, source: TfSource, options: ReadOptions, batches: Batches, reader: _Reader) -> Any:
@@ -526,7 +526,7 @@ def _as_leaf(name: str, value: Any) -> np.ndarray:
         return np.asarray(value)
     except ValueError as error:
         raise OptionError(
-            f"collate_fn returned {name!r} as a {type(value).__name__} of values that differ in size, which is no "
+            f"collate_fn returned {name!r} as a {type(value).__name__} of values that differ in size, which is not a "
             "tensor; fill them up there, or leave collate_fn out: to_tf makes ragged tensors of them"
         ) from error
 

@@ -129,7 +129,7 @@ class ReadOptions:
             )
         if self.service is None:
             if self.job is not None:
-                raise OptionError(f"job is {self.job!r} but there is no service; give service='grpc://HOST:PORT', too")
+                raise OptionError(f"job is {self.job!r} but there is no service; also give service='grpc://HOST:PORT'")
             return
         check_address(self.service)
         if self.job is not None and (not isinstance(self.job, str) or not self.job):
