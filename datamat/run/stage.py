@@ -71,15 +71,16 @@ def begin(job: Job) -> str:
 
 
 def _remove_published(job: Job) -> None:
-    """Remove what a killed process has published already; while the job is locked."""
+    """Remove what a killed process has published already; while the job is locked.
+
+    A stage without a manifest stays: other tasks may be about to fill it.
+    """
     for name in STAGES.values():
-        stage = job.folder.child(name)
         with contextlib.suppress(AbsentError, CorruptDataError):
-            if stage.list(deep=True):
-                before = {info.checksum for info in Manifest.read(job.folder).all_files}
-                if not before.issuperset(info.checksum for info in Manifest.read(stage).all_files):
-                    continue
-            output_of(job).remove_stage(name)
+            made = Manifest.read(job.folder.child(name))
+            published = {info.checksum for info in Manifest.read(job.folder).all_files}
+            if published.issuperset(info.checksum for info in made.all_files):
+                output_of(job).remove_stage(name)
 
 
 @contextlib.contextmanager

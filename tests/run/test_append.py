@@ -344,6 +344,17 @@ def test_another_that_is_killed_once_it_has_published(tmp_path):
     assert numbers_of(output) == list(range(40))
 
 
+def test_folder_that_another_task_is_about_to_fill_stays(tmp_path):
+    """Even if this one has nothing to append."""
+    squares(range(20), tmp_path / "out")
+    begun = tmp_path / "out/.datamat/append/.datamat"
+    begun.mkdir(parents=True)
+
+    append(range(20), tmp_path / "out")
+
+    assert begun.is_dir()
+
+
 def test_workers_in_processes_append(tmp_path):
     """As everywhere: the rows travel, and not the set that they are appended to."""
     options = {"executor": None, "workers": WorkerOptions(num_workers=2)}
