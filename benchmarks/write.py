@@ -46,6 +46,11 @@ are drawn twice, and the few of a second split, which come last, 200 times.
     tar-pool       a pool of two processes, `webdataset.TarWriter`
     litdata        `litdata.optimize` with two workers
 
+    python benchmarks/write.py --columns 5000         # of float32, 2,000 rows, from Arrow in memory to Parquet
+
+    pyarrow        one process, `pyarrow.parquet.write_table` with page checksums, flushed
+    datamat        everything on, `Materializer(table, output=..., format="parquet")`
+
     python benchmarks/write.py --copy 3700 --source CamVid    # megabytes of pairs, stored as they are
 
     floor          two processes: each concatenates half of the files to one raw file, and flushes it
@@ -122,6 +127,7 @@ def main() -> None:
     jobs = parser.add_mutually_exclusive_group()
     jobs.add_argument("--skewed", action="store_true", help="race pairs of which few are drawn often")
     jobs.add_argument("--vectors", type=int, metavar="N", help="race rows of ten float32 and a label")
+    jobs.add_argument("--columns", type=int, metavar="N", help="race a table of so many columns and 2,000 rows")
     jobs.add_argument("--copy", type=int, metavar="MB", help="race pairs that are stored as they are")
     jobs.add_argument("--safety", type=int, metavar="MB", help="store pairs with one safety after the other off")
     jobs.add_argument("--growth", action="store_true", help="time datamat alone on 10^3 to 10^6 rows")
@@ -142,6 +148,9 @@ def main() -> None:
         elif options.vectors:
             print(f"{options.vectors:,} rows of 10 float32, a label and a key")
             race("vectors", VECTORS, str(options.vectors), output, options)
+        elif options.columns:
+            print(f"{options.columns:,} columns of float32, {_COLUMN_ROWS:,} rows")
+            race("columns", COLUMNS, str(options.columns), output, options)
         elif size := options.copy or options.safety:
             make_megabytes(source, options.source, size)
             print(f"{size} MB of pairs, stored as they are")
@@ -279,6 +288,7 @@ def run_contestant(name: str, source: str, output: str) -> None:
         "pairs": PAIRS,
         "skewed": PAIRS,
         "vectors": VECTORS,
+        "columns": COLUMNS,
         "copy": COPY,
         "safety": SAFETY,
         "growth": GROWTH,
@@ -902,6 +912,35 @@ VECTORS = {
     "tar-pool": vectors_tar_pool,
     "litdata": vectors_litdata,
 }
+
+
+_COLUMN_ROWS = 2000
+
+
+def _table_of(num_columns: str):
+    import numpy as np
+    import pyarrow as pa
+
+    rng = np.random.default_rng(0)
+    return pa.table({f"c{number:05d}": rng.random(_COLUMN_ROWS, np.float32) for number in range(int(num_columns))})
+
+
+def columns_pyarrow(num_columns: str, output: str) -> None:
+    from pyarrow import parquet
+
+    with open(os.path.join(output, "rows.parquet"), "wb") as file:
+        parquet.write_table(_table_of(num_columns), file, compression="zstd", write_page_checksum=True)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def columns_datamat(num_columns: str, output: str) -> None:
+    from datamat import Materializer
+
+    Materializer(_table_of(num_columns), output=output, format="parquet").run()
+
+
+COLUMNS = {"pyarrow": columns_pyarrow, "datamat": columns_datamat}
 
 
 def copy_floor(source: str, output: str) -> None:
