@@ -89,7 +89,7 @@ def records(output):
     }
 
 
-@pytest.mark.timeout(300)  # some two hundred steps, each followed by two runs
+@pytest.mark.timeout(900)  # some two hundred steps, each followed by two runs
 @pytest.mark.parametrize("has_links", [True, False], ids=["links", "no links"])
 @pytest.mark.parametrize("kind", ["first", "changed", "renamed", "appended", "dropped", "edited", "repair"])
 def test_publication_that_ends_at_any_step_leaves_one_set(tmp_path, request, kind, has_links):
