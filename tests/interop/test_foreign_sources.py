@@ -416,7 +416,7 @@ def test_objects_of_webdataset_are_a_source_as_their_tars_are(tmp_path):
     [
         (
             {"a.txt": b"x", "b.cls": b"1"},
-            r"1 samples have no member 'txt', the first 'b'; add it, declare it .*drop=\['txt'\]",
+            r"1 samples have no member 'txt', the first is 'b'; add it, declare it .*drop=\['txt'\]",
         ),
         ({"a.xyz": b"x"}, r"the extension of the members 'xyz' is unknown.*features={'xyz': Bytes\(\)}.*drop="),
         ({"a.pyd": b"x"}, r"never unpickled; pass features={'pyd': Bytes\(\)}"),
@@ -565,7 +565,7 @@ def test_files_are_a_source_by_their_extensions(tmp_path):
     [
         (
             ["a.txt", "b.md"],
-            r"1 samples have no member 'txt', the first 'b'; .*drop=\['txt'\], or give a patt",
+            r"1 samples have no member 'txt', the first is 'b'; .*drop=\['txt'\], or give a patt",
         ),
         (["a.txt", "a.TXT"], r"a\.(txt|TXT) and .*a\.(txt|TXT) are the same field of one sample; rename one"),
         (["a.xyz"], r"the extension of the members 'xyz' is unknown.*features={'xyz': Bytes\(\)}"),

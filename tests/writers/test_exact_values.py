@@ -66,7 +66,7 @@ WRONG = {
     "struct": (lambda: pa.table({"a": [{"b": 1}], "a/b": [2]}), "two columns 'a/b'"),
     "dict": (lambda: [{"a": {"b": 1}, "a/b": 2}], "two fields 'a/b'"),
     "period": (_months, "'x' of the table is period"),
-    "objects": (_objects, "'x' .* objects of Python"),
+    "objects": (_objects, "'x' .* Python objects"),
     **{
         f"times in {name}": (
             lambda make=make: _frame(x=[*map(make, _TIMES)]),

@@ -106,7 +106,7 @@ def test_table_errors_name_file_row_and_column(tmp_path):
         list(Index.from_table(tmp_path / "r.csv", key="id"))
     with pytest.raises(SourceError, match=r"the table row 2, column 'y': found None"):
         list(Index.from_table({"x": [1, 3], "y": [2, None]}))
-    with pytest.raises(SourceError, match="there is no table"):
+    with pytest.raises(SourceError, match="found no table"):
         list(Index.from_table(tmp_path / "r.xlsx"))
     (tmp_path / "r.parquet").write_bytes(b"PAR1, and no more")
     with pytest.raises(SourceError, match=r"r.parquet"):

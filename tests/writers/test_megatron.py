@@ -117,8 +117,8 @@ def grown(name, size):
         (written_over("a.idx", 34 + 12 * 20 + 8, b"\xff" * 8), r"a\.idx: its documents begin at sequence 0"),
         (cut("a.bin", -2), r"a\.bin has 58 bytes; want the 60 of the tokens of uint16 that a\.idx divides"),
         (grown("a.bin", 2), r"a\.bin has 62 bytes; want the 60"),
-        (lambda folder: (folder / "a.bin").unlink(), r"a\.idx has no a\.bin beside it"),
-        (lambda folder: (folder / "a.idx").unlink(), r"a\.bin has no a\.idx beside it"),
+        (lambda folder: (folder / "a.bin").unlink(), r"a\.idx has no a\.bin next to it"),
+        (lambda folder: (folder / "a.idx").unlink(), r"a\.bin has no a\.idx next to it"),
     ],
 )
 def test_file_that_does_not_fit_is_refused(tmp_path, damage, message):
