@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import pathlib
 import shutil
 import socket
@@ -69,12 +70,25 @@ def running(kind):
 
 @contextlib.contextmanager
 def _moto():
-    server = pytest.importorskip("moto.server")
+    moto = pytest.importorskip("moto.moto_server.werkzeug_app")
     pytest.importorskip("s3fs")
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    yield running.get_host_and_port()
-    running.stop()
+    from werkzeug.serving import make_server
+
+    answer, one_at_a_time = moto.DomainDispatcherApplication(moto.create_backend_app), threading.Lock()
+
+    def answer_in_turn(environ, start_response):
+        """Moto lets two creators win that come at once, and S3 does not; a slow sender keeps nobody waiting."""
+        if num_bytes := int(environ.get("CONTENT_LENGTH") or 0):
+            environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(num_bytes))
+        with one_at_a_time:
+            return answer(environ, start_response)
+
+    server = make_server("127.0.0.1", 0, answer_in_turn, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server.server_address[:2]
+    server.shutdown()
+    thread.join()
 
 
 @contextlib.contextmanager
