@@ -212,8 +212,9 @@ def _expected_s(item: pytest.Item) -> float:
 @pytest.fixture(scope="session", autouse=True)
 def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have scratch folders, which are named by URLs alone, in a folder that no other run of these tests uses."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
+    tmp_path_factory.getbasetemp()  # outside of it: paths of sockets are short
+    with tempfile.TemporaryDirectory(prefix="t-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", None)
         yield
 
