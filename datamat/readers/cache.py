@@ -433,7 +433,7 @@ def _name_of(info: ListedFile) -> str:
 
 def _clear(path: pathlib.Path) -> None:
     """Remove anything that has the name of a cache file but is not a file: opening a FIFO would wait forever."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another thread or process was faster
         mode = path.lstat().st_mode
         if stat.S_ISDIR(mode):
             shutil.rmtree(path)
