@@ -6,9 +6,11 @@ import collections
 import contextlib
 import faulthandler
 import gc
+import multiprocessing.util
 import os
 import pathlib
 import random
+import shutil
 import signal
 import tempfile
 import time
@@ -213,7 +215,10 @@ def _expected_s(item: pytest.Item) -> float:
 def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have scratch folders, which are named by URLs alone, in a folder that no other run of these tests uses."""
     tmp_path_factory.getbasetemp()  # outside of it: paths of sockets are short
-    with tempfile.TemporaryDirectory(prefix="t-") as folder, pytest.MonkeyPatch.context() as patch:
+    folder = tempfile.mkdtemp(prefix="t-")
+    # After multiprocessing has removed its own folder in it, which it does at the end of the process (at -100).
+    multiprocessing.util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-200)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", None)
         yield

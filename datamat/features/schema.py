@@ -408,7 +408,7 @@ class Features(Mapping[str, Feature]):
         times: then their items become separate fields, and lists of such dicts a `ListOf` of dicts. Times become
         `Timestamp`. `bytes` must be an image, audio or video file, so that a broken one is not mistaken for something
         else: declare `Bytes` for others. No field is inferred to be optional: declare `Nullable` for one that may be
-            None.
+        None.
 
         Raises:
             SchemaError: a value has no feature.

@@ -582,11 +582,11 @@ class ShardOpener:
             return True, None
         download = None if self.fetcher is None else self.fetcher.running(info)
         if download is not None and not download.begun():
-            if store.copy_of(info) is not None:
+            if download.is_elsewhere or store.copy_of(info) is not None:
                 return True, None
             download = None
-        if download is None:
-            return store.is_being_made(info), None  # by another process, so that nothing is fetched twice
+        if download is None:  # look again for what another process has made, so that nothing is fetched twice
+            return store.is_being_made(info) or store.copy_of(info) is not None, None
         # The checksum of the whole file may be the only one, or the file is soon there.
         return not self._format.has_checksums or info.num_bytes <= SMALL_BYTES, download
 
