@@ -408,7 +408,7 @@ def examine(folder: Folder, *, deep: bool, recomputed: CheckRecord | None) -> Ve
         Problem(problem.file, files.not_here.get(problem.file, files.here.named(problem.what)))
         for problem in report.found
     )
-    return dataclasses.replace(report, path=folder.local_path() or str(folder), found=found)
+    return dataclasses.replace(report, path=folder.address, found=found)
 
 
 class _Files:

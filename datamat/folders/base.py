@@ -110,10 +110,12 @@ class Folder(abc.ABC):
     Attributes:
         keeps: conditions of a write that hold between processes, of "create" and "replace_if".
         is_private: whether only this process sees the files.
+        renames: whether `move` renames a file, and does not copy it.
     """
 
     keeps: frozenset[str] = frozenset()
     is_private: bool = False
+    renames: bool = False
 
     @abc.abstractmethod
     def __str__(self) -> str:
@@ -121,6 +123,11 @@ class Folder(abc.ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
+
+    @property
+    def address(self) -> pathlib.Path | str:
+        """The folder as its user knows it: a path on this machine, or a URL without secrets."""
+        return self.local_path() or str(self)
 
     @abc.abstractmethod
     def place(self, name: str) -> str:

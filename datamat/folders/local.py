@@ -161,6 +161,7 @@ class LocalFolder(Folder):
     """
 
     keeps = frozenset({"create", "replace_if"})
+    renames = True
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path

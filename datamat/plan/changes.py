@@ -61,6 +61,7 @@ __all__ = [
     "find_reusable",
     "index_reader",
     "known_shards",
+    "lacking_shards",
     "lost_files",
     "measured_fields",
     "missing_files",
@@ -314,6 +315,13 @@ def find_changes(planned: PlannedJob) -> list[ShardChange]:
         if reasons:
             found.append(ShardChange(shard.name, tuple(reasons)))
     return found
+
+
+def lacking_shards(planned: PlannedJob) -> set[str]:
+    """Return the names of the shards of a plan that have to be made: those of `find_changes`, less equal ones."""
+    manifest, known = known_shards(planned.job.output, planned.job.work)
+    equal = {} if manifest is None else equal_shards(planned, known)
+    return {change.shard for change in find_changes(planned)} - equal.keys()
 
 
 def find_loss(planned: PlannedJob, known: Mapping[str, ShardFiles]) -> str:

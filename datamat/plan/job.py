@@ -96,12 +96,14 @@ def resolve_formats(given: Any, features: Features) -> tuple[ShardFormat, ...]:
 class Job:
     """The arguments of `Materializer`, checked and resolved.
 
-    It travels without sidecars, store and most of `how`, which belong to the caller's process.
+    It travels without sidecars, the output and most of `how`, which belong to the caller's process.
 
     Attributes:
         records: record source: the pipeline of a writer, or a finished dataset to convert.
         source: the raw data: a path, or the object that the writer indexes.
-        output: absolute path of the folder of the finished shards.
+        folder: the output: the folder of the finished shards, on a disk or in a store.
+        output: absolute path of the folder in which the work is done: the output itself if it is on this machine, else
+            a scratch folder.
         formats: the shard formats; the first is the one for readers.
         splits: share of each split if the index names none.
         groups: field or function of rows; those of equal value land in the same split. None draws by key.
@@ -111,7 +113,6 @@ class Job:
         version: the user's version, which replaces the digests of code, or None.
         sidecars: the user's functions that return files to write beside the shards.
         how: how to run, which shards to make now, and how to treat existing output.
-        store: destination of the shards, with `output` as the scratch folder; None for an output on disk.
         remedies: suggested calls, for messages.
         follow_links: whether to follow links that lead out of the source.
         mirror: fetcher of the files of a source behind a URL, with `source` as its local path.
@@ -128,6 +129,7 @@ class Job:
 
     records: RecordSource
     source: Any
+    folder: Folder
     output: pathlib.Path
     formats: tuple[ShardFormat, ...]
     splits: Mapping[str, float] | None
@@ -138,7 +140,6 @@ class Job:
     sidecars: tuple[Sidecar, ...]
     how: RunOptions
     groups: str | Callable[[IndexRow], Any] | None = None
-    store: Folder | None = None
     remedies: Remedies = dataclasses.field(default_factory=Remedies)
     follow_links: bool = False
     mirror: SourceMirror | None = None
@@ -162,8 +163,9 @@ class Job:
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to the caller's process."""
         how = RunOptions(workers=self.how.workers, errors=self.how.errors, logger=self.how.logger)
-        left = {"sidecars": (), "groups": None, "store": None, "dispatched": None, "appends_to": None}
-        return {**self.__dict__, "how": how, **left}
+        left = {"sidecars": (), "groups": None, "dispatched": None, "appends_to": None}
+        folder = LocalFolder(self.output)  # workers write to no other; that of a store may hold secrets
+        return {**self.__dict__, "how": how, "folder": folder, **left}
 
     def for_workers(self) -> Job:
         """Return the job for workers: they have the rows, so a table or dataset in memory is left out."""
@@ -176,16 +178,11 @@ class Job:
     @property
     def place(self) -> pathlib.Path | str:
         """The output as the user knows it: its folder or URL."""
-        return self.output if self.store is None else str(self.store)
-
-    @property
-    def folder(self) -> Folder:
-        """Folder of the dataset, on a disk or in a store."""
-        return LocalFolder(self.output) if self.store is None else self.store
+        return self.folder.address
 
     @property
     def work(self) -> pathlib.Path:
-        """The `.datamat` folder of the output."""
+        """The `.datamat` folder of the folder in which the work is done."""
         return self.output / WORK
 
     @contextlib.contextmanager
@@ -245,12 +242,9 @@ class Job:
 
     def _likely_outputs(self) -> list[str]:
         """Return the absolute paths of output files that a listing of the source may contain."""
-        folder = os.path.abspath(self.output)
-        if self.store is not None:
-            root = "" if self.mirror is None else f"{str(self.mirror.root).rstrip('/')}/"
-            if self.mirror is None or not str(self.store).startswith(root):
-                return []
-            folder = os.path.join(self.mirror.path, str(self.store).removeprefix(root))
+        folder = self.folder.local_path() or (self.mirror and self.mirror.path_of(str(self.folder)))
+        if folder is None:
+            return []
         names = [MANIFEST_FILE, "README.md", f"{self.name}-train-00000-of-00001.idx"]
         names += [f"{self.name}-train-00000-of-00001.{made.extension}" for made in self.formats]
         return [os.path.join(folder, name) for name in names]
@@ -287,7 +281,7 @@ class Job:
             num_columns=len(self.records.features.columns),
             rows_at_once=max(AT_ONCE if store.holds_urls else 1, self.records.rows_at_once),
             generations=self.appends_to or self._generations(published, before),
-            keeps_names=self.store is not None and self.appends_to is None,
+            keeps_names=not self.folder.renames and self.appends_to is None,
         )
         plan = self.records.arrange(plan, store, of_splits)
         plan = plan_without(plan, () if before is None else before.removed, store)

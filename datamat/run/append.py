@@ -119,9 +119,6 @@ def _refuse_positions(job: Job) -> None:
 @contextlib.contextmanager
 def _at_hand(job: Job) -> Iterator[pathlib.Path]:
     """Yield a folder with the manifest and the index of the output of a job; of one in a store, a temporary one."""
-    if job.store is None:
-        yield job.output
-        return
     with laid_out(job) as (copied, _):
         yield copied.output
 
@@ -154,7 +151,7 @@ def _check_fit(job: Job, before: Manifest, copies: Mapping[str, int]) -> None:
 def _joined(job: Job, place: LocalOutput, before: Manifest, stage: Job, folder: pathlib.Path) -> Manifest:
     seen, made = version_there(stage.folder), Manifest.read(stage.folder)
     sets = [FinishedSet(job.output, before), FinishedSet(folder, made, stage.folder)]
-    renamed = renamed_in(sets, before.name, keeps_first=job.store is not None)
+    renamed = renamed_in(sets, before.name, keeps_first=not job.folder.renames)
     waiting_in = run_folder(job.work)
     (waiting_in / INDEX_FOLDER).mkdir(parents=True, exist_ok=True)
     index = tuple(

@@ -38,7 +38,7 @@ from datamat.features import Features, Statistics
 from datamat.fingerprint import fingerprint
 from datamat.folders import open_folder
 from datamat.folders.local import regular_path
-from datamat.folders.urls import is_url, scheme_of
+from datamat.folders.urls import is_url
 from datamat.formats import Offsets, ShardFormat, get_format
 from datamat.options import (
     RUN_PARAMETERS,
@@ -62,7 +62,7 @@ from datamat.readers.records import RecordFiles
 from datamat.readers.remote import Loaded
 from datamat.readers.views import mapped
 from datamat.run.edit import Edit, edit
-from datamat.run.materializer import output_place
+from datamat.run.materializer import options_of_source, output_place
 from datamat.run.report import RunReport
 from datamat.run.run import work_folder
 from datamat.run.tasks import start
@@ -612,7 +612,7 @@ def convert(  # noqa: PLR0913 -- independent options, all but two by name
         others = {"format": format, "shards": shards, "splits": splits}
         others |= {"storage_options": storage_options, "source_options": source_options}
         return _saved_in_place(path, how, tuple(sidecars), cache_dir, others)
-    store, target = output_place(output, storage_options, how.scratch)
+    place, target = output_place(output, storage_options, how.scratch)
     part, view = None, None
     if splits is not None and not isinstance(path, ShardedDataset):
         path = load(path, storage_options=source_options)
@@ -622,16 +622,15 @@ def convert(  # noqa: PLR0913 -- independent options, all but two by name
         if not len(path):
             _refuse_nothing(path)
     else:
-        if source_options is None and is_url(path) and (store is None or scheme_of(str(path)) == scheme_of(str(store))):
-            source_options = storage_options
+        if is_url(path):
+            source_options = options_of_source(path, source_options, place, storage_options)
         folder = open_folder(path, source_options)
     if format is None and shards is None and view is None:
         raise OptionError(f"convert: nothing to change in {folder}; give a format, shards or splits")
-    here, place = folder.local_path(), str(folder).rstrip("/")
-    if here is not None and here.resolve() in (target.resolve(), *target.resolve().parents):
-        raise OptionError(f"convert: output {output} is inside the directory to convert; give another folder")
-    if store is not None and f"{store}/".startswith(f"{place}/"):
-        raise OptionError(f"convert: output {store} is inside the directory to convert; give another URL")
+    here = folder.local_path()
+    is_inside = f"{place}/".startswith(f"{str(folder).rstrip('/')}/")
+    if is_inside or (here is not None and here.resolve() in (target.resolve(), *target.resolve().parents)):
+        raise OptionError(f"convert: output {place} is inside the directory to convert; give another output")
     before = Manifest.read(folder) if part is None else part.manifest
     copies = {
         split: number
@@ -643,8 +642,8 @@ def convert(  # noqa: PLR0913 -- independent options, all but two by name
         job = Job(
             records=records,
             source=here,
+            folder=place,
             output=target,
-            store=store,
             formats=resolve_formats(list(before.by_format) if format is None else format, records.features),
             splits=splits,
             shards=dataclasses.replace(ShardOptions.of(shards), shuffle=False),
@@ -700,8 +699,7 @@ def _saved_in_place(
     if wrong := [option(name, value) for name, value in unfit.items() if value is not None]:
         raise OptionError(f"save: {wrong[0]} does not apply where a directory is changed in its place; give an output")
     part = dataset.stored_part()
-    here = part.folder.local_path()
-    target = scratch_folder(part.folder, how.scratch) if here is None else here
+    target = scratch_folder(part.folder, how.scratch)
     with locked(work_folder(target) / "lock"):
         finish_publication(part.folder)
     before = Manifest.read(part.folder)
@@ -714,9 +712,9 @@ def _saved_in_place(
         records = StoredRecords(loaded, before, keeps_shards=True, view=view, only=change.shards)
         job = Job(
             records=records,
-            source=here,
+            source=part.folder.local_path(),
+            folder=part.folder,
             output=target,
-            store=part.folder if here is None else None,
             formats=resolve_formats(list(before.by_format), records.features),
             splits=None,
             shards=ShardOptions(shuffle=False),

@@ -121,7 +121,6 @@ class Materializer:
         storage_options: Mapping[str, Any] | None = None,
         source_options: Mapping[str, Any] | None = None,
     ) -> None:
-        from datamat.folders.urls import scheme_of
         from datamat.plan.inputs import placeholders_refused
         from datamat.plan.job import Job, checked_version, resolve_formats
         from datamat.plan.pipeline import Pipeline
@@ -141,9 +140,8 @@ class Materializer:
         if output is None or output == "":
             raise OptionError("output is missing; name the folder of the finished shards, as in output='out/mine'")
         source = _absolute(source) if isinstance(source, (str, os.PathLike)) else source
-        store, folder = output_place(output, storage_options, None)
-        if source_options is None and (store is None or scheme_of(str(source)) == scheme_of(str(store))):
-            source_options = storage_options
+        place, folder = output_place(output, storage_options, None)
+        source_options = options_of_source(source, source_options, place, storage_options)
         self._given = _Given(source, output, storage_options, source_options)
         writer = resolve_writer(writer)
         mirror = mirrored(source, source_options, None, always_needed(writer))
@@ -158,8 +156,8 @@ class Materializer:
         self._job = Job(
             records=Pipeline.of(writer, transform, seed, field_names(untouched or ())),
             source=source,
+            folder=place,
             output=folder,
-            store=store,
             formats=resolve_formats(format, writer.features),
             splits=None if splits is None else dict(splits),
             groups=groups,
@@ -365,13 +363,13 @@ class Materializer:
 
         job = self._job
         try:
-            if job.store is None or lock_holder(job.work / "lock"):  # a run on this machine knows more than the store
+            if lock_holder(job.work / "lock"):  # a run on this machine knows more than a store
                 with job.planned() as planned:
                     return compared_status(planned)
             if (found := output_status(job)).state == "damaged":
                 return found
-            with laid_out(job) as (copied, remote), copied.planned() as planned:
-                remote.adopt(planned.plan, session_of(job).made())
+            with laid_out(job) as (copied, place), copied.planned() as planned:
+                place.adopt(planned.plan, session_of(job).made())
                 return compared_status(planned)
         except SourceError as error:
             return dataclasses.replace(output_status(job), note=f"the source cannot be compared: {error}")
@@ -500,9 +498,9 @@ class Materializer:
         if how.scratch is None:
             return job
         given, writer = self._given, self.writer
-        store, folder = output_place(given.output, given.storage_options, how.scratch)
+        place, folder = output_place(given.output, given.storage_options, how.scratch)
         mirror = mirrored(given.source, given.source_options, how.scratch, always_needed(writer))
-        if store is None and mirror is None and not writer.url_fields:
+        if place.local_path() is not None and mirror is None and not writer.url_fields:
             raise OptionError(
                 f"scratch is given, but output {os.fspath(given.output)!r} is not a URL, and neither is the source: "
                 "shards are made where they stay; leave scratch out"
@@ -516,7 +514,7 @@ class Materializer:
             records = Pipeline.of(writer, made.augmenter.transform, made.seed, made.augmenter.untouched)
             job = dataclasses.replace(job, source=mirror.path, mirror=mirror, records=records)
         urls = given.urls(how.scratch, mirror) if writer.url_fields else None
-        return dataclasses.replace(job, store=store, output=folder, urls=urls)
+        return dataclasses.replace(job, folder=place, output=folder, urls=urls)
 
 
 DATASET_PARAMETERS = tuple(
@@ -548,21 +546,27 @@ def output_place(
     output: str | os.PathLike[str],
     options: Mapping[str, Any] | None,
     scratch: str | os.PathLike[str] | None,
-) -> tuple[Folder | None, pathlib.Path]:
-    """Return the store of an output and its scratch folder; for an output on disk, None and its folder.
+) -> tuple[Folder, pathlib.Path]:
+    """Return an output, and the folder on this machine in which it is made.
 
     Raises:
         OptionError: the URL cannot be written, or options for a store are given without one.
     """
     from datamat.folders import open_output
+    from datamat.run.upload import scratch_folder
 
     place = open_output(output, options)
-    folder = place.local_path()
-    if folder is None:
-        from datamat.run.upload import scratch_folder
+    return place, scratch_folder(place, scratch)
 
-        return place, scratch_folder(place, scratch)
-    return None, folder
+
+def options_of_source(
+    source: Any, given: Mapping[str, Any] | None, place: Folder, options: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    """Return the options for a source: those of its output, unless it has its own or is in a store of another kind."""
+    from datamat.folders.urls import scheme_of
+
+    is_alike = place.local_path() is not None or scheme_of(str(source)) == scheme_of(str(place))
+    return options if given is None and is_alike else given
 
 
 def _absolute(source: str | os.PathLike[str]) -> str | os.PathLike[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
+import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from datamat.directory.files import WORK
+from datamat.directory.files import WORK, fsync_folder
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, ShardInfo, run_folder
 from datamat.directory.publication import finish_publication, publish_manifest, version_there
 from datamat.directory.sidecars.exporting import built_in_files, withdraw_sidecars, write_sidecars
@@ -17,15 +20,22 @@ from datamat.values import frozen
 if TYPE_CHECKING:
     import logging
     import pathlib
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from datamat.directory.manifest import Manifest, ShardFiles
     from datamat.directory.sidecars import Sidecar
     from datamat.folders import Folder
+    from datamat.plan.job import Job
     from datamat.plan.plan import Plan
 
 
-__all__ = ["STAGES", "LocalOutput", "StoredObject", "StoredShard", "UploadTask"]
+__all__ = ["STAGES", "LocalOutput", "StoredObject", "StoredShard", "UploadTask", "aside_names", "slices_folder"]
+
+
+def slices_folder(work: pathlib.Path) -> pathlib.Path:
+    """Return the shared folder of tasks, in the `.datamat` of an output."""
+    return work / "slices"
+
 
 STAGES = {"append": f"{WORK}/append", "edit": f"{WORK}/edit"}
 """Folders of an output in which sets of their own wait: of rows that are appended, and of shards that are edited."""
@@ -131,6 +141,51 @@ class LocalOutput:
         """Finish an interrupted publication, and record the present state, from which the run is planned."""
         finish_publication(self._here)
         self._seen_here = version_there(self._here)
+
+    def lay_out(self) -> None:
+        """Have the folder show what the output holds now, without writing to the output."""
+
+    def of_task(self, job: Job, task: str) -> tuple[Job, Job]:
+        """Return the job of the whole output, for one of several tasks, and that of the task's own folder.
+
+        Args:
+            job: the job of the whole output.
+            task: name of the task.
+        """
+        output = slices_folder(self._folder / WORK) / task
+        return job, dataclasses.replace(job, folder=LocalFolder(output), output=output)
+
+    def remove_scratch_of_tasks(self) -> None:
+        """Remove what tasks of a complete output have left on this machine outside of it."""
+
+    # ------------------------------------------------------------ repair
+
+    @contextlib.contextmanager
+    def at_hand(self, files: ShardFiles) -> Iterator[pathlib.Path]:
+        """Yield a folder that holds the files of a shard, damaged or not, as far as they exist."""
+        yield self._folder
+
+    def in_the_way(self, names: Iterable[str]) -> set[str]:
+        """Return those names of files that something else has: a folder, a link, a device."""
+        from datamat.directory.verify import unreadable
+
+        return {name for name in names if os.path.lexists(self._folder / name) and unreadable(self._folder, name)}
+
+    def set_aside(self, name: str) -> None:
+        """Move a file to quarantine if it exists; of a link, leave only a note of where it led."""
+        path = self._folder / name
+        if not os.path.lexists(path):
+            return
+        target = next(aside for one in aside_names(name) if not os.path.lexists(aside := self._folder / one))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for folder, folders, files in os.walk(path):
+            for inner in (os.path.join(folder, one) for one in (*folders, *files)):
+                _note_link(inner, f"{inner}.link")
+        if not _note_link(path, target):
+            os.replace(path, target)
+        fsync_folder(path.parent)
+
+    # ------------------------------------------------------------ a run
 
     def adopt(self, plan: Plan, made: Mapping[str, StoredShard] | None = None) -> None:
         """Take over shards of a plan that are complete elsewhere.
@@ -242,3 +297,21 @@ class LocalOutput:
 
     def end(self) -> None:
         """Store the ledger and the quarantine."""
+
+
+def aside_names(name: str) -> Iterator[str]:
+    """Yield names in quarantine for a file that belongs to nothing."""
+    aside = f"{WORK}/quarantine/foreign/{name.replace('/', '-')}"
+    yield aside
+    for number in itertools.count(1):
+        yield f"{aside}.{number}"
+
+
+def _note_link(path: str | os.PathLike[str], note: str | os.PathLike[str]) -> bool:
+    """Replace a link, beside which no run would write, by a note; return True if it is one."""
+    if not os.path.islink(path):
+        return False
+    with open(note, "x", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(f"a link to {os.readlink(path)}\n")
+    os.unlink(path)
+    return True

@@ -13,14 +13,12 @@ interrupted run leaves them: the run then makes the damaged ones alone, and join
 Offsets need no source: they are found again in their shard. Files that belong to nothing are moved to
 `.datamat/quarantine/foreign`, not deleted; links leave a note there of where they led.
 
-In a store, a damaged object stays until the run writes the shard that takes its place. Nothing of it is kept for that:
-the run makes all of its rows again.
+In a store, a damaged object stays until the run writes the shard that takes its place; its parts are fetched.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 from array import array
 from typing import TYPE_CHECKING
@@ -28,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
-from datamat.directory.files import WORK, commit, fsync_folder, locked, refuse_links
+from datamat.directory.files import WORK, locked, refuse_links
 from datamat.directory.keys import KeyDigest, row_runs, stored_key
 from datamat.directory.manifest import (
     INDEX_FOLDER,
@@ -49,6 +47,7 @@ from datamat.formats import Offsets, get_format
 from datamat.plan.changes import edited_in_words, find_changes
 from datamat.plan.inputs import content_digest
 from datamat.run.growing import GrowingShard
+from datamat.run.outputs import LocalOutput
 from datamat.run.receipts import PartInfo, Receipt, part_path, replace_file, write_receipt
 from datamat.run.slices import session_of
 from datamat.run.upload import output_of
@@ -56,7 +55,7 @@ from datamat.run.wanted import Wanted
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from typing import BinaryIO
 
     from datamat.directory.manifest import ShardFiles, ShardInfo
@@ -70,7 +69,6 @@ if TYPE_CHECKING:
 
 __all__ = ["repair", "repair_without_source"]
 
-_FOREIGN = f"{WORK}/quarantine/foreign"
 _COPY_BYTES = 1 << 20
 _MOST_ROUNDS = 4  # what one round repairs may have hidden more damage from `verify`
 _FILES_OF_WORK = ("lock", "inputs", "ledger.jsonl", "names.json", "sidecars.json")
@@ -107,11 +105,11 @@ def repair(job: Job) -> RunReport:
 def _clear_the_way(job: Job) -> None:
     """Move aside what is in the way of the files of `.datamat` and of index files."""
     output, work, index = job.output, job.work, job.output / INDEX_FOLDER
-    here = LocalFolder(output)
+    here = LocalOutput(output)
     for name in _FILES_OF_WORK if work.is_dir() else ():
         if os.path.lexists(work / name) and not (work / name).is_file():
             refuse_links(work)
-            _set_aside(here, f"{WORK}/{name}")
+            here.set_aside(f"{WORK}/{name}")
     is_folder = index.is_dir() and not index.is_symlink()
     found = [f"{INDEX_FOLDER}/{path.name}" for path in index.iterdir()] if is_folder else [INDEX_FOLDER]
     wrong = [name for name in found if os.path.islink(output / name) or is_folder == (output / name).is_dir()]
@@ -120,7 +118,7 @@ def _clear_the_way(job: Job) -> None:
         refuse_links(work)
         with locked(work / "lock"):
             for name in wrong:
-                _set_aside(here, name)
+                here.set_aside(name)
 
 
 def _prepared(job: Job, report: VerifyReport) -> Wanted:
@@ -136,33 +134,32 @@ def _prepared(job: Job, report: VerifyReport) -> Wanted:
     Raises:
         OutputError: source or options have changed, so what was damaged cannot come back as it was.
     """
-    place, damaged = job.folder, set(report.files)
-    is_here = place.local_path() is not None  # the shards lie where they were made, and can be read
+    place, damaged = output_of(job), set(report.files)
     manifest = None
     if MANIFEST_FILE in damaged:
-        infos = salvaged_shards(place)
+        infos = salvaged_shards(job.folder)
     else:
-        output_of(job).begin()
+        place.begin()
         manifest = Manifest.read(job.output)
         infos = list(manifest.all_files)
     with job.planned() as planned:
         if manifest:
             _check_unchanged(planned, manifest)
-        damaged -= _set_strangers_aside(planned, damaged)
+        damaged -= _set_strangers_aside(planned, place, damaged)
         if not manifest:
             return Wanted({info.file: (info.fingerprint, _checksums(job.output, info)) for info in infos})
-        if is_here:
-            damaged -= _repair_offsets(job.output, damaged)
+        damaged -= _repair_offsets(job.folder, place, damaged)
         hurt = {info.name for info in infos if {info.file, info.index_file} & damaged}
         files = by_shard(infos)
         for shard in planned.plan.shards:
-            if is_here and shard.name in hurt:
-                _keep_intact_parts(planned, shard, files[shard.name])
+            if shard.name in hurt:
+                with place.at_hand(files[shard.name]) as folder:
+                    _keep_intact_parts(planned, shard, files[shard.name], folder)
         return Wanted.of(manifest, hurt)
 
 
-def _keep_intact_parts(planned: PlannedJob, shard: ShardSpec, files: ShardFiles) -> None:
-    """Leave the intact parts of a damaged shard where the next run resumes from them.
+def _keep_intact_parts(planned: PlannedJob, shard: ShardSpec, files: ShardFiles, folder: pathlib.Path) -> None:
+    """Leave the intact parts of a damaged shard, whose files are in a folder, where the next run resumes from them.
 
     A part counts if its bytes have their digest in every format, and its records are those of its rows; one that lacks
     rows which failed is made again.
@@ -174,30 +171,36 @@ def _keep_intact_parts(planned: PlannedJob, shard: ShardSpec, files: ShardFiles)
         return
     intact = set(range(len(shard.parts)))
     for info in found.values():
-        intact &= _intact_parts(job.output, info, len(shard.parts))
+        intact &= _intact_parts(folder, info, len(shard.parts))
     if not intact:
         return
     growing.folder.mkdir(parents=True, exist_ok=True)
     with growing.held() as is_held:
         if is_held is False:  # by a worker that outlives a killed repair
             return
-        kept = {number for number in intact if _is_kept(planned, shard.parts[number], growing, found)}
+        kept = {number for number in intact if _is_kept(planned, shard.parts[number], growing, found, folder)}
     rows = sum(part.stop - part.start for part in shard.parts if part.number not in kept)
     message = "%s: %d of %d parts are intact and stay; %d of %d rows are made again"
     job.how.logger.warning(message, shard.name, len(kept), len(shard.parts), rows, shard.num_rows)
 
 
-def _intact_parts(output: pathlib.Path, info: ShardInfo, num_parts: int) -> set[int]:
+def _intact_parts(folder: pathlib.Path, info: ShardInfo, num_parts: int) -> set[int]:
     """Return the numbers of the parts that a file of a shard holds in their places; it may also have a trailer."""
     if len(info.parts) - num_parts not in (0, 1):  # an older plan divided it differently
         return set()
     with contextlib.suppress(OSError, CorruptDataError):
-        path = regular_path(output, info.file)
+        path = regular_path(folder, info.file)
         return {number for number, is_there in enumerate(info.intact_parts(path)[:num_parts]) if is_there}
     return set()
 
 
-def _is_kept(planned: PlannedJob, part: PartSpec, growing: GrowingShard, files: Mapping[str, ShardInfo]) -> bool:
+def _is_kept(
+    planned: PlannedJob,
+    part: PartSpec,
+    growing: GrowingShard,
+    files: Mapping[str, ShardInfo],
+    folder: pathlib.Path,
+) -> bool:
     """Copy a part out of the files of a shard and give it a receipt; return True if it has one."""
     if growing.receipt(part.number) is not None:  # of a killed repair
         return True
@@ -208,7 +211,7 @@ def _is_kept(planned: PlannedJob, part: PartSpec, growing: GrowingShard, files: 
         info = files[made.extension]
         start = sum(one.num_bytes for one in info.parts[: part.number])
         size, digest = info.parts[part.number]
-        with open(regular_path(planned.job.output, info.file), "rb") as file:
+        with open(regular_path(folder, info.file), "rb") as file:
             path = part_path(growing.folder, part.number, made.extension)
             try:
                 lines, keys = _copied_part(file, start, size, path, made)
@@ -264,40 +267,6 @@ def _copied_part(
     return lines, keys
 
 
-def _set_aside(place: Folder, name: str) -> None:
-    """Move a file to quarantine; of a link, leave only a note of where it led."""
-    aside = f"{_FOREIGN}/{name.replace('/', '-')}"
-    output = place.local_path()
-    if output is None:
-        if place.stat(name) is not None:
-            place.move(name, aside)
-        return
-    (output / _FOREIGN).mkdir(parents=True, exist_ok=True)
-    target = next(path for path in _places(output / aside) if not os.path.lexists(path))
-    for folder, folders, files in os.walk(output / name):
-        for path in (os.path.join(folder, inner) for inner in (*folders, *files)):
-            _note_link(path, f"{path}.link")
-    if not _note_link(output / name, target):
-        os.replace(output / name, target)
-    fsync_folder((output / name).parent)
-
-
-def _places(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    yield path
-    for number in itertools.count(1):
-        yield path.with_name(f"{path.name}.{number}")
-
-
-def _note_link(path: str | os.PathLike[str], note: str | os.PathLike[str]) -> bool:
-    """Replace a link, beside which no run would write, by a note; return True if it is one."""
-    if not os.path.islink(path):
-        return False
-    with open(note, "x", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(f"a link to {os.readlink(path)}\n")
-    os.unlink(path)
-    return True
-
-
 def _checksums(output: pathlib.Path, info: ShardInfo) -> tuple[str, ...]:
     """Return which bytes a file may have where the manifest is damaged and may be wrong: those on disk, too."""
     with contextlib.suppress(OSError, CorruptDataError):
@@ -323,7 +292,8 @@ def repair_without_source(output: pathlib.Path) -> tuple[list[str], VerifyReport
     report = verify(output)
     if report.ok or MANIFEST_FILE in report.files:
         return done, report
-    done += [f"{name}: rewritten from its shard" for name in sorted(_repair_offsets(output, set(report.files)))]
+    rewritten = _repair_offsets(LocalFolder(output), LocalOutput(output), set(report.files))
+    done += [f"{name}: rewritten from its shard" for name in sorted(rewritten)]
     report = verify(output)
     if not report.ok and set(report.files) <= sidecar_names(Manifest.read(output)) | known_sidecars(output):
         done.append(str(export(output)))
@@ -331,19 +301,18 @@ def repair_without_source(output: pathlib.Path) -> tuple[list[str], VerifyReport
     return done, report
 
 
-def _repair_offsets(output: pathlib.Path, damaged: set[str]) -> set[str]:
+def _repair_offsets(folder: Folder, place: LocalOutput, damaged: set[str]) -> set[str]:
     """Rewrite damaged files that hold the offsets of whole shards; return their paths."""
-    manifest = Manifest.read(output)
+    manifest = Manifest.read(folder)
     repaired = set()
     for format_name, infos in manifest.by_format.items():
         shard_format = get_format(format_name).with_features(manifest.features)
         for info in infos:
             if info.index_file not in damaged or info.file in damaged:
                 continue
-            with open(output / info.file, "rb") as file:
+            with place.at_hand((info,)) as here, open(here / info.file, "rb") as file:
                 offsets = shard_format.find_offsets(file, path=info.file)
-            with commit(output / info.index_file) as index:
-                index.writelines(offsets.text_blocks())
+            folder.write(info.index_file, b"".join(offsets.text_blocks()))
             repaired.add(info.index_file)
     return repaired
 
@@ -371,20 +340,16 @@ def _check_unchanged(planned: PlannedJob, manifest: Manifest) -> None:
     )
 
 
-def _set_strangers_aside(planned: PlannedJob, damaged: set[str]) -> set[str]:
+def _set_strangers_aside(planned: PlannedJob, place: LocalOutput, damaged: set[str]) -> set[str]:
     """Move aside whatever belongs to no shard of the plan, or is in a file's place without being a file."""
-    from datamat.directory.verify import unreadable
-
     job = planned.job
     extensions = [made.extension for made in job.formats]
     shards = {name for shard in planned.plan.shards for names in file_names(shard.name, extensions) for name in names}
     indexes = {name for split in planned.plan.splits for name in (index_file(split), keys_file(split))}
     # A damaged index may still be readable: the run takes digests of inputs that it does not read again from it.
     strange = damaged - shards - {MANIFEST_FILE}
-    if job.folder.local_path() is not None:  # a damaged manifest hides damage to the others
-        there = damaged | shards | indexes | {MANIFEST_FILE} | known_sidecars(job.output)
-        strange |= {name for name in there if unreadable(job.output, name)}
-        strange = {name for name in strange if os.path.lexists(job.output / name)}
+    # All names, since a damaged manifest hides damage to other files.
+    strange |= place.in_the_way(damaged | shards | indexes | {MANIFEST_FILE} | known_sidecars(job.output))
     for name in sorted(strange):
-        _set_aside(job.folder, name)
+        place.set_aside(name)
     return strange

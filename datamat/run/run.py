@@ -47,7 +47,7 @@ from datamat.folders import AbsentError, LocalFolder
 from datamat.options import option
 from datamat.plan.changes import (
     equal_shards,
-    find_changes,
+    lacking_shards,
     find_reusable,
     index_reader,
     known_shards,
@@ -63,9 +63,9 @@ from datamat.run.quarantine import kept_names, release, safe_name
 from datamat.run.receipts import DamagedPartError, Sealed
 from datamat.run.reporting import reporting
 from datamat.run.shards import ShardBuilder, begin_run, remove_waiting
-from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, remove_scratch_of_tasks, session_of
+from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, session_of
 from datamat.run.targets import claim_names, refuse_own_source
-from datamat.run.upload import opened_output
+from datamat.run.upload import opened_output, output_of
 from datamat.run.wanted import NOTHING_WANTED, OtherBytesError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def run_job(
         if report.is_complete or (session.is_local and task is None):
             session.remove()
     if report.is_complete:
-        remove_scratch_of_tasks(job)
+        output_of(job).remove_scratch_of_tasks()
     return report
 
 
@@ -153,7 +153,7 @@ def _run_locked(
                 judge_existing(planned, finished)
                 claim_names(planned, *finished)
             place.adopt(planned.plan, session.made())
-            if mode == "finalize" and (lacking := [change.shard for change in find_changes(planned)]):
+            if mode == "finalize" and (lacking := sorted(lacking_shards(planned))):
                 raise IncompleteRunError(
                     f"{job.place} lacks {count_of(len(lacking), 'shard')} ({join_problems(lacking)}): run the tasks "
                     "that make them again, or run the job alone to make them in this process"

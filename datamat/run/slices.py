@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import glob
 import json
 import os
 import platform
@@ -39,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from datamat.directory.files import WORK, fsync_folder, lock_holder, locked, parse_json, render_json
+from datamat.directory.files import WORK, fsync_folder, lock_holder, parse_json, render_json
 from datamat.directory.ledger import LEDGER_FILE
 from datamat.directory.manifest import growing_path, run_folder, write_entry
 from datamat.directory.sidecars.indexes import index_ahead
@@ -49,7 +48,7 @@ from datamat.folders.base import each
 from datamat.folders.local import look_anew
 from datamat.plan.digests import changed_digests
 from datamat.run.growing import inputs_of_shard
-from datamat.run.outputs import StoredShard
+from datamat.run.outputs import StoredShard, slices_folder
 from datamat.run.quarantine import QUARANTINE_FOLDER
 from datamat.values import frozen
 
@@ -69,10 +68,7 @@ __all__ = [
     "TaskClaims",
     "TaskNumber",
     "TaskSession",
-    "remove_scratch_of_tasks",
     "session_of",
-    "slices_folder",
-    "task_folder",
 ]
 
 LEASE_S = 60.0
@@ -122,25 +118,6 @@ class TaskNumber:
     def name(self) -> str:
         """The name of its folder."""
         return f"task-{self.index:05d}"
-
-
-def remove_scratch_of_tasks(job: Job) -> None:
-    """Remove the scratch folders of tasks of a complete output in a store, except live ones, from this machine."""
-    if job.store is None:
-        return
-    for folder in job.output.parent.glob(f"{glob.escape(job.output.name)}-task-*"):
-        with contextlib.suppress(OSError), locked(folder / WORK / "lock"):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def slices_folder(work: pathlib.Path) -> pathlib.Path:
-    """Return the shared folder of tasks, in the `.datamat` of an output."""
-    return work / "slices"
-
-
-def task_folder(work: pathlib.Path, task: TaskNumber) -> pathlib.Path:
-    """Return the folder of one task."""
-    return slices_folder(work) / task.name
 
 
 class TaskClaims:

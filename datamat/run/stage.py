@@ -53,9 +53,9 @@ def stage_of(job: Job, name: str, existing: Existing) -> Job:
         name: which of `STAGES`.
         existing: what becomes of what an earlier one has left there.
     """
-    store = None if job.store is None else job.store.child(STAGES[name])
+    folder, output = job.folder.child(STAGES[name]), job.output / STAGES[name]
     how = dataclasses.replace(job.how, existing=existing)
-    return dataclasses.replace(job, output=job.output / STAGES[name], store=store, sidecars=(), how=how)
+    return dataclasses.replace(job, folder=folder, output=output, sidecars=(), how=how)
 
 
 def begin(job: Job) -> str:

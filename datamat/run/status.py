@@ -306,7 +306,7 @@ class _Output:
             there = self._made_of(planned, made, before)
         of_tasks = [name for name in self._names or () if _LEDGER_OF_TASK.match(name)]
         return Status(
-            self._shared.local_path() or str(self._shared),
+            self._shared.address,
             state,
             holder,
             done=Done.of(there),

@@ -28,7 +28,7 @@ from datamat.folders.local import look_anew
 from datamat.parallel.byvalue import run_top_level_once
 from datamat.parallel.tasks import warned_once
 from datamat.plan.changes import (
-    find_changes,
+    lacking_shards,
     known_shards,
     write_snapshot,
 )
@@ -36,6 +36,7 @@ from datamat.plan.inputs import InputFiles
 from datamat.run.append import append
 from datamat.run.existing import judge_existing, refuse_other_dataset
 from datamat.run.limits import interrupted, signals_raised
+from datamat.run.outputs import slices_folder
 from datamat.run.reporting import reporting
 from datamat.run.run import Run, run_job, work_folder
 from datamat.run.slices import (
@@ -43,13 +44,10 @@ from datamat.run.slices import (
     TaskClaims,
     TaskNumber,
     TaskSession,
-    remove_scratch_of_tasks,
     session_of,
-    slices_folder,
-    task_folder,
 )
 from datamat.run.targets import claim_names, refuse_own_source
-from datamat.run.upload import opened_output
+from datamat.run.upload import opened_output, output_of
 from datamat.run.wanted import NOTHING_WANTED
 
 if TYPE_CHECKING:
@@ -119,10 +117,7 @@ def _run_task(job: Job, task: TaskNumber) -> RunReport:
     """
     refuse_own_source(job)
     session_of(job).check()
-    if job.store is None:
-        shared, own = job, dataclasses.replace(job, output=task_folder(job.work, task))
-    else:  # the task's scratch folder knows what the store has
-        shared = own = dataclasses.replace(job, output=job.output.with_name(f"{job.output.name}-{task.name}"))
+    shared, own = output_of(job).of_task(job, task.name)
     while True:
         _wait_for_others(job)
         attempt = _Task(shared, own, task)
@@ -138,7 +133,7 @@ def _run_task(job: Job, task: TaskNumber) -> RunReport:
                 raise  # otherwise another task has written the manifest, and removed this one's folder
             continue
         if report.is_complete:
-            remove_scratch_of_tasks(job)
+            output_of(job).remove_scratch_of_tasks()
         return report
 
 
@@ -233,7 +228,7 @@ class _Task:
         refuse_other_dataset(self._shared, finished)
         judge_existing(whole, finished)
         claim_names(whole, *finished)
-        self._lacking = lacking = {change.shard for change in find_changes(whole)}
+        self._lacking = lacking = lacking_shards(whole)
         if not lacking and not session.is_there and self._is_written(whole):
             return None
         shards = [shard for shard in whole.chosen if shard.name in lacking]

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import json
 import os
 import pathlib
@@ -46,6 +47,7 @@ from datamat.directory.files import (
     digest_file,
     is_stand_in,
     leave_stand_in,
+    locked,
     parse_json,
     read_json,
     render_json,
@@ -83,7 +85,7 @@ from datamat.folders.base import (
 )
 from datamat.folders.local import read_regular
 from datamat.plan.changes import parse_snapshot, render_snapshot
-from datamat.run.outputs import LocalOutput, StoredObject, StoredShard, UploadTask
+from datamat.run.outputs import LocalOutput, StoredObject, StoredShard, UploadTask, aside_names
 
 if TYPE_CHECKING:
     import logging
@@ -110,14 +112,16 @@ _MOST_BYTES = 1 << 32
 _TAR = "tar"
 
 
-def scratch_folder(store: Folder, scratch: str | os.PathLike[str] | None) -> pathlib.Path:
-    """Return the local folder in which shards for a store are made; it depends only on the URL.
+def scratch_folder(place: Folder, scratch: str | os.PathLike[str] | None) -> pathlib.Path:
+    """Return the folder on this machine in which shards are made: their own, or one that depends only on their URL.
 
     Args:
-        store: destination of the shards.
-        scratch: folder given by the user; None for one in `TMPDIR`.
+        place: destination of the shards.
+        scratch: folder for those of a store, given by the user; None for one in `TMPDIR`.
     """
-    url = str(store)
+    if (here := place.local_path()) is not None:
+        return here
+    url = str(place)
     name = f"{url.rpartition('/')[2]}-{xxhash.xxh3_64_hexdigest(url.encode())}"
     if scratch is not None:
         return pathlib.Path(os.path.abspath(os.path.expanduser(scratch)), name)
@@ -195,9 +199,9 @@ def _holds(store: Folder, name: str, path: pathlib.Path) -> bool:
 
 def output_of(job: Job, *, is_shared: bool = False, salvages: bool = False) -> LocalOutput:
     """Return the output of a job, before anything has begun; see `opened_output`."""
-    if job.store is None:
+    if job.folder.local_path() is not None:
         return LocalOutput(job.output)
-    return RemoteOutput(job.store, job.output, job.how.logger, is_shared=is_shared, salvages=salvages)
+    return RemoteOutput(job.folder, job.output, job.how.logger, is_shared=is_shared, salvages=salvages)
 
 
 @contextlib.contextmanager
@@ -225,19 +229,17 @@ def opened_output(job: Job, *, is_shared: bool = False, salvages: bool = False) 
 
 
 @contextlib.contextmanager
-def laid_out(job: Job) -> Iterator[tuple[Job, RemoteOutput]]:
-    """Yield a job with a temporary scratch folder that matches the store, and its output; nothing is written.
+def laid_out(job: Job) -> Iterator[tuple[Job, LocalOutput]]:
+    """Yield a job and its output as they are now; nothing is written, and a store is laid out in a temporary folder.
 
     Raises:
         OutputError: the store cannot be read.
     """
-    assert job.store is not None
     with tempfile.TemporaryDirectory(prefix=SPOOL) as folder:
-        copied = dataclasses.replace(job, output=pathlib.Path(folder))
-        (copied.work / "shards").mkdir(parents=True)
-        remote = RemoteOutput(job.store, copied.output, job.how.logger, is_shared=True)
-        remote.lay_out()
-        yield copied, remote
+        job = dataclasses.replace(job, output=scratch_folder(job.folder, folder))
+        place = output_of(job, is_shared=True)
+        place.lay_out()
+        yield job, place
 
 
 class RemoteOutput(LocalOutput):
@@ -277,6 +279,41 @@ class RemoteOutput(LocalOutput):
         self._made: Mapping[str, StoredShard] = {}  # by tasks
         self._known = _Known(self._work / "known.json")
 
+    # ------------------------------------------------------------ the scratch folder
+
+    def of_task(self, job: Job, task: str) -> tuple[Job, Job]:
+        """Return the job with a scratch folder of its own, beside this one, which knows what the store has."""
+        own = dataclasses.replace(job, output=self._folder.with_name(f"{self._folder.name}-{task}"))
+        return own, own
+
+    def remove_scratch_of_tasks(self) -> None:
+        """Remove the scratch folders of tasks on this machine, except those of live tasks."""
+        for folder in self._folder.parent.glob(f"{glob.escape(self._folder.name)}-task-*"):
+            with contextlib.suppress(OSError), locked(folder / WORK / "lock"):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    # ------------------------------------------------------------ repair
+
+    @contextlib.contextmanager
+    def at_hand(self, files: ShardFiles) -> Iterator[pathlib.Path]:
+        """Fetch the files of a shard to a temporary folder."""
+        with tempfile.TemporaryDirectory(prefix="damaged-", dir=self._work) as folder:
+            for info in files:
+                path = pathlib.Path(folder, info.file)
+                blocks = self._store.blocks(info.file, info.num_bytes)
+                with contextlib.suppress(AbsentError), contextlib.closing(blocks), open(path, "wb") as file:
+                    file.writelines(blocks)
+            yield pathlib.Path(folder)
+
+    def in_the_way(self, names: Iterable[str]) -> set[str]:
+        """Return none of them: a store holds nothing but files."""
+        return set()
+
+    def set_aside(self, name: str) -> None:
+        """Move an object to quarantine if it exists."""
+        if self._store.stat(name) is not None:
+            self._store.move(name, next(aside for aside in aside_names(name) if self._store.stat(aside) is None))
+
     # ------------------------------------------------------------ existing files
 
     def begin(self) -> None:
@@ -287,6 +324,7 @@ class RemoteOutput(LocalOutput):
 
     def lay_out(self) -> None:
         """Synchronise the scratch folder with the store, without writing to the store unless a manifest is salvaged."""
+        (self._work / "shards").mkdir(parents=True, exist_ok=True)
         self._seen = version_there(self._store)  # before its content: if it changes in between, `publish` fails
         content = self._read(MANIFEST_FILE)
         if self._salvages and content is not None and not _is_whole(content):
@@ -365,7 +403,6 @@ class RemoteOutput(LocalOutput):
             self._leave(self._folder, info)
         self._fetch_made(f"{info.file}.idx" for info in files if info.extension == _TAR)
         if self._content is None:
-            (self._work / "shards").mkdir(exist_ok=True)
             write_entry(self._work / "shards", files)
 
     def _has_listed(self, info: ShardInfo) -> bool:

@@ -103,6 +103,11 @@ class SourceMirror(Fetcher):
         """What stands for the URL on this machine: a pattern, or the path of a folder or file."""
         return os.path.join(self._files, self._name).rstrip("/")
 
+    def path_of(self, url: str) -> str | None:
+        """Return the path of what stands for a URL in the source; None if the source does not contain it."""
+        root = f"{self.root}/"
+        return os.path.join(self.path, url.removeprefix(root)) if url.startswith(root) else None
+
     @property
     def _is_several(self) -> bool:
         """Whether the URL is that of a folder, or a pattern."""

@@ -488,7 +488,7 @@ def test_senseless_arguments_are_refused(mixed, tmp_path):
     with pytest.raises(OptionError, match="nothing to change"):
         convert(mixed, tmp_path / "out")
     for output in (mixed, mixed / "inside"):
-        with pytest.raises(OptionError, match="is inside the directory to convert; give another folder"):
+        with pytest.raises(OptionError, match="is inside the directory to convert; give another output"):
             convert(mixed, output, shards=2)
     for options in (
         {"hooks": EventsInThisProcess()},

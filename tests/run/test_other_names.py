@@ -68,6 +68,20 @@ def test_split_of_another_name_keeps_its_shards(output, tmp_path, formats):
         assert now == before  # no byte was copied
 
 
+def test_tasks_take_shards_over(tmp_path):
+    """The last task does so; the others have nothing to make."""
+    output = tmp_path / "out"
+    squares(24, output, {"train": 0.7, "val": 0.3})
+
+    report = squares(24, output, {"train": 0.7, "validation": 0.3}, task_index=1, num_tasks=2)
+
+    assert report.is_complete
+    assert (report.num_parts_written, report.num_shards_written) == (0, 0)
+    squares(24, tmp_path / "anew", {"train": 0.7, "validation": 0.3})
+    assert content(output) == content(tmp_path / "anew")
+    assert verify(output).ok
+
+
 def test_shards_of_two_splits_change_places(output, tmp_path):
     """Each name is that of the other's, before and afterwards."""
     squares(16, output, {"a": 0.5, "b": 0.5})

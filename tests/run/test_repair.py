@@ -11,8 +11,13 @@ import shutil
 import killed_job
 import pytest
 import small_pairs
+from memory_store import s3
 
 from datamat import Manifest, OutputError, verify
+from datamat.folders import open_folder
+from datamat.testing import InlineExecutor
+
+__all__ = ["s3"]
 
 
 def _job(source, output, writer=None, **options):
@@ -220,6 +225,29 @@ def test_repair_reads_only_the_rows_of_the_damaged_part(source, tmp_path, monkey
     assert report.num_parts_resumed == info.num_rows - parts
     assert f"{info.num_rows - parts} of {info.num_rows} parts are intact and stay" in caplog.text
     assert not (output / ".datamat" / "parts").exists()
+
+
+@pytest.mark.parametrize("damage", ["shard", "offsets"])
+def test_repair_of_a_store_reads_only_the_rows_of_the_damaged_part(source, tmp_path, monkeypatch, s3, damage):
+    """The damaged object is fetched for that; where its offsets alone are damaged, no row is read."""
+    notes = tmp_path / "notes"
+    monkeypatch.setenv("NOTES", str(notes))
+    url = "s3://bucket/set"
+    options = {"executor": InlineExecutor(), "progress": False}
+    _job(source, url, Noting()).run(**options, scratch=tmp_path / "one")
+    before = {name: one.content for name, one in s3.objects.items() if ".datamat/" not in name}
+    info = Manifest.read(open_folder(url)).shards[0]
+    name = f"bucket/set/{info.file if damage == 'shard' else info.index_file}"
+    content = bytearray(before[name])
+    content[sum(part.num_bytes for part in info.parts[:4]) if damage == "shard" else 0] ^= 4
+    s3.put(name, bytes(content))
+    notes.unlink()
+
+    report = _job(source, url, Noting()).repair(**options, scratch=tmp_path / "another")
+
+    assert {name: one.content for name, one in s3.objects.items() if ".datamat/" not in name} == before
+    rows = set(notes.read_text().split()) if notes.exists() else set()
+    assert len(rows) == report.num_parts_written == (1 if damage == "shard" else 0)
 
 
 def test_manifest_that_a_disk_does_not_give_is_no_missing_one(source, tmp_path, monkeypatch, request):

@@ -15,7 +15,7 @@ import pytest
 import sliced_job
 from loopback_s3 import s3
 
-from datamat import OptionError, OutputLockedError
+from datamat import OptionError, OutputLockedError, ShardOptions, materialize
 from datamat.directory.files import locked
 from datamat.folders import open_output
 from datamat.options import RunOptions
@@ -26,6 +26,10 @@ __all__ = ["s3"]
 
 URL = "s3://bucket/sets/one"
 ROOT = "bucket/sets/one/"
+
+
+def _numbered(n):
+    return {"n": n}
 
 
 @pytest.fixture
@@ -100,6 +104,25 @@ def test_tasks_make_the_set_of_an_ordinary_run(s3, source, run, tmp_path):
     assert second.num_shards_written == sliced_job.NUM_SHARDS // 2
     check(s3, source, tmp_path)
     assert run(0, "third").did_nothing
+
+
+def test_task_takes_shards_over(s3, tmp_path):
+    """The store copies shards that differ from those of the plan in their names alone; no row is made again."""
+
+    def make(splits, output=URL, **options):
+        shards = ShardOptions(records_per_shard=4, shuffle=False)
+        options = {"executor": InlineExecutor(), "progress": False, "shards": shards, **options}
+        return materialize(_numbered, range(24), output, splits=splits, **options)
+
+    make({"train": 0.7, "val": 0.3}, scratch=tmp_path / "here")
+
+    splits = {"train": 0.7, "validation": 0.3}
+    report = make(splits, scratch=tmp_path / "there", task_index=1, num_tasks=2)
+
+    assert (report.is_complete, report.num_parts_written) == (True, 0)
+    make(splits, tmp_path / "anew")
+    found = {name[len(ROOT) :]: one.content for name, one in s3.objects.items() if ".datamat" not in name}
+    assert found == sliced_job.content(tmp_path / "anew")
 
 
 @pytest.mark.parametrize("ends", ["a task", "finalize"])
