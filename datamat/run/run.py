@@ -47,10 +47,10 @@ from datamat.folders import AbsentError, LocalFolder
 from datamat.options import option
 from datamat.plan.changes import (
     equal_shards,
-    lacking_shards,
     find_reusable,
     index_reader,
     known_shards,
+    lacking_shards,
     missing_files,
     write_snapshot,
 )

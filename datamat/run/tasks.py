@@ -28,8 +28,8 @@ from datamat.folders.local import look_anew
 from datamat.parallel.byvalue import run_top_level_once
 from datamat.parallel.tasks import warned_once
 from datamat.plan.changes import (
-    lacking_shards,
     known_shards,
+    lacking_shards,
     write_snapshot,
 )
 from datamat.plan.inputs import InputFiles
