@@ -386,7 +386,7 @@ def test_failed_repair_loses_nothing(source, bucket, tmp_path):
     job.run(progress=False)
     bucket.flip(f"{SHARD}.tfrecord")
     before, _ = bucket.content()
-    for row in load(bucket.url, "train", cache_dir=tmp_path / "cache", storage_options=bucket.options).keys()[:1]:
+    for row in load(bucket.url, "train", cache_dir=tmp_path / "cache", storage_options=bucket.options).keys():
         path = copied / f"train/{row}.png"
         times = path.stat().st_mtime_ns
         size = path.stat().st_size
@@ -543,7 +543,7 @@ def test_commands_that_read_take_a_url(stored, capsys):
         (["run", "URL"], "is a URL, not a JOB; want MODULE:JOB"),
         (["verify", "URL/nothing"], "holds no manifest.json; correct the path or URL, or finish its run"),
         (["convert", "URL/nothing", "--format", "parquet"], "holds no manifest.json; correct the path or URL"),
-        (["convert", "URL", "--shards", "3", "--output", "URL/inside"], "give another URL"),
+        (["convert", "URL", "--shards", "3", "--output", "URL/inside"], "give another output"),
         (["describe", "URL/nothing"], "is not a file of records, and has no manifest.json; correct the path"),
         (["preview", "URL/nothing"], "holds no manifest.json; correct the path or URL"),
         (["verify", "s3://nowhere/out"], "no such bucket"),
