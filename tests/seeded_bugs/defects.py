@@ -51,6 +51,23 @@ DEFECTS = {
     defect.name: defect
     for defect in (
         Defect(
+            "tasks-make-equal-shards",
+            "tasks make shards again that have only got another name",
+            "datamat.plan.changes:lacking_shards",
+            replace(
+                "{change.shard for change in find_changes(planned)} - equal.keys()",
+                "{change.shard for change in find_changes(planned)}",
+            ),
+            "tests/run/test_other_names.py::test_tasks_take_shards_over",
+        ),
+        Defect(
+            "store-repair-fetches-nothing",
+            "a repair of a store makes all rows of a damaged shard again",
+            "datamat.run.upload:RemoteOutput.at_hand",
+            replace("pathlib.Path(folder, info.file)", "pathlib.Path(folder, str(info.num_bytes))"),
+            "tests/run/test_repair.py::test_repair_of_a_store_reads_only_the_rows_of_the_damaged_part",
+        ),
+        Defect(
             "lease-taken-from-the-living",
             "a task takes a shard whose holder it has seen twice without a new number, however soon: made twice",
             "datamat.run.slices:TaskClaims._is_free",
