@@ -12,7 +12,7 @@ import pathlib
 import reprlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, final, overload
 
 import numpy as np
 import xxhash
@@ -69,6 +69,7 @@ from datamat.values import frozen
 
 if TYPE_CHECKING:
     from datamat.directory.manifest import IndexInfo, ShardInfo
+    from datamat.folders import Folder
     from datamat.readers.batches import EpochOrder
 
 
@@ -106,6 +107,8 @@ _SAID_ELSEWHERE = {
 }
 """What does here what a method of tf.data or of Hugging Face's datasets does."""
 
+_Step: TypeAlias = "Callable[[ShardedDataset], ShardedDataset]"
+
 _AT_ONCE = 64  # records of an iteration whose shards are asked for together
 
 
@@ -123,6 +126,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         selection: which of them, in this order; None for all.
         mix: members of a mix, each a selection of the records, and how they take turns; None if this is not a mix.
         dropped: positions of the records that `drop` has left out.
+        steps: what made this view of all records of a directory, one function after another; None if `renewed` cannot
+            make it again.
     """
 
     def __init__(
@@ -131,11 +136,13 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         selection: Selection | None = None,
         mix: _Mix | None = None,
         dropped: tuple[np.ndarray, ...] = (),
+        steps: tuple[_Step, ...] | None = None,
     ) -> None:
         self._records = records
         self._selection = Selection(range(len(records))) if selection is None else selection
         self._mix = mix
         self._dropped = dropped
+        self._steps = steps
         self._place = self._next_place = 0
         self._known_lengths: dict[str, np.ndarray] = {}
 
@@ -405,7 +412,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             )
         if self._records.is_mapped:
             raise OptionError("columns after map: the function of map gets the stored fields; call columns first")
-        return self._with_records(self._records.changed(lambda part: part.with_fields(names)))
+        made = self._with_records(self._records.changed(lambda part: part.with_fields(names)))
+        return self._then(made, lambda data: data.columns(*names))
 
     def join(self, other: Any, on: str = "key", how: How = "exact", prefix: str = "") -> ShardedDataset:
         """Return a dataset whose records also have the fields of a partner in another dataset or a table.
@@ -454,9 +462,11 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         for one in others[1:]:
             records, _ = joined(records, positions, one, on=on, how=how, prefix=prefix)
         found = self._with_records(records)
-        if how != "inner" or (rows[positions] >= 0).all():
-            return found
-        return found._chosen(lambda selection: np.flatnonzero(rows[np.asarray(selection.positions, np.int64)] >= 0))
+        if how == "inner" and (rows[positions] < 0).any():
+            found = found._chosen(
+                lambda selection: np.flatnonzero(rows[np.asarray(selection.positions, np.int64)] >= 0)
+            )
+        return self._then(found, lambda data: data.join(other, on, how, prefix))
 
     def drop(self, keys: Iterable[str]) -> ShardedDataset:
         """Return the dataset without some records.
@@ -474,7 +484,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         """
         if isinstance(keys, (str, bytes)):
             raise TypeError(f"drop wants several keys, and {keys!r} is one; write drop([{keys!r}])")
-        known = self.keys()
+        keys, known = list(keys), self.keys()
         there = {*known, *map(RecordKey.row_of, known)}
         before = {key for part in self._records.parts for key in part.manifest.removed}
         gone = {self._meant(key, there, before) for key in keys}
@@ -482,7 +492,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         dropped = np.asarray(self._selection.positions, np.int64)[~stays]
         found = self._chosen(lambda _: np.flatnonzero(stays))
         found._dropped += (dropped,)
-        return found
+        return self._then(found, lambda data: data.drop(keys))
 
     def save(self, output: str | os.PathLike[str] | None = None, **options: Any) -> Any:
         """Write these records as a dataset of their own: what nothing has changed is copied as it is stored.
@@ -492,8 +502,9 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         Functions of `map` run in workers, once for each sample, as in the first epoch. Fields that they leave equal
         keep their bytes; others keep their features where these fit, and get those that the first sample shows if not.
 
-        Without an output, the directory itself is changed. Only shards that change are written again, and readers find
-        the old dataset or the new one at any moment. Records that `drop` left out are gone for good: later runs do not
+        Without an output, the directory itself is changed, as it is by then: what others have changed since it was
+        loaded stays. Only shards that change are written again, and readers find the old dataset or the new one at any
+        moment. Records that `drop` left out are gone for good: later runs do not
         bring them back, unless with `existing="replace"`. A view of one split changes that split alone.
 
         Args:
@@ -507,7 +518,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         Raises:
             OptionError: the records come from several directories, or one is here twice. Without an output: they lack
                 others than `drop` left out, or are in another order.
-            OutputError: without an output: the directory has changed since it was loaded.
+            OutputError: without an output: the directory has changed since it was loaded, and the view is not made by
+                `drop`, `columns` and `join` alone.
             Everything else is raised as `convert` does.
 
         Example:
@@ -528,6 +540,19 @@ class ShardedDataset(Sequence[dict[str, Any]]):
     def dropped_positions(self) -> np.ndarray:
         """Return the positions of the records in the directory that `drop` has left out, int64 (n,)."""
         return np.concatenate([np.empty(0, np.int64), *self._dropped])
+
+    def renewed(self) -> ShardedDataset | None:
+        """Return the same view of what the directory holds now, if only `drop`, `columns` and `join` have made it.
+
+        Else None: the records that `filter` and its like chose may be others now, and `map` may have been applied by
+        whoever has changed the directory, such as an earlier `save` of this view.
+        """
+        if self._steps is None:
+            return None
+        part = self._only_part
+        return functools.reduce(
+            lambda data, step: step(data), self._steps, _opened(part.folder, part.split, part.manifest.format)
+        )
 
     @takes(*BATCH_PARAMETERS)
     def to_tf(
@@ -816,6 +841,14 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
     def _with_records(self, records: Records) -> ShardedDataset:
         return ShardedDataset(records, self._selection, self._mix, self._dropped)
+
+    def _then(self, made: ShardedDataset, step: _Step) -> ShardedDataset:
+        """Return a view of this one, with the step by which `renewed` makes it."""
+        made._steps = None if self._steps is None else (*self._steps, step)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_steps": None}  # a joined table would travel twice
 
     def _position(self, item: int | str) -> int:
         """Return the position of the record that is read next."""
@@ -1152,7 +1185,18 @@ def load(
         >>> train[0]["image"].shape, train["0001TP_006690#2"]["mask"].dtype   # doctest: +SKIP
         ((360, 480, 3), dtype('uint8'))
     """
-    folder = open_folder(path, storage_options)
+    return _opened(open_folder(path, storage_options), split, format, errors, cache, cache_dir, cache_bytes)
+
+
+def _opened(
+    folder: Folder,
+    split: str | None,
+    format: str | None,  # noqa: A002 -- as for `load`
+    errors: str | ErrorPolicy = "raise",
+    cache: int = 0,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
+) -> ShardedDataset:
     content = content_of_manifest(folder)
     found = Manifest.parse(content, folder.place(MANIFEST_FILE)).placed(folder)
     manifest = found.of_format(format or found.format)
@@ -1169,4 +1213,4 @@ def load(
     records = RecordFiles(loaded, shards, shard_format, RecordCache(byte_limit(cache, "cache")))
     keys = KeyIndex(loaded, manifest, split, records)
     samples = SampleReader(records, manifest.features, SkippedRecords(errors, len(records)), keys)
-    return ShardedDataset(Records([Part(folder, manifest, split, samples)]))
+    return ShardedDataset(Records([Part(folder, manifest, split, samples)]), steps=())

@@ -37,6 +37,7 @@ from datamat.errors import (
 from datamat.features import Features, Statistics
 from datamat.fingerprint import fingerprint
 from datamat.folders import open_folder
+from datamat.folders.base import ChangedError
 from datamat.folders.local import regular_path
 from datamat.folders.urls import is_url
 from datamat.formats import Offsets, ShardFormat, get_format
@@ -93,6 +94,7 @@ __all__ = ["SHARD", "StoredRecords", "convert"]
 
 SHARD, _RECORD, _RECORDS = "from_shard", "from_record", "from_records"
 """Fields of a row: number of the shard in its split, number of its first record there, and how many it has."""
+_MOST_ROUNDS = 10  # of an edit, in each of which another has published meanwhile
 _PLACE = (SHARD, _RECORD, _RECORDS)
 _SPLIT = "from_split"  # field of a row whose split is drawn anew: the split that holds its records
 
@@ -698,6 +700,25 @@ def _saved_in_place(
     unfit |= {"existing": how.existing} if how.existing not in ("update", "replace") else {}
     if wrong := [option(name, value) for name, value in unfit.items() if value is not None]:
         raise OptionError(f"save: {wrong[0]} does not apply where a directory is changed in its place; give an output")
+    for _ in range(_MOST_ROUNDS):
+        try:
+            return _edited(dataset, how, sidecars, cache_dir)
+        except ChangedError as error:
+            if (renewed := dataset.renewed()) is None:
+                raise OutputError(
+                    f"{dataset.path} has changed since it was loaded, and this edit was not made; load it again, and "
+                    "edit that"
+                ) from error
+            dataset = renewed
+    raise OutputError(
+        f"{dataset.path}: others have changed it {_MOST_ROUNDS} times meanwhile; end them, and save again"
+    )
+
+
+def _edited(
+    dataset: ShardedDataset, how: RunOptions, sidecars: tuple[Sidecar, ...], cache_dir: str | os.PathLike[str] | None
+) -> RunReport:
+    """Write a view back to its directory; raise `ChangedError` if that is no longer as it was loaded."""
     part = dataset.stored_part()
     target = scratch_folder(part.folder, how.scratch)
     with locked(work_folder(target) / "lock"):
@@ -705,7 +726,7 @@ def _saved_in_place(
     before = Manifest.read(part.folder)
     loaded_shards, shards_now = part.manifest.shards, before.of_format(part.manifest.format).shards
     if [(info.name, info.checksum) for info in loaded_shards] != [(info.name, info.checksum) for info in shards_now]:
-        raise OutputError(f"{part.folder} has changed since it was loaded; load it again, and edit that")
+        raise ChangedError(str(part.folder))
     change, view = _edit_of(dataset, before, how)
     changing = [before.splits[split][number] for split, numbers in change.shards.items() for number in numbers]
     with _at_hand(part.folder, before, changing, cache_dir) as loaded:

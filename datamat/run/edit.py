@@ -115,32 +115,28 @@ def edit(job: Job, run: Callable[[Job], RunReport], change: Edit) -> RunReport:
         change: what changes.
 
     Raises:
-        OutputError: the set is no longer the one that was loaded; or as `run` does.
+        ChangedError: the set is no longer the one of which `change` is an edit.
+        OutputError: as `run` does.
         OutputLockedError: another run is at work.
     """
     began, before = time.perf_counter(), change.before
     work_folder(job.output)
     seen = begin(job)
-    try:
-        with alone(job, seen) as place:  # to its end: who edits meanwhile is told at once
-            if Manifest.read(job.folder).render() != before.render():
-                raise ChangedError(job.place)
-            if not change.shards:
-                return nothing_made(job, place, before, began)
-            stage = stage_of(job, "edit", "replace")
-            try:
-                report = run(stage)
-            except OutputError as error:
-                if version_there(job.folder) == seen:
-                    raise
-                raise ChangedError(job.place) from error  # who has published has removed the stage
-            if not report.is_complete:
-                return dataclasses.replace(report, output=job.place)
-            manifest = _published(job, place, change, stage)
-    except ChangedError as error:
-        raise OutputError(
-            f"{job.place} has changed since it was loaded, and this edit was not made; load it again, and edit that"
-        ) from error
+    with alone(job, seen) as place:  # to its end: who edits meanwhile is told at once
+        if Manifest.read(job.folder).render() != before.render():
+            raise ChangedError(job.place)
+        if not change.shards:
+            return nothing_made(job, place, before, began)
+        stage = stage_of(job, "edit", "replace")
+        try:
+            report = run(stage)
+        except OutputError as error:
+            if version_there(job.folder) == seen:
+                raise
+            raise ChangedError(job.place) from error  # who has published has removed the stage
+        if not report.is_complete:
+            return dataclasses.replace(report, output=job.place)
+        manifest = _published(job, place, change, stage)
     num_reused = len(manifest.shards) - report.num_shards_written
     counts = {**manifest.counts.by_name(), "num_shards_reused": num_reused, "num_shards_held": 0}
     return dataclasses.replace(report, output=job.place, **counts)

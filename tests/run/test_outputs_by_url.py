@@ -386,7 +386,8 @@ def test_failed_repair_loses_nothing(source, bucket, tmp_path):
     job.run(progress=False)
     bucket.flip(f"{SHARD}.tfrecord")
     before, _ = bucket.content()
-    for row in load(bucket.url, "train", cache_dir=tmp_path / "cache", storage_options=bucket.options).keys():
+    data = load(bucket.url, "train", cache_dir=tmp_path / "cache", storage_options=bucket.options)
+    for row in data.keys():  # noqa: SIM118 -- not a dict
         path = copied / f"train/{row}.png"
         times = path.stat().st_mtime_ns
         size = path.stat().st_size
