@@ -1,30 +1,30 @@
-"""A digest of anything that decides the output: writers, transforms, callables, features, options.
+"""Fingerprints whatever decides the output: writers, transforms, callables, features, options.
 
-Fingerprints are equal if the meaning is equal (in another process, on another host, with another hash seed or folder),
-and differ if the output may. How objects count:
+Two fingerprints are equal if their objects mean the same, in any process and folder, on any host, with any hash seed;
+they differ if the output may. How each kind of object counts:
 
-    values              by content; dicts and sets without their order
+    values              by content; dicts and sets regardless of order
     the user's code     functions by bytecode, constants, defaults, closure and the globals they use; classes by bases
                         and attributes. Comments, docstrings, annotations of functions, line numbers and file names
                         do not count
     installed code      by module and name; the version of its distribution is recorded beside the digest
-    datamat's own code  as installed code, with the `OUTPUT_VERSION` of its part as version, which is incremented if,
-                        and only if, the part produces different bytes
+    datamat's own code  as installed code; its version is the `OUTPUT_VERSION` of its part, incremented if, and only
+                        if, the part produces different bytes
     environment         by name and value, for variables that code reads by a literal name
-    bound methods       by their code, and by what it, and the methods that it calls, read of their object
+    bound methods       by their code, and by the attributes of `self` that it and the methods it calls read
     instances           by class and by what pickle would keep: `__getstate__`, `__dict__`, slots, `__reduce__`
-    albumentations      without what a transform remembers of the last image
+    albumentations      without what a transform remembers from the last image
     random generators,  by type alone: their state never reaches the output, or is set for each record
     loggers, locks, threads
-    open files, connections, iterators    not at all: a `FingerprintError` says where they are
+    open files, connections, iterators    rejected: a `FingerprintError` gives the path to each
 
 The files, each built on those below it:
 
-    graph       finds everything that a value is made of and folds it into the digest    <- start reading here
-    objects     what one object is made of: values, instances, and the tables of how each type counts
-    code        what functions, classes and modules are made of: bytecode, what it reads, and who wrote it
-    memos       what code keeps between its calls in globals and caches that it fills itself
-    switches    what libraries hold for all code: numpy.seterr, the precision of decimal
+    graph       walks everything a value is made of and folds it into the digest    <- start reading here
+    objects     the parts of one object: values, instances, and the rule for each type
+    code        the parts of functions, classes and modules: bytecode, what it reads, and who wrote it
+    memos       what code caches between calls, in globals and in caches
+    switches    process-wide settings of libraries: numpy.seterr, the precision of decimal
 """
 
 from __future__ import annotations

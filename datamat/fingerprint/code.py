@@ -1,4 +1,4 @@
-"""What functions, classes and modules are made of: the user's by content, installed ones by name and version."""
+"""The parts of functions, classes and modules: the user's count by content, installed ones by name and version."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ __all__ = [
 
 # ---------------------------------------------------------------- parts
 #
-# What one object is made of, in the form that the walk over the graph expects.
+# The parts of one object, in the form that the graph walk expects.
 
 
 Origin: TypeAlias = "tuple[tuple[str, str], ...]"
 """Origin of a module: distributions, or parts of datamat, each with its version; empty for the user's own code."""
 Home: TypeAlias = "tuple[str, str]"
-"""Where a value can be set: the name of a module, and a path of attributes in it (`Config.size`)."""
+"""Where a value can be set: a module name, and an attribute path in it (`Config.size`)."""
 
 ATOMS: dict[type, Callable[[Any], bytes]] = {
     type(None): lambda _: b"",
@@ -105,14 +105,14 @@ class Parts:
     """What an object is made of.
 
     Attributes:
-        tag: kind of the object, and all of its content that is not an object itself.
+        tag: kind of the object, and whatever content is not itself an object.
         children: objects that the object holds.
-        steps: step of the path that leads to each child; its position if left out.
-        group: 0 if the order of children counts, otherwise the number of children that make one member of a set.
-        origins: installed packages, with versions, that decide the object as well; they do not count in its digest.
-        homes: module and attribute that the user's code reads a child from, by the position of the child.
-        memos: places that the object fills when it is used, see `fingerprint.memos`, each with whether it reads it,
-            too; those that begin with a dot are relative to the object.
+        steps: path step to each child; its position if omitted.
+        group: 0 if the order of children counts, otherwise the number of children per member of a set.
+        origins: installed packages that also decide the object, with versions; not part of its digest.
+        homes: module and attribute that the user's code reads a child from, by the child's position.
+        memos: locations that the object fills when used (see `fingerprint.memos`); True for those that it also reads.
+            A leading dot makes one relative to the object.
     """
 
     tag: bytes
@@ -126,7 +126,7 @@ class Parts:
 
 @frozen()
 class Import:
-    """A module that code imports when it runs, by name; it need not be imported yet."""
+    """A module that code imports when it runs, by name; possibly not imported yet."""
 
     name: str
 
@@ -140,13 +140,13 @@ class Environment:
 
 @frozen(eq=False)
 class Reached:
-    """An object of which only some methods count, with whatever they use of it.
+    """An object of which only some methods count, with the attributes and methods that they use.
 
     Attributes:
         value: the object itself.
-        entries: names of the methods that make samples, and of further attributes that are read.
-        others: names of methods that are called earlier, and prepare the input of `entries`.
-        is_whole: whether the whole class counts, not only what is used of it.
+        entries: names of the methods that make samples, and of other attributes that are read.
+        others: names of methods called earlier, which prepare the input of `entries`.
+        is_whole: whether the whole class counts, not only the used part.
     """
 
     value: Any
@@ -156,7 +156,7 @@ class Reached:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Key that equal values share, as long as the object lives."""
+        """A key that equal values share while the object lives."""
         return ("reached", id(self.value), self.entries, self.others, self.is_whole)
 
 
@@ -168,13 +168,13 @@ def named(
     step: str = ".",
     homes: Mapping[Any, Home] | None = None,
 ) -> Parts:
-    """Return the parts of an object that holds attributes by name, beside objects by position.
+    """Return the parts of an object that holds some objects by position and others by name.
 
     Args:
-        tag: tag as in `Parts`; the names are added to it.
-        held: objects held by position, each with the step of the path that leads to it.
+        tag: as in `Parts`; the names are appended to it.
+        held: objects held by position, each with its path step.
         attributes: objects held by name, in any order.
-        step: text before a name in a path.
+        step: prefix of a name in a path.
         homes: module and attribute that each attribute is read from, by name.
     """
     names = sorted(attributes, key=str)
@@ -191,12 +191,12 @@ def named(
 #
 # Who wrote a module: the user, whose code counts by content, or others, whose installed code counts by version.
 #
-# Finding that out imports nothing, and reads nothing of installed packages but the names of their files.
+# Nothing is imported to find out; of installed packages, only file names are read.
 
 
 _PYTHON = (("Python", f"{sys.version_info.major}.{sys.version_info.minor}"),)
 _STDLIB = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
-_assumed: dict[str, Origin] = {}  # spares a worker 13 ms at its start
+_assumed: dict[str, Origin] = {}  # saves 13 ms when a worker starts
 _looked_up: dict[str, Origin] = {}
 
 
@@ -207,12 +207,12 @@ def is_installed(module: Any) -> bool:
 
 
 def is_users_module(value: Any) -> bool:
-    """Return True if a value is a module of the user's."""
+    """Return True if a value is a module that the user wrote."""
     return isinstance(value, types.ModuleType) and not origin_of_file(value.__name__, vars(value).get("__file__"))
 
 
 def origin_of_module(module: str) -> Origin:
-    """Return the origin of a module that need not be imported yet; see `origin_of_file`."""
+    """Return the origin of a module, imported or not; see `origin_of_file`."""
     spec = find_spec(module)
     if spec is None:
         return origin_of_file(module, None)
@@ -221,9 +221,9 @@ def origin_of_module(module: str) -> Origin:
 
 @functools.cache
 def origin_of_file(module: str, file: str | None) -> Origin:
-    """Return the origin of a module: what installed it, with versions; nothing for the user's own code.
+    """Return the origin of a module: the distributions that installed it; empty for the user's own code.
 
-    The version of a module of datamat is the `OUTPUT_VERSION` of its part, if that has one.
+    A module of datamat has the `OUTPUT_VERSION` of its part as version, if there is one.
 
     Args:
         module: full name of the module.
@@ -232,7 +232,7 @@ def origin_of_file(module: str, file: str | None) -> Origin:
     top = module.partition(".")[0]
     if top == "datamat":
         return _part_of_datamat(module)
-    if top in {"__main__", "__mp_main__"}:  # in a worker of an engine, the file is the engine's own program
+    if top in {"__main__", "__mp_main__"}:  # in an engine's worker, the file is the engine's own program
         return ()
     if file in {None, "built-in", "frozen"}:
         return _PYTHON if top in sys.stdlib_module_names else ()
@@ -245,9 +245,9 @@ def origin_of_file(module: str, file: str | None) -> Origin:
 
 
 def _is_beside_distributions(file: str, top: str) -> bool:
-    """Return True if packages were installed into the folder of a module, as `pip install --target` does with any.
+    """Return True if packages were installed into the folder of a module, as `pip install --target` does.
 
-    A project that is installed in place has an `egg-info` beside it, or a `dist-info` elsewhere.
+    An editable install leaves an `egg-info` beside the project, or a `dist-info` elsewhere.
     """
     path = pathlib.PurePath(file)
     root = next((folder.parent for folder in path.parents if folder.name == top), path.parent)
@@ -262,9 +262,9 @@ def _has_distributions(folder: str) -> bool:
 
 
 def origin_of_function(function: types.FunctionType) -> Origin:
-    """Return the origin of the code of a function; for one that a decorator made, that of the decorator.
+    """Return the origin of a function's code; for a decorated function, the decorator's.
 
-    The file in the code decides, because a function that was sent to a worker by value lacks the globals of its module.
+    The file recorded in the code decides: a function sent to a worker by value lacks the globals of its module.
     """
     file, held = function.__code__.co_filename, function.__globals__
     folders = pathlib.PurePath(file).parts
@@ -278,10 +278,10 @@ def origin_of_function(function: types.FunctionType) -> Origin:
 
 
 def versions_of(modules: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the distributions that installed modules come from, by name.
+    """Return the version of each distribution that provides the given modules, by name.
 
     Args:
-        modules: full names of modules; `zlib` stands for the library that Python is linked with.
+        modules: full names of modules; `zlib` means the library that Python is linked with.
 
     Example:
         >>> list(versions_of(["numpy", "not_installed"]))
@@ -300,13 +300,13 @@ def versions_of(modules: Iterable[str]) -> dict[str, str]:
 def zlib_version() -> str:
     """Return the version of the zlib that Python is linked with, whatever else this process has loaded.
 
-    `zlib.ZLIB_RUNTIME_VERSION` is the version of the library whose symbols the loader found first: TensorFlow's copy,
-    if that was imported before `zlib`. Workers that never import TensorFlow would report another.
+    `zlib.ZLIB_RUNTIME_VERSION` is the version of the library whose symbols the loader found first: TensorFlow's copy
+    if TensorFlow was imported before `zlib`. Workers that never import TensorFlow would report another version.
     """
     import ctypes
 
-    with contextlib.suppress(OSError, AttributeError):  # built into the interpreter: there is no other zlib
-        ask = ctypes.CDLL(zlib.__file__).zlibVersion  # looked up in the module and the libraries that it is linked with
+    with contextlib.suppress(OSError, AttributeError):  # zlib is built into the interpreter: there is no other
+        ask = ctypes.CDLL(zlib.__file__).zlibVersion  # looked up in the module and the libraries it is linked with
         ask.restype = ctypes.c_char_p
         return str(ask().decode())
     return zlib.ZLIB_RUNTIME_VERSION
@@ -330,7 +330,7 @@ def find_spec(name: str) -> ModuleSpec | None:
 def _part_of_datamat(module: str) -> Origin:
     """Return the part of datamat that a module belongs to, with its version, and the packages that decide its bytes.
 
-    The innermost package or module around it with an `OUTPUT_VERSION`, or `PACKAGES`, defines these.
+    Each is defined by the innermost enclosing package or module with an `OUTPUT_VERSION`, or `PACKAGES`.
     """
     steps = module.split(".")
     number, packages = None, None
@@ -347,7 +347,7 @@ def _part_of_datamat(module: str) -> Origin:
 
 @functools.cache
 def _version(top: str) -> Origin:
-    """Return the distributions that a top-level module comes from, with their versions."""
+    """Return the distributions that provide a top-level module, with their versions."""
     if top in _assumed:
         return _assumed[top]
     _looked_up[top] = found = _look_up(top)
@@ -355,7 +355,7 @@ def _version(top: str) -> Origin:
 
 
 def known_versions() -> dict[str, Origin]:
-    """Return the origins of top-level modules found so far, for other processes of the same installation."""
+    """Return the origins of top-level modules found so far, to share with processes of the same installation."""
     return {**_assumed, **_looked_up}
 
 
@@ -372,24 +372,24 @@ def _look_up(top: str) -> Origin:
 
     try:
         found = {top: distribution(top)}
-    except PackageNotFoundError:  # not named like its module, as opencv-python is not named cv2
+    except PackageNotFoundError:  # the distribution has another name: opencv-python provides cv2
         names = sorted({found.metadata["Name"] for found in distributions() if _provides(found, top)})
         found = {name: distribution(name) for name in names}
     for each in found.values():
         with contextlib.suppress(ValueError):
             origin = json.loads(each.read_text("direct_url.json") or "{}")
-            if origin.get("dir_info", {}).get("editable"):  # the user's own project: every edit has this version
+            if origin.get("dir_info", {}).get("editable"):  # the user's own project: edits do not change the version
                 return ()
     return tuple((name, each.version) for name, each in found.items()) or _unknown(top)
 
 
 def _installed(top: str) -> Origin | None:
-    """Return what `_look_up` does for a package that is named like its module and lies unpacked, as most are.
+    """Do what `_look_up` does for an unpacked package whose distribution is named after it, as most are.
 
-    Importing `importlib.metadata`, and with it the parser of e-mails, takes a third as long as importing numpy.
+    Importing `importlib.metadata`, and with it the e-mail parser, takes a third as long as importing numpy.
 
     Returns:
-        None if more than a look into one folder has to decide.
+        None if a listing of folders does not settle it.
     """
     if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
         return None
@@ -410,7 +410,7 @@ def _installed(top: str) -> Origin | None:
 
 
 def _names_distribution(folder: str, top: str) -> bool:
-    """Return True if a folder may describe the distribution of a name; both are in small letters."""
+    """Return True if a folder may hold the metadata of a distribution; both names are lowercase."""
     name, dot, kind = folder.rpartition(".")
     return dot + kind in {".dist-info", ".egg-info"} and re.sub("[-_.]+", "_", name.partition("-")[0]) == re.sub(
         "[-_.]+", "_", top
@@ -432,8 +432,8 @@ def _unknown(top: str) -> Origin:
 def _provides(distribution: Distribution, top: str) -> bool:
     """Return True if a distribution installs a top-level module, by its declaration or else by its files.
 
-    `importlib.metadata.packages_distributions` answers that for all modules at once, in 70 ms among 130 distributions;
-    this takes 9.
+    `importlib.metadata.packages_distributions` answers for all modules at once, in 70 ms with 130 distributions; this
+    takes 9 ms.
     """
     declared = (distribution.read_text("top_level.txt") or "").split()
     if declared:
@@ -446,9 +446,8 @@ def _provides(distribution: Distribution, top: str) -> bool:
 #
 # The bytecode of a function: what it does, which globals it reads, which modules it imports.
 #
-# Instructions count by names and operands. It does not matter where they were written, how Python specializes them at
-# run time, or whether the code was compiled together with the imports that it uses (a script) or separately (a cell of
-# a notebook).
+# Instructions count by name and operands. Their location does not matter, nor does how Python specializes them at run
+# time, or whether the code was compiled together with the imports it uses (a script) or separately (a notebook cell).
 
 
 DESCRIBING = frozenset(
@@ -470,9 +469,9 @@ _BY_TEXT = frozenset({"eval", "exec", "globals"})
 _BY_PATH = frozenset({"run_module", "run_path", "spec_from_file_location"})
 _NAMESPACES = frozenset({"__globals__", "__subclasses__", "f_globals"})
 _LOOKING_UP = _BY_TEXT | _BY_PATH | _NAMESPACES | _IMPORTERS | _ENVIRONMENTS | {"expandvars", "modules"}
-"""Names of functions and mappings by which code gets at what it does not name itself."""
+"""Functions and mappings through which code reaches objects that it does not name."""
 _LOCAL_TIMES = {"astimezone": 0, "ctime": 1, "fromtimestamp": 1, "localtime": 1, "mktime": 1, "timestamp": 0}
-"""Functions and methods that go by the time zone of the process, with the most arguments that such a call has."""
+"""Functions and methods that use the time zone of the process, with the most arguments that such a call has."""
 
 _CALL_FLAGS = (
     inspect.CO_VARARGS
@@ -484,7 +483,7 @@ _CALL_FLAGS = (
 _NAMED_OPERANDS = frozenset([*dis.hasname, *dis.haslocal, *dis.hasfree, *dis.hascompare])
 _JUMPS = frozenset([*dis.hasjrel, *dis.hasjabs])
 
-# `np.sum(x)` is compiled as the call of an attribute if the same file or cell imports `np`, and of a method otherwise.
+# `np.sum(x)` is compiled as an attribute call if the same file or cell imports `np`, and as a method call otherwise.
 # The two differ in the instructions below, and so in the distances of jumps across them.
 _LIKE_ATTR = "LOAD_METHOD"
 _PASSED_OVER = frozenset({"EXTENDED_ARG", "PUSH_NULL"})
@@ -492,7 +491,7 @@ _PASSED_OVER = frozenset({"EXTENDED_ARG", "PUSH_NULL"})
 
 @frozen()
 class CodeInPackage:
-    """Bytecode, the package that its relative imports are relative to, and the globals that may name what it reads."""
+    """Bytecode, the package that its relative imports resolve in, and the globals that may name what it reads."""
 
     code: types.CodeType
     package: str
@@ -500,7 +499,7 @@ class CodeInPackage:
 
 
 def parts_of_code(value: CodeInPackage) -> Parts:
-    """Return the parts of code: its instructions, and the constants, modules and environment variables in use."""
+    """Return the parts of code: its instructions, and the constants, modules and environment variables it uses."""
     code, names = value.code, value.names
     text: list[Any] = [
         code.co_name, code.co_flags & _CALL_FLAGS, code.co_posonlyargcount, code.co_kwonlyargcount,
@@ -537,10 +536,10 @@ def parts_of_code(value: CodeInPackage) -> Parts:
 def read_globals(function: types.FunctionType) -> Iterator[tuple[str, Any, Home | None]]:
     """Yield the globals that a function reads; of the user's modules, only the attributes that it reads.
 
-    A global that the function itself assigns is a memo, see `filled_globals`.
+    A global that the function itself assigns is a memo; see `filled_globals`.
 
     Yields:
-        Path (`cfg.sizes`), value, and where it can be set: None for a namespace that belongs to no module.
+        Path (`cfg.sizes`), value, and where it can be set: None if its namespace belongs to no module.
     """
     reads, writes = set(), set()
     for code in _nested(function.__code__):
@@ -569,14 +568,14 @@ def read_globals(function: types.FunctionType) -> Iterator[tuple[str, Any, Home 
 
 
 def _namespace_of(function: types.FunctionType) -> str | None:
-    """Return the module that has the globals of a function; None if none has."""
+    """Return the module whose globals a function has; None if there is none."""
     held, name = function.__globals__, str(function.__globals__.get("__name__"))
     # When multiprocessing runs the main program again, runpy gives its functions a dictionary of their own.
     return name if name == "__mp_main__" or getattr(sys.modules.get(name), "__dict__", None) is held else None
 
 
 def filled_globals(function: types.FunctionType) -> dict[Home, bool]:
-    """Return the globals that a function assigns, each with whether it reads it, too."""
+    """Return the globals that a function assigns; True for those that it also reads."""
     codes, module = list(_nested(function.__code__)), _namespace_of(function)
     if module is None or all(dis.opmap["STORE_GLOBAL"] not in code.co_code[::2] for code in codes):
         return {}
@@ -586,10 +585,10 @@ def filled_globals(function: types.FunctionType) -> dict[Home, bool]:
 
 
 def read_imported(function: types.FunctionType) -> Iterator[tuple[str, Any, Home]]:
-    """Yield what a function reads from modules of the user's that it imports itself, if the program has set it.
+    """Yield what a function reads from the user's modules that it imports itself, if the program has changed it.
 
-    Modules count by their source, imported or not. So only values set later count beside that: those of names to which
-    the source assigns a plain constant (`size = 256`), and that hold something else now.
+    Modules count by source, imported or not. Beyond the source, only values set later count: names to which the source
+    assigns a plain constant (`size = 256`) and which now hold another value.
 
     Yields:
         The same as `read_globals`.
@@ -608,14 +607,14 @@ def read_imported(function: types.FunctionType) -> Iterator[tuple[str, Any, Home
 
 _HASHING = frozenset({"set", "frozenset", "hash"})
 _ORDERLESS = frozenset({"all", "any", "len", "max", "min", "sorted"})
-_ENDING = ("CALL", "POP", "PRECALL", "RESUME", "RETURN", "STORE")  # how the names of steps begin that end an expression
+_ENDING = ("CALL", "POP", "PRECALL", "RESUME", "RETURN", "STORE")  # prefixes of instructions that end an expression
 
 
 def hashes(function: types.FunctionType) -> str:
-    """Return how code of the user's depends on hashes, in words; "" if it does not, or is not the user's.
+    """Describe how the user's code depends on hashes; "" if it does not, or is not the user's.
 
-    The order of a set of texts, and `hash` of one, differ with the hash seed of a process. A set in which something is
-    only looked for (`x in {"a", "b"}`) is a constant, and one that is sorted at once has no order.
+    The order of a set of strings, and the `hash` of one, vary with the hash seed of the process. A set used only for
+    membership tests (`x in {"a", "b"}`) is a constant, and the order of a set that is sorted at once does not matter.
     """
     if origin_of_function(function):
         return ""
@@ -623,7 +622,7 @@ def hashes(function: types.FunctionType) -> str:
         makes_none = _HASHING.isdisjoint(code.co_names) and dis.opmap["BUILD_SET"] not in code.co_code[::2]
         if makes_none and not any(isinstance(each, (frozenset, types.CodeType)) for each in code.co_consts):
             continue
-        if code.co_name == "<setcomp>":  # judged where it is used
+        if code.co_name == "<setcomp>":  # checked where it is used
             continue
         steps = _instructions(code)
         for number, step in enumerate(steps):
@@ -639,7 +638,7 @@ def hashes(function: types.FunctionType) -> str:
 
 
 def _is_orderless(steps: Sequence[dis.Instruction], number: int) -> bool:
-    """Return True if a set is the first argument of a function to which its order means nothing."""
+    """Return True if a set is the first argument of a function that ignores its order."""
     for step in reversed(steps[:number]):
         if step.opname.startswith(_ENDING):
             return False
@@ -649,14 +648,14 @@ def _is_orderless(steps: Sequence[dis.Instruction], number: int) -> bool:
 
 
 def unseen_of(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what code of the user's looks up by what is known only when it runs, so that no digest can count it.
+    """Yield the lookups in the user's code that are resolved only when it runs, so that no digest can count them.
 
     Args:
-        code: code, and the code nested in it.
-        names: globals of the code; empty where its module is not imported.
+        code: code to examine, with the code nested in it.
+        names: globals of the code; empty if its module is not imported.
 
     Yields:
-        What it is, and where: "eval() in load (tools.py:7)".
+        The lookup and its location: "eval() in load (tools.py:7)".
     """
     for part in _nested(code):
         if _LOOKING_UP.isdisjoint((*part.co_names, *part.co_varnames)):
@@ -669,7 +668,7 @@ def unseen_of(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unseen(code: types.CodeType, steps: Sequence[dis.Instruction], number: int, names: Mapping[str, Any]) -> str:
-    """Return what an instruction loads, in words, if the code does not say what is looked up in it."""
+    """Describe what an instruction loads if the code does not say what is looked up in it; else ""."""
     step = steps[number]
     name, is_attribute = step.argval, step.opname in _ATTRIBUTE
     if name in _BY_TEXT:
@@ -728,7 +727,7 @@ def constants_of(name: str) -> dict[str, Any]:
 def _lookups(
     code: types.CodeType, steps: Sequence[dis.Instruction], number: int, value: CodeInPackage
 ) -> Iterator[Import | Environment]:
-    """Yield the modules and environment variables that code looks up by a text, once an instruction loads the means."""
+    """Yield the modules and environment variables that code looks up by name through what an instruction loads."""
     name, found = steps[number].argval, _key(code, steps, number, value.names)
     if found is None:
         return
@@ -741,10 +740,10 @@ def _lookups(
 
 
 def _key(code: types.CodeType, steps: Sequence[dis.Instruction], number: int, names: Mapping[str, Any]) -> str | None:
-    """Return the text by which something is looked up in what an instruction loads: a function, or a mapping.
+    """Return the key that is looked up in the function or mapping that an instruction loads.
 
     Recognizes `getenv("X")`, `environ["X"]`, `environ.get("X")`, `"X" in environ`, and the same with a global that
-    holds the text; returns None if the text is computed, or the key is set.
+    holds the key; returns None if the key is computed, or assigned to.
     """
     if steps[number].argval not in {"environ", "environb", "modules"}:
         return _argument(code, steps, number, names)
@@ -759,18 +758,18 @@ def _key(code: types.CodeType, steps: Sequence[dis.Instruction], number: int, na
 def _argument(
     code: types.CodeType, steps: Sequence[dis.Instruction], number: int, names: Mapping[str, Any]
 ) -> str | None:
-    """Return the text that is the first argument in a call of what an instruction loads, or None."""
+    """Return the first argument in a call of what an instruction loads if it is a string, else None."""
     first = steps[number + 1] if number + 1 < len(steps) else None
     if first is None or _text(first, names) is None:
         return None
     for step, above in _heights(code, first):
-        if above <= 0:  # else it is part of an expression: `"a" + name`
+        if above <= 0:  # otherwise it is part of an expression: `"a" + name`
             return _text(first, names) if above < 0 and step.opname in _CALLS else None
     return None
 
 
 def _text(step: dis.Instruction, names: Mapping[str, Any]) -> str | None:
-    """Return the text that an instruction loads: a constant, or a global."""
+    """Return the string that an instruction loads, as a constant or from a global."""
     value = step.argval if _loads_constant(step) else None
     if step.opname in {"LOAD_GLOBAL", "LOAD_NAME"}:
         value = names.get(step.argval)
@@ -790,7 +789,7 @@ def _is_of(module: str, steps: Sequence[dis.Instruction], number: int, names: Ma
 
 
 def _goes_by_zone(code: types.CodeType, loaded: dis.Instruction) -> bool:
-    """Return True if a function or method that an instruction loads is called without a time zone."""
+    """Return True if the function or method that an instruction loads is called without a time zone."""
     for step, above in _heights(code, loaded):
         if above <= 0:
             return step.opname in _CALLS and (step.arg or 0) <= _LOCAL_TIMES[loaded.argval]
@@ -798,7 +797,7 @@ def _goes_by_zone(code: types.CodeType, loaded: dis.Instruction) -> bool:
 
 
 def _heights(code: types.CodeType, start: dis.Instruction) -> Iterator[tuple[dis.Instruction, int]]:
-    """Yield what follows an instruction, each with the values that it leaves on the stack above that one's."""
+    """Yield the instructions after one, each with the number of values on the stack above that one's."""
     above = 0
     for step in dis.get_instructions(code):
         if step.offset > start.offset and step.opname not in {"CACHE", "EXTENDED_ARG", "KW_NAMES"}:
@@ -821,7 +820,7 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _instructions(code: types.CodeType) -> list[dis.Instruction]:
-    """Return the instructions of code, without those that describe a class or module."""
+    """Return the instructions of code, except those that only describe a class or module."""
     found = [instruction for instruction in dis.get_instructions(code) if instruction.opname not in _PASSED_OVER]
     stores = {
         number
@@ -844,8 +843,8 @@ _PAIRS = {
 def _singly(instructions: Iterable[dis.Instruction]) -> Iterator[dis.Instruction]:
     """Yield instructions in their plainest form.
 
-    Those of Python 3.13 that handle two local variables are yielded as the two that they stand for, and those of 3.14
-    that load a variable without counting the reference as the ones that count it.
+    Python 3.13's instructions for two local variables are split into two, and 3.14's loads of borrowed references
+    become ordinary loads.
     """
     for instruction in instructions:
         names = _PAIRS.get(instruction.opname)
@@ -859,20 +858,20 @@ def _singly(instructions: Iterable[dis.Instruction]) -> Iterator[dis.Instruction
 
 
 def _loads_constant(instruction: dis.Instruction) -> bool:
-    """Return True if the value of an instruction's argument is a constant that it loads."""
+    """Return True if an instruction loads a constant."""
     return instruction.opcode in dis.hasconst or instruction.opname in {"KW_NAMES", "LOAD_SMALL_INT"}
 
 
 def _takes_item(instruction: dis.Instruction) -> bool:
-    """Return True if an instruction is the `[]` of an expression."""
-    return instruction.opname == "BINARY_SUBSCR" or instruction.argrepr == "[]"  # since Python 3.14 a BINARY_OP
+    """Return True if an instruction is a subscript, `x[i]`."""
+    return instruction.opname == "BINARY_SUBSCR" or instruction.argrepr == "[]"  # a BINARY_OP since Python 3.14
 
 
 def _imports(name: str, names: Iterable[str], package: str) -> Iterator[Import]:
     """Yield the modules that `from name import names` loads."""
     try:
         name = importlib.util.resolve_name(name, package)
-    except ImportError:  # a relative import outside a package: it fails when it runs
+    except ImportError:  # a relative import outside a package, which fails at run time
         return
     steps = name.split(".")
     yield from (Import(".".join(steps[: depth + 1])) for depth in range(len(steps)))
@@ -882,15 +881,15 @@ def _imports(name: str, names: Iterable[str], package: str) -> Iterator[Import]:
 
 # ---------------------------------------------------------------- attributes that code reads
 #
-# Which attributes of an object code reads: of a training class with two hundred, those that `make_sample` uses.
+# Which attributes of an object code reads: of two hundred in a training class, those that `make_sample` uses.
 #
-# The bytecode of the entry methods leads to the methods and properties of the object that they use. An attribute counts
-# if it is read. If the object escapes (`helper(self)`, `getattr(self, name)`, `vars(self)`, `self.__dict__`), or a
-# method of an installed base class gets it, everything counts.
+# The walk follows the bytecode of the entry methods to the methods and properties of the object that they use. An
+# attribute counts if it is read. If the object escapes (`helper(self)`, `getattr(self, name)`, `vars(self)`,
+# `self.__dict__`), or is passed to a method of an installed base class, everything counts.
 #
-# An attribute that only the entry code fills is its memory between calls, a memo, and does not count. Filling is to
-# assign it (`self._table = load()`) or to change it in place (`self._seen[key] = value`). If other code of the class
-# assigns it anything but None, zero or an empty collection, it is an option, and counts.
+# An attribute that only the entry code fills is a memo, kept between calls, and does not count. To fill is to assign
+# (`self._table = load()`) or to change in place (`self._seen[key] = value`). If other code of the class assigns it
+# anything but None, zero or an empty collection, it is an option, and counts.
 
 
 LRU = type(functools.lru_cache(lambda: None))
@@ -909,7 +908,7 @@ _DATAMATS = "datamat.writers.base"  # home of the base of all writers, whose met
 
 @dataclasses.dataclass(slots=True)
 class Uses:
-    """What code does with the attributes of a variable.
+    """How code uses the attributes of a variable.
 
     Attributes:
         reads: names of attributes that it reads.
@@ -924,7 +923,7 @@ class Uses:
     escapes: bool = False
 
     def add(self, other: Uses) -> None:
-        """Add what other code does."""
+        """Add the uses of other code."""
         self.reads |= other.reads
         self.fills |= other.fills
         self.gives |= other.gives
@@ -933,7 +932,7 @@ class Uses:
 
 @dataclasses.dataclass(slots=True)
 class Reach:
-    """What methods of an object, and all methods that they use, do with it.
+    """How methods of an object, and the methods that they use, use it.
 
     Attributes:
         uses: uses of the object in all of these methods.
@@ -946,13 +945,13 @@ class Reach:
 
 @functools.lru_cache(maxsize=4096)
 def uses_of(code: types.CodeType, variable: str) -> Uses:
-    """Return what code, and code nested in it, does with a variable, local or of a closure."""
+    """Return how code, and code nested in it, uses a local or closure variable."""
     found = Uses()
     steps = [step for step in _singly(dis.get_instructions(code)) if step.opname not in {"EXTENDED_ARG", "CACHE"}]
     for number, step in enumerate(steps):
         if step.argval != variable or step.opcode not in _OF_VARIABLES or step.opname in _OF_CLOSURES:
             continue
-        if step.opname == "LOAD_FAST" and variable in code.co_cellvars:  # Python 3.13 builds a closure this way
+        if step.opname == "LOAD_FAST" and variable in code.co_cellvars:  # Python 3.13 builds closures this way
             continue
         if step.opname in _LOADS:
             _note_use(found, steps, number)
@@ -992,7 +991,7 @@ def _note_use(found: Uses, steps: Sequence[dis.Instruction], number: int) -> Non
 
 
 def _is_changed(steps: Sequence[dis.Instruction], number: int) -> bool:
-    """Return True if the value that an instruction pushes is changed in place, directly or under a local name."""
+    """Return True if the value that an instruction pushes is changed in place, directly or through a local variable."""
     following = steps[number + 1] if number + 1 < len(steps) else None
     if following is None:
         return False
@@ -1014,7 +1013,7 @@ def _is_changed(steps: Sequence[dis.Instruction], number: int) -> bool:
 
 
 def _is_empty(steps: Sequence[dis.Instruction], number: int) -> bool:
-    """Return True if None, zero or an empty collection is assigned to an attribute of the object that is loaded."""
+    """Return True if an attribute of the loaded object is assigned None, zero or an empty collection."""
     before = [step for step in steps[max(number - 6, 0) : number] if step.opname not in {"PRECALL", "PUSH_NULL"}]
     if not before:
         return False
@@ -1031,11 +1030,11 @@ def _is_empty(steps: Sequence[dis.Instruction], number: int) -> bool:
 
 
 def reach(value: Any, entries: Iterable[str]) -> Reach:
-    """Return what methods of an object, and the methods that they use, do with it.
+    """Return how methods of an object, and the methods that they use, use it.
 
     Args:
         value: object whose methods are examined.
-        entries: names of the methods, and of further attributes that are read.
+        entries: names of the methods, and of other attributes that are read.
     """
     names = list(entries)
     found, calls_super = _reach(value, names, with_overridden=False)
@@ -1043,7 +1042,7 @@ def reach(value: Any, entries: Iterable[str]) -> Reach:
 
 
 def _reach(value: Any, entries: Iterable[str], *, with_overridden: bool) -> tuple[Reach, bool]:
-    """Return the result of `reach`, and whether `super()` is used, so that overridden methods must be followed."""
+    """Return the result of `reach`, and True if `super()` is used, so that overridden methods must be followed."""
     kind: Any = type(value)
     calls_super = False
     found = Reach(Uses(), set())
@@ -1070,7 +1069,7 @@ def _reach(value: Any, entries: Iterable[str], *, with_overridden: bool) -> tupl
 
 
 def _uses_of_function(function: Any) -> Uses:
-    """Return what a method does with its object."""
+    """Return how a method uses its object."""
     if not isinstance(function, types.FunctionType):
         return Uses(escapes=True)
     if function.__globals__.get("__name__") == _DATAMATS:
@@ -1081,7 +1080,7 @@ def _uses_of_function(function: Any) -> Uses:
 
 
 def _functions(part: Any) -> Iterator[Any]:
-    """Yield the functions that get the object when an attribute of its class is used; None for one out of sight."""
+    """Yield the functions that get the object when an attribute of its class is used; None for an unknown descriptor."""
     if isinstance(part, property):
         yield from (each for each in (part.fget, part.fset) if each is not None)
     elif isinstance(part, (functools.cached_property, functools.partialmethod)):
@@ -1097,12 +1096,12 @@ def _functions(part: Any) -> Iterator[Any]:
 
 
 def memos_of(value: Any, making: Reach, others: Iterable[str] = ()) -> set[str]:
-    """Return the attributes of an object that only the code that makes samples fills.
+    """Return the attributes of an object that are filled only by the code that makes samples.
 
     Args:
         value: object whose attributes are examined.
         making: uses of the object in the methods that make samples.
-        others: methods that are called earlier, and prepare the input of these.
+        others: methods called earlier, which prepare the input of these.
     """
     before = reach(value, others)
     given = set(before.uses.gives)
@@ -1131,15 +1130,15 @@ _CODE = (
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _PLAIN = frozenset([*ATOMS, list, tuple, dict, set, frozenset, np.ndarray])
 _DECLARED = frozenset({"__slots__", "__match_args__", "__annotations__", "__pydantic_fields__"})
-"""Attributes with names between double underscores that the author of a class declares."""
+"""Dunder attributes that the author of a class declares."""
 _MAKES_ANNOTATIONS = "__annotate_func__"
 
 
 def parts_of_function(value: types.FunctionType) -> Parts:
-    """Return the parts of a function: its bytecode, and the defaults, closure and globals in use."""
+    """Return the parts of a function: its bytecode, and the defaults, closure and globals it uses."""
     if is_installed(value.__module__) and "<" not in value.__qualname__:  # neither a lambda nor a local function
         return Parts(f"function {value.__qualname__}".encode(), [Import(value.__module__)], [""])
-    # A function made by an installed decorator has the name of the wrapped one, but its own globals.
+    # A function made by an installed decorator has the wrapped function's name but its own globals.
     origin = origin_of_function(value)
     read = () if origin else (*read_globals(value), *read_imported(value))
     held: list[tuple[str, Any]] = [
@@ -1165,7 +1164,7 @@ def parts_of_function(value: types.FunctionType) -> Parts:
 
 
 def home_of(value: Any) -> Home | None:
-    """Return where a function of the user's is found under its name; None for one that is not."""
+    """Return the module and path at which the user's function can be looked up; None if it cannot."""
     module, name = value.__module__, value.__qualname__
     found = functools.reduce(lambda holder, step: getattr(holder, step, None), name.split("."), sys.modules.get(module))
     return (module, name) if found is value and not is_installed(module) else None
@@ -1183,13 +1182,13 @@ def _closure_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def is_users_object(value: Any) -> bool:
-    """Return True if a value is an instance, with attributes, of a class that the user wrote."""
+    """Return True if a value is an instance of a class that the user wrote, and has attributes."""
     is_code = isinstance(value, (type, types.FunctionType, types.ModuleType, enum.Enum))
     return not is_code and hasattr(value, "__dict__") and not is_installed(type(value).__module__)
 
 
 def tag_of(kind: bytes, origin: Origin) -> bytes:
-    """Return a tag with the names of origins; versions are recorded beside the digest."""
+    """Return a tag with the names of origins; versions are recorded separately."""
     return kind + repr([name for name, _ in origin]).encode()
 
 
@@ -1219,7 +1218,7 @@ def parts_of_class(value: type) -> Parts:
 
 
 def _filled_by_class(value: type) -> set[str]:
-    """Return the attributes that a class assigns to itself, in class methods and in `__new__`: singletons."""
+    """Return the attributes that a class assigns to itself in class methods and in `__new__`, such as singletons."""
     found: set[str] = set()
     for name, part in vars(value).items():
         function = getattr(part, "__func__", None)  # of a `classmethod`, and of `__new__`, a `staticmethod`
@@ -1230,14 +1229,14 @@ def _filled_by_class(value: type) -> set[str]:
 
 
 def _annotations_of(cls: type) -> dict[str, Any]:
-    """Return the annotations of a class that Python 3.14 makes when they are asked for.
+    """Return the annotations of a class, which Python 3.14 evaluates on first access.
 
-    The function that makes them holds the whole namespace of the class. Where they name what is there for type checkers
-    only, their text is returned.
+    The function that evaluates them holds the whole namespace of the class. Annotations that name objects imported for
+    type checkers only are returned as text.
     """
     try:
         return dict(cls.__annotations__)
-    except Exception:  # noqa: BLE001 -- they are expressions of the user's
+    except Exception:  # noqa: BLE001 -- they are the user's expressions
         annotationlib = importlib.import_module("annotationlib")
         return dict(annotationlib.get_annotations(cls, format=annotationlib.Format.STRING))
 
@@ -1256,7 +1255,7 @@ def written_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def parts_of_module(value: types.ModuleType) -> Parts:
-    """Return the parts of a module that code uses as a whole: its version, or what the user defined in it."""
+    """Return the parts of a module that code uses as a whole: its version, or the user's definitions."""
     if not is_users_module(value):
         return Parts(b"module", [Import(value.__name__)], [""])
     own = {

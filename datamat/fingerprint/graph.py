@@ -1,9 +1,9 @@
-"""The objects that a value is made of, as a graph, and its digest.
+"""The graph of objects that make up a value, and its digest.
 
-There is no recursion, so depth and cycles do not matter. `_Graph.grow` follows the parts of each object, and
-`_Graph.digest` folds the graph, one strongly connected component after another. Inside a component (such as a class and
-the methods that name it), colour refinement distinguishes nodes: the digest depends neither on where the walk entered
-nor on which equal parts are the same object.
+Nothing recurses, so depth and cycles do not matter. `_Graph.grow` follows the parts of each object, and `_Graph.digest`
+folds the graph, one strongly connected component after another. Inside a component (such as a class and the methods
+that name it), colour refinement distinguishes nodes: the digest depends neither on where the walk entered nor on which
+equal parts are the same object.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ _UNREADABLE = (
 )  # fmt: skip
 """Errors of `__getstate__` and `__reduce__` for objects without content."""
 _BY_VALUE = (Environment, Import)
-_SHORT = 16  # items of a tuple that costs less to digest again than to be remembered
+_SHORT = 16  # tuples of up to this many items are cheaper to digest again than to remember
 _MOST_VALUES = 1 << 20
 
 
 def fingerprint(value: Any, *, where: str) -> str:
     """Return the digest of a value as 32 hex digits (XXH3-128 over a prefix-free form).
 
-    XXH3 is not a cryptographic hash, and no protection against adversaries.
+    XXH3 is not cryptographic: it does not protect against adversaries.
 
     Args:
-        value: value that decides output: code, arrays, containers, or any object that pickles.
+        value: value that decides output: code, arrays, containers, or any object that can be pickled.
         where: name of the value in messages, such as `writer`.
 
     Raises:
-        FingerprintError: part of the value has no content to digest; the message says where.
+        FingerprintError: part of the value has no content to digest; the message gives the path to it.
 
     Example:
         >>> fingerprint({"a": 1, "b": {2, 3}}, where="options") == fingerprint({"b": {3, 2}, "a": 1}, where="options")
@@ -78,10 +78,10 @@ def fingerprint(value: Any, *, where: str) -> str:
 
 @frozen()
 class ModuleValue:
-    """A value that code reads from a module of the user's, or from a class in one, and that may be set at run time.
+    """A value that code reads from one of the user's modules, or a class in one, and that may be set at run time.
 
     Attributes:
-        path: how the value is reached, such as `writer.read -> cfg.sizes`.
+        path: path to the value, such as `writer.read -> cfg.sizes`.
         digest: digest of the value, 16 bytes.
         value: the value itself.
     """
@@ -97,17 +97,18 @@ class Examined:
 
     Attributes:
         digest: digest of everything but packages and environment, as 32 hex digits.
-        packages: versions of the installed packages, and of the parts of datamat, that the value uses, by name.
+        packages: versions of the installed packages and parts of datamat that the value uses, by name.
         environment: digests of the environment variables that the value reads, by name.
-        module_values: values read from modules of the user's, by module and attribute path.
-        memos: places that the code of the user's fills itself, see `fingerprint.memos`; what they hold does not count
-            in the digest.
-        hashing: the first code of the user's that makes a set or hashes a value, or the first set in a module of the
-            user's, in words; "" if there is none. What it gives may depend on the hash seed of the process.
-        pieces: a few digits for each piece of code ("code.read"), value that code reads from a module ("global.GAIN")
-            and attribute ("attribute.scale"), without what has a name of its own: they say which of them changed.
-        unseen: what code of the user's that makes samples looks up by what is known only when it runs, and what it has
-            in objects whose content stays in this process, in words.
+        module_values: values read from the user's modules, by module and attribute path.
+        memos: locations that the user's code fills itself (see `fingerprint.memos`); their contents are not part of
+            the digest.
+        hashing: description of the first user code that makes a set or hashes a value, or of the first set in a user
+            module: its result may depend on the hash seed of the process. "" if there is none.
+        pieces: short digests by name, which show what changed: one for each piece of code ("code.read"), module value
+            that code reads ("global.GAIN") and attribute ("attribute.scale"), each without the parts that have a name
+            of their own.
+        unseen: descriptions of what the digest cannot count in the user code that makes samples: lookups resolved only
+            when it runs, and objects whose content stays in this process.
     """
 
     digest: str
@@ -144,7 +145,7 @@ def examine(value: Any, *, where: str) -> Examined:
 
 
 def content_of(value: Any) -> str | None:
-    """Return the digest of a value as 32 hex digits; None for one that has no content to fingerprint.
+    """Return the digest of a value as 32 hex digits; None if it has no content to fingerprint.
 
     Raises:
         OverflowError: the value is made of more than a million values, which would take seconds in each process.
@@ -159,12 +160,12 @@ def content_of(value: Any) -> str | None:
 
 
 class _TooMany(Exception):  # noqa: N818 -- reads as what it is
-    """A value is made of more values than it may."""
+    """A value is made of more values than allowed."""
 
 
 @dataclasses.dataclass(slots=True)
 class _ObjectNode:
-    """One object in the graph; `links` are its children, each the number of a node or the digest of an atom."""
+    """One object in the graph; each of its `links` is the number of a node or the digest of an atom."""
 
     value: Any  # kept alive, because its id names the node
     parent: int
@@ -175,7 +176,7 @@ class _ObjectNode:
 
 
 class _Graph:
-    """The objects that a value is made of: nodes, in the order of a breadth-first walk."""
+    """The objects that make up a value: nodes, in breadth-first order."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -187,10 +188,10 @@ class _Graph:
         """Add a value and everything it is made of, and return its link.
 
         Raises:
-            _TooMany: it is made of more values than `most`.
+            _TooMany: that would be more than `most` values.
         """
         root = self._link(value, -1, 0)
-        for number, node in enumerate(self._nodes):  # the list grows meanwhile
+        for number, node in enumerate(self._nodes):  # grows during the loop
             try:
                 node.parts = parts_of(node.value)
             except _UNREADABLE as error:
@@ -202,7 +203,7 @@ class _Graph:
         return root
 
     def _set_memos_apart(self) -> None:
-        """Note which places the code both fills and reads; what they hold counts no more."""
+        """Record which locations the code both fills and reads, and exclude their contents from the digest."""
         read = {_of_main(home) for node in self._nodes for home in node.parts.homes.values()}
         for number, node in enumerate(self._nodes):
             for (module, path), is_read in node.parts.memos.items():
@@ -215,7 +216,7 @@ class _Graph:
                     node.links[position] = _hash(b"memo")
 
     def _home_inside(self, number: int, path: str) -> Home | None:
-        """Return where an attribute of an object is that a module holds; None for one held elsewhere."""
+        """Return the location of an attribute of an object that a module holds; None if no module holds the object."""
         while (node := self._nodes[number]).parent >= 0:
             parts = self._nodes[node.parent].parts
             if node.position in parts.homes:
@@ -243,7 +244,7 @@ class _Graph:
         """Return the digest of each environment variable that is read, as hex digits."""
         names = {node.value.name for node in self._nodes if type(node.value) is Environment}
         values = {name: os.environ.get(name) for name in sorted(names)}
-        if "TZ" in values:  # where it is not set, the host has a zone
+        if "TZ" in values:  # if unset, the host's zone counts
             values["TZ"] = repr((time.tzname, time.timezone, time.altzone))
         return {
             name: _hash(b"unset" if value is None else b"set", os.fsencode(value or "")).hex()
@@ -251,7 +252,7 @@ class _Graph:
         }
 
     def module_values(self) -> dict[Home, ModuleValue]:
-        """Return the values read from modules of the user's; call `digest` first."""
+        """Return the values read from the user's modules; call `digest` first."""
         found: dict[Home, ModuleValue] = {}
         for number, node in enumerate(self._nodes):
             for position, place in node.parts.homes.items():
@@ -264,7 +265,7 @@ class _Graph:
         return found
 
     def pieces(self) -> dict[str, str]:
-        """Return a few digits for everything that has a name in the user's code, by what it is; call `digest` first."""
+        """Return a short digest of each named thing in the user's code, by kind and name; call `digest` first."""
         found: dict[str, list[bytes]] = {}
         for node in self._nodes:
             for position, name in _names_in(node).items():
@@ -273,11 +274,11 @@ class _Graph:
                 holder = "global" if isinstance(node.value, types.FunctionType) else "attribute"
                 kind = "code" if isinstance(value, _CODE) else holder
                 found.setdefault(f"{kind}.{name}", []).append(self._own(link, ()))
-        # Enough to name what changed, and too little to give away what it held.
+        # Long enough to tell what changed, too short to reveal the content.
         return {name: _hash(b"piece", *sorted(set(digests))).hex()[:4] for name, digests in sorted(found.items())}
 
     def _own(self, link: int | bytes, around: tuple[int, ...]) -> bytes:
-        """Return the digest of what a link leads to, without what has a name of its own."""
+        """Return the digest of a link's target, without the parts that have a name of their own."""
         if isinstance(link, bytes) or link in around:
             return link if isinstance(link, bytes) else b""
         node = self._nodes[link]
@@ -288,7 +289,7 @@ class _Graph:
         return _combine(node.parts, inner)
 
     def hashing(self) -> str:
-        """Return the first thing in the graph that may depend on the hash seed, in words; "" for none."""
+        """Describe the first object in the graph that may depend on the hash seed; "" if there is none."""
         for number, node in enumerate(self._nodes):
             if isinstance(node.value, types.FunctionType) and (how := hashes(node.value)):
                 return f"{self._path(number)} {how}"
@@ -297,10 +298,10 @@ class _Graph:
         return ""
 
     def unseen(self) -> tuple[str, ...]:
-        """Return what `Examined` says.
+        """Return the descriptions for `Examined.unseen`.
 
-        Of an object of which the whole class counts, only the code that makes samples: what `index` looks up is in the
-        rows that it returns.
+        If the whole class of an object counts, only its code that makes samples is searched: what `index` looks up is
+        in the rows that it returns.
         """
         making: dict[type, set[str]] = {}
         for node in self._nodes:
@@ -310,7 +311,7 @@ class _Graph:
         found: dict[str, None] = {}
         numbers = dict.fromkeys([0] if self._nodes else [])
         waiting = list(numbers)
-        for number in waiting:  # the list grows meanwhile
+        for number in waiting:  # grows during the loop
             node = self._nodes[number]
             found.update(dict.fromkeys(self._unseen_in(number)))
             names = making.get(node.value) if isinstance(node.value, type) else None
@@ -337,9 +338,9 @@ class _Graph:
             yield f"what {self._path(number)} holds {how} (workers lack it)"
 
     def _is_the_users(self, number: int) -> bool:
-        """Return True if code of the user's may go through a set: no package holds it, and it is no constant of code.
+        """Return True if the user's code may iterate over a set: neither a package nor a code constant holds it.
 
-        Of constants, `hashes` knows whether they are gone through.
+        `hashes` tells which constants are iterated over.
         """
         if isinstance(self._nodes[self._nodes[number].parent].value, CodeInPackage):
             return False
@@ -364,7 +365,7 @@ class _Graph:
         return number
 
     def _fold(self, component: list[int]) -> None:
-        """Set the digests of nodes that reach each other; other nodes that they reach already have theirs."""
+        """Set the digests of one component; the nodes that it leads to already have theirs."""
         nodes = self._nodes
         colours = dict.fromkeys(component, bytes(16))
         classes = 0
@@ -404,9 +405,9 @@ _PREFIXES = {kind: b"%d:atom %b" % (5 + len(kind.__name__), kind.__name__.encode
 
 
 def _leaf(value: Any) -> bytes | None:
-    """Return the digest of a value that needs no node: one that holds no other values, or a short tuple of such.
+    """Return the digest of a value that needs no node: an atom, or a short tuple of atoms; else None.
 
-    A table of a million entries is made of these.
+    This keeps a table of a million entries out of the graph.
     """
     kind: Any = type(value)
     if kind in ATOMS:
@@ -419,7 +420,7 @@ def _leaf(value: Any) -> bytes | None:
 
 
 def _of_main(home: Home) -> Home:
-    """Return where a value can be set; a worker of multiprocessing runs the main program again, as `__mp_main__`."""
+    """Return a location, with `__mp_main__`, as which multiprocessing reruns the main program, as `__main__`."""
     module, path = home
     return ("__main__" if module == "__mp_main__" else module, path)
 
@@ -431,7 +432,7 @@ def _components(links: Sequence[Sequence[int | bytes]]) -> Iterator[list[int]]:
     """
     edges = [[link for link in each if isinstance(link, int)] for each in links]
     order: dict[int, int] = {}
-    low: dict[int, int] = {}  # for nodes without a component: the earliest node known to share theirs
+    low: dict[int, int] = {}  # for each node without a component: the earliest node known to share it
     unassigned: list[int] = []
     for start in range(len(edges)):
         walk = [] if start in order else [(start, iter(edges[start]))]
@@ -463,7 +464,7 @@ def _combine(parts: Parts, digests: Sequence[bytes]) -> bytes:
 
 
 def _hash(*pieces: bytes) -> bytes:
-    """Return the XXH3-128 of pieces, of which only the first may vary in length, and counts with its length."""
+    """Return the XXH3-128 of pieces; only the first may vary in length, so its length is hashed too."""
     digest = xxhash.xxh3_128(b"%d:" % len(pieces[0]))
     for piece in pieces:
         digest.update(piece)
@@ -474,7 +475,7 @@ _CODE = (types.FunctionType, types.MethodType, type)
 
 
 def _names_in(node: _ObjectNode) -> dict[int, str]:
-    """Return the names that code, or an object of the user's, has for its parts, by their positions."""
+    """Return the names that code, or the user's object, has for its parts, by position."""
     if not isinstance(node.value, (*_CODE, Reached)):
         return {}
     steps = {place: _step(node.parts, place) for place in range(len(node.links))}
@@ -486,7 +487,7 @@ def _names_in(node: _ObjectNode) -> dict[int, str]:
 
 
 def _step(parts: Parts, position: int) -> str:
-    """Return the step of a path that leads to a child."""
+    """Return the path step to a child."""
     if parts.steps:
         return parts.steps[position]
     if parts.group == 2:  # a dict: keys and values alternate

@@ -1,4 +1,4 @@
-"""Memos: what the user's code keeps between its calls, in globals, attributes and caches that it fills on first use.
+"""Memos: what the user's code keeps between calls, in globals, attributes and caches filled on first use.
 
     _settings = None                     @functools.lru_cache            @functools.cached_property
     def settings():                      def settings():                 def table(self):
@@ -7,7 +7,7 @@
             _settings = load()
         return _settings
 
-`Parts.memos` has their places, as the walk over the code finds them; this file reads and sets what is there now.
+The walk over the code records their locations in `Parts.memos`; this module reads and sets their contents.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Memo", "clear_caches", "is_filled", "read_memos", "set_memo"]
 
-_MOST_CALLS = 16  # results that a cache keeps; one with more is filled row by row
+_MOST_CALLS = 16  # caches with more results are filled row by row
 _COLLECTIONS = frozenset(
     {dict, list, set, collections.OrderedDict, collections.Counter, collections.defaultdict, collections.deque}
 )
@@ -41,11 +41,11 @@ _CALL = "()"
 
 @frozen()
 class Memo:
-    """Where code keeps a value between its calls.
+    """A location where code keeps a value between calls.
 
     Attributes:
         home: module and path: `_settings`, `Config._instance`, or `settings()` for the results of a cached function.
-        arguments, keywords: the call whose result it is, if a cache keeps it.
+        arguments, keywords: the call whose result it holds, if it belongs to a cache.
     """
 
     home: Home
@@ -60,11 +60,11 @@ class Memo:
 
 
 def read_memos(places: Iterable[Home], main: Sequence[dict[str, Any]] = ()) -> tuple[dict[Memo, Any], list[Home]]:
-    """Return what memos hold now, and the places of the caches whose results cannot be told.
+    """Return the current contents of memos, and the locations of the caches whose results cannot be read.
 
     Args:
-        places: where memos are.
-        main: namespaces of the main program; none stands for the module `__main__`.
+        places: locations of memos.
+        main: namespaces of the main program; if empty, the module `__main__`.
     """
     found: dict[Memo, Any] = {}
     untold: list[Home] = []
@@ -87,7 +87,7 @@ def read_memos(places: Iterable[Home], main: Sequence[dict[str, Any]] = ()) -> t
 
 
 def is_filled(memo: Memo, value: Any) -> bool:
-    """Return True if a memo holds more than it begins with: None, an empty collection, or a constant of its module."""
+    """Return True if a memo no longer holds its initial value: None, an empty collection, or its module's constant."""
     module, path = memo.home
     if path.endswith(_CALL):
         return True
@@ -106,11 +106,11 @@ def clear_caches(places: Iterable[Home], main: Sequence[dict[str, Any]] = ()) ->
 
 
 def set_memo(memo: Memo, value: Any, main: Sequence[dict[str, Any]] = ()) -> None:
-    """Make a memo, or another place that code reads from a module, hold a value.
+    """Set a memo, or another value that code reads from a module.
 
     Args:
-        memo: where it is.
-        value: what it is to hold.
+        memo: location to set.
+        value: its new value.
         main: as for `read_memos`.
     """
     module, path = memo.home
@@ -124,12 +124,12 @@ def set_memo(memo: Memo, value: Any, main: Sequence[dict[str, Any]] = ()) -> Non
             namespace[last] = value
         elif steps[0] in namespace:
             holder = functools.reduce(_step, steps[1:], namespace[steps[0]])
-            # As `cached_property` does: a frozen class refuses assignments.
+            # As `cached_property` does: a frozen class rejects assignments.
             (setattr if isinstance(holder, type) else object.__setattr__)(holder, last, value)
 
 
 def _step(value: Any, step: str) -> Any:
-    return value[int(step)] if step.isdigit() else getattr(value, step)  # a cell of a closure has a number
+    return value[int(step)] if step.isdigit() else getattr(value, step)  # closure cells have numbers
 
 
 def _namespaces(module: str, main: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
@@ -137,12 +137,12 @@ def _namespaces(module: str, main: Sequence[dict[str, Any]]) -> Sequence[dict[st
         return main
     try:
         return [vars(sys.modules.get(module) or importlib.import_module(module))]
-    except ImportError:  # of code that travels by value
+    except ImportError:  # the code travels by value
         return []
 
 
 def _holder(place: Home, main: Sequence[dict[str, Any]]) -> tuple[Mapping[str, Any], str]:
-    """Return what holds a memo, as a mapping, and its name there."""
+    """Return the object that holds a memo, as a mapping, and the memo's name in it."""
     module, path = place
     *steps, last = path.removesuffix(_CALL).split(".")
     for namespace in _namespaces(module, main):
@@ -160,22 +160,22 @@ def _holder(place: Home, main: Sequence[dict[str, Any]]) -> tuple[Mapping[str, A
 
 # ---------------------------------------------------------------- caches
 #
-# The results that a `functools.lru_cache` keeps cannot be asked for, but the garbage collector is told of them: of a
-# bounded cache key, result and a type for each, and then its table; an unbounded one has them in that table. A result
-# is put there by a call, for which the cached function gets code that returns it.
+# `functools.lru_cache` has no API for its results, but the garbage collector can list them: for a bounded cache, the
+# key, result and a type of each, then its table; an unbounded cache has them in its table. To add a result, the cached
+# function is given code that returns it, and called.
 #
-# No documentation says so, and another Python may tell of them in another order. So two caches of known results are
-# read first; unless those are found, no cache is read, and all that hold results are untold.
+# This is undocumented, and another Python may list them in another order. So two caches with known results are read
+# first; if that fails, no cache is read, and every cache with results is reported as unreadable.
 
 
 def _are_told() -> bool:
-    """Return True if the garbage collector of this Python is told of results as expected."""
+    """Return True if the garbage collector of this Python lists results as expected."""
     for size in (2, None):
         cache = functools.lru_cache(size)(lambda *_, **__: object())
         known = {Memo(("", ""), (1,)): cache(1), Memo(("", ""), ("a", 2), (("b", 3),)): cache("a", 2, b=3)}
         try:
             found = dict(_calls_of(cache))
-        except Exception:  # noqa: BLE001 -- whatever is wrong there, it is another layout
+        except Exception:  # noqa: BLE001 -- any error means another layout
             return False
         if found != known:
             return False
@@ -183,7 +183,7 @@ def _are_told() -> bool:
 
 
 def _calls_of(cache: Any) -> list[tuple[Memo, Any]]:
-    """Return the calls that a cache remembers, and their results."""
+    """Return the calls in a cache, with their results."""
     held = gc.get_referents(cache)
     table = next(part for part in held if type(part) is dict and part is not vars(cache))
     if cache.cache_parameters()["maxsize"] is None:
@@ -197,7 +197,7 @@ def _calls_of(cache: Any) -> list[tuple[Memo, Any]]:
 
 
 def _call_of(key: Any, mark: object) -> Memo:
-    parts = key if type(key) is tuple else (key,)  # a single text or number is its own key
+    parts = key if type(key) is tuple else (key,)  # a single string or number is its own key
     middle = next((number for number, part in enumerate(parts) if part is mark), len(parts))
     keywords = parts[middle + 1 :]
     return Memo(("", ""), parts[:middle], tuple(zip(keywords[::2], keywords[1::2], strict=False)))

@@ -1,4 +1,4 @@
-"""What one object is made of: values, instances, and the tables of how each type counts."""
+"""The parts of one object: values, instances, and the tables with the rule for each type."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ _LAST_IMAGE = frozenset(
         "_images_was_list", "_masks_was_list",
     }
 )  # fmt: skip
-"""Attributes that albumentations transforms set for each image, or derive from others."""
+"""Attributes that albumentations transforms set for each image, or derive from other attributes."""
 
 _ALONE_MODULES = frozenset({"multiprocess.synchronize", "multiprocessing.synchronize"})
 _USUAL_STATE: Any = object.__getstate__
 
 
 def parts_of(value: Any) -> Parts:
-    """Return what an object is made of; raise what pickle raises if it has no content."""
+    """Return the parts of an object; if it has no content, raise what pickle raises."""
     kind = type(value)
     if kind in _TABLE:
         return _TABLE[kind](value)
@@ -103,7 +103,7 @@ def _alone(value: Any) -> Parts:
 
 
 def _kind_of(kind: type) -> str:
-    """Return the name of the base that a type stands for: a worker may have another kind of logger than its caller."""
+    """Return the name of the base class that counts: a worker's logger may have another type than its caller's."""
     base = next((base for base in kind.__mro__ if base in _LONERS), kind)
     return f"{base.__module__}.{base.__qualname__}"
 
@@ -121,34 +121,35 @@ def _array(value: np.ndarray) -> Parts:
     tag = repr(("array", value.dtype, value.shape)).encode()
     if value.dtype.hasobject:
         return Parts(tag, value.ravel().tolist())
-    if value.dtype.names:  # field by field: the padding between fields is arbitrary
+    if value.dtype.names:  # field by field, as the padding between fields is arbitrary
         return Parts(tag, [np.asarray(value[name]) for name in value.dtype.names], value.dtype.names)
     flat = np.ascontiguousarray(value).reshape(-1)  # copies only arrays that are not contiguous
     return Parts(tag + xxhash.xxh3_128_digest(flat.view(np.uint8).data if flat.nbytes else b""))
 
 
 def _tensor(value: Any) -> Parts:
-    """Return the parts of a torch tensor, by content: its pickle holds memory addresses."""
+    """Return the parts of a torch tensor by content, as its pickle holds memory addresses."""
     torch = sys.modules["torch"]
     if value.layout is not torch.strided or value.is_quantized:
-        raise TypeError(f"tensors of layout {value.layout} are not supported; keep a dense one, or its parts")
+        raise TypeError(f"tensors of layout {value.layout} are not supported; store a dense tensor, or its parts")
     tag = repr((type(value).__qualname__, str(value.dtype), tuple(value.shape), value.requires_grad)).encode()
     flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return Parts(b"tensor " + tag + xxhash.xxh3_128_digest(flat.data if flat.nbytes else b""))
 
 
 def _instance(value: Any, counts: Callable[[str], bool] | None = None) -> Parts:
-    """Return the parts of an object as pickle sees them, without what it recomputes.
+    """Return the parts of an object as pickle sees them, without cached properties.
 
     Args:
-        value: object that has no rule of its own.
+        value: object whose type has no rule of its own.
         counts: predicate for the names of attributes that count; None if all do.
     """
     kind = type(value)
-    # Those who want tracebacks to travel register every exception, in the process that imports them (tblib, for Dask).
+    # tblib, which Dask uses, registers every exception type so that tracebacks travel, but only in processes that
+    # import it.
     reduce = None if isinstance(value, BaseException) else copyreg.dispatch_table.get(kind)
     reduced = reduce(value) if reduce else value.__reduce_ex__(4)
-    if isinstance(reduced, str):  # a global, by the name that pickle finds it under
+    if isinstance(reduced, str):  # a global, by the name under which pickle finds it
         module = getattr(value, "__module__", None) or kind.__module__
         return Parts(f"global {reduced}".encode(), [kind, Import(module)], ["", ""])
     build, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
@@ -165,7 +166,7 @@ def _instance(value: Any, counts: Callable[[str], bool] | None = None) -> Parts:
         state = {**(state[0] or {}), **state[1]}  # `__dict__` and slots
     computed = _computed(kind)
     if usual and state and isinstance(state, dict) and state.keys() <= computed:
-        state = None  # as before they were computed
+        state = None  # as before any was computed
     if isinstance(state, dict):
         lasting = {name: part for name, part in _lasting(kind, state).items() if counts is None or counts(str(name))}
         parts = named(b"instance", held, lasting)
@@ -177,7 +178,7 @@ def _instance(value: Any, counts: Callable[[str], bool] | None = None) -> Parts:
 
 
 def _reached(found: Reached) -> Parts:
-    """Return the parts of an object that some methods use, without those that they fill themselves."""
+    """Return the parts of an object that its counted methods use, without those that they fill themselves."""
     value = found.value
     kind: Any = type(value)
     making = reach(value, found.entries)
@@ -187,7 +188,7 @@ def _reached(found: Reached) -> Parts:
         return _instance(value, lambda name: name not in memos and (uses.escapes or name in uses.reads))
     whole = _instance(value)
     state = {step.removeprefix("."): part for step, part in zip(whole.steps, whole.children, strict=True) if step}
-    # The state of an object without attributes is None; its methods count one by one nonetheless.
+    # An object without attributes has the state None; its methods still count one by one.
     has_usual_state = state.get(" state") is None and kind.__getstate__ is _USUAL_STATE
     if (" state" in state and not has_usual_state) or kind.__reduce__ is not object.__reduce__:
         return whole
@@ -203,7 +204,7 @@ def _reached(found: Reached) -> Parts:
 
 
 def hidden_in(found: Reached) -> Iterator[str]:
-    """Yield the attributes with content that an object's methods read, and that its own way of pickling leaves out."""
+    """Yield non-empty attributes that an object's methods read but that its `__getstate__` or `__reduce__` omits."""
     value = found.value
     kind: Any = type(value)
     by = "__reduce__" if kind.__reduce__ is not object.__reduce__ else "__getstate__"
@@ -223,18 +224,18 @@ def hidden_in(found: Reached) -> Iterator[str]:
 
 
 def _lasting(kind: type, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of an instance, without those that its use sets."""
+    """Return the attributes of an instance, without those set by using it."""
     computed = _computed(kind)
     if not _is_albumentations(kind):
         return {name: value for name, value in state.items() if name not in computed and name != "__doc__"}
     lasting = {name: value for name, value in state.items() if name not in computed | _LAST_IMAGE}
-    # Processors remember the labels that they saw, but only their parameters decide.
+    # Processors remember the labels they have seen, but only their parameters decide.
     lasting["processors"] = {name: vars(processor.params) for name, processor in state.get("processors", {}).items()}
     return lasting
 
 
 def _computed(kind: type) -> set[str]:
-    """Return the attributes of a type's instances that are computed once, when they are first asked for."""
+    """Return the names of a type's cached properties, which are computed on first access."""
     return {
         name
         for base in kind.__mro__
@@ -256,7 +257,7 @@ def _method(value: types.MethodType) -> Parts:
 
 
 def _is_same_code(one: Any, other: Any) -> bool:
-    """Return True if two functions are the same, or copies: in a worker, a class may come with another message."""
+    """Return True if two functions are the same or copies: in a worker, a class may arrive with another message."""
     code = getattr(one, "__code__", None)
     return one is other or (code is not None and code == getattr(other, "__code__", None))
 
@@ -282,7 +283,7 @@ def _wrapped(value: Any) -> Parts:
 
 
 def _cached(value: Any) -> Parts:
-    """Return the parts of a function with a cache; what the cache holds is a memo."""
+    """Return the parts of a cached function; the contents of its cache are a memo."""
     home = home_of(value)
     parts = _wrapped(value)
     return parts if home is None else dataclasses.replace(parts, memos={(home[0], f"{home[1]}()"): True})
@@ -319,7 +320,7 @@ _TABLE: dict[type, Callable[[Any], Parts]] = {
     contextvars.ContextVar: lambda value: Parts(b"context variable", [value.get(None)], [".get()"]),
     CodeInPackage: parts_of_code,
     Reached: _reached,
-    type(os.environ): lambda _: Parts(b"os.environ"),  # code that reads it counts by what it reads
+    type(os.environ): lambda _: Parts(b"os.environ"),  # only the variables that code reads count
     Environment: lambda value: Parts(f"environment {value.name}".encode()),
     Import: parts_of_import,
 }
@@ -332,13 +333,13 @@ _LONERS: tuple[type, ...] = (
             threading.Barrier, threading.Thread, threading.local, concurrent.futures.Executor,
             weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
 )  # fmt: skip
-"""Types of objects that never reach the output, or are set for each record."""
+"""Types of objects that never reach the output, or whose state is set for each record."""
 
 _WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 
 
 def held_here(value: Any) -> str:
-    """Return how an object holds what no other process gets, and no digest counts; "" if it holds no such thing."""
+    """Describe how an object holds values that neither travel to workers nor count in digests; "" if it holds none."""
     if isinstance(value, _WEAK) and len(value):
         return "by weak references"
     is_filled = isinstance(value, threading.local) and any(
@@ -358,4 +359,4 @@ _KINDS: dict[type, Callable[[Any], Parts]] = {
     frozenset: lambda value: Parts(b"", [type(value), frozenset(value), getattr(value, "__dict__", {})]),
     **dict.fromkeys(_LONERS, _alone),
 }  # fmt: skip
-"""Parts of objects of these types and of types derived from them."""
+"""Parts of objects of these types and of their subclasses."""

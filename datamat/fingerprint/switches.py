@@ -1,10 +1,10 @@
-"""Switches of libraries: state that no attribute of the user's code holds, and that decides what it computes.
+"""Switches: process-wide settings of libraries that decide what the user's code computes.
 
 `numpy.seterr`, the precision of `decimal`, torch's default dtype: a worker that was not forked from the program starts
-with the library's own. So the caller's are read from one table, sent with the job, and set in each worker; those that
-are not as the library has them count in the fingerprint. Only libraries that the caller has loaded are looked at.
+with the library's defaults. So the caller's values are read by one table, sent with the job, and set in each worker;
+those that differ from the default count in the fingerprint. Only libraries that the caller has loaded are examined.
 
-Other state of installed packages (functions that were patched, registries that were filled) is the worker's own.
+Other state of installed packages (patched functions, filled registries) is not sent to workers.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class _Switch:
     """One switch.
 
     Attributes:
-        module: module that has it; a module of the standard library is always loaded.
-        get: returns its value, which must pickle, from the module.
-        set: gives it a value that `get` returned.
-        default: returns the value that the library starts with, from the module.
-        counts: whether it decides bytes wherever the library is loaded (True), or where the code itself uses the
-            library ("used"); False for what only decides whether a row fails, or depends on the host.
+        module: module that has it; modules of the standard library are always loaded.
+        get: function of the module that returns the value, which can be pickled.
+        set: function of the module and of a value from `get` that sets it.
+        default: function of the module that returns the library's default.
+        counts: True if it decides bytes wherever the library is loaded, "used" if only where the code itself uses the
+            library; False if it only decides whether a row fails, or depends on the host.
     """
 
     module: str
@@ -98,7 +98,7 @@ _PANDAS = re.compile(r"\[default: (.*)\] \[currently: (.*)\]", re.DOTALL)
 
 
 def _pandas_options(pandas: Any) -> dict[str, Any]:
-    """Return the options of pandas that are not as they were registered, which only their descriptions say."""
+    """Return the pandas options that differ from their defaults, which only their descriptions tell."""
     found = {}
     for name in _names_of_options(pandas.options, ""):
         said = _PANDAS.search(pandas.describe_option(name, _print_desc=False) or "")
@@ -110,7 +110,7 @@ def _pandas_options(pandas: Any) -> dict[str, Any]:
 def _names_of_options(options: Any, prefix: str) -> Iterator[str]:
     for name in dir(options):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of those that a later version drops
+            warnings.simplefilter("ignore")  # deprecated options warn
             inner = getattr(options, name)
         if type(inner) is type(options):
             yield from _names_of_options(inner, f"{prefix}{name}.")
@@ -126,7 +126,7 @@ def _set_pandas_options(pandas: Any, values: Mapping[str, Any]) -> None:
 
 
 def _strict_filters(_: Any) -> list[Any]:
-    """Return the filters of warnings where one makes a warning an error; others decide nothing."""
+    """Return the warning filters if one of them turns warnings into errors, else none: the others decide nothing."""
     return list(warnings.filters) if any(kind == "error" for kind, *_ in warnings.filters) else []
 
 
@@ -199,11 +199,11 @@ _SWITCHES: dict[str, _Switch] = {
     ),
     "warnings.filters": _Switch("warnings", _strict_filters, _set_filters, lambda _: [], counts=False),
 }
-"""By the name that users know them by; docs/determinism.md lists them."""
+"""By the name that users know; docs/determinism.md lists them."""
 
 
 _thread = threading.local()
-"""`token`: the switches that this thread was given last."""
+"""`token`: that of the switches last set in this thread."""
 
 
 @frozen()
@@ -212,7 +212,7 @@ class Switches:
 
     Attributes:
         values: value of each, by its name in the table.
-        token: unique name of this look at them.
+        token: unique id of this snapshot.
     """
 
     values: Mapping[str, Any]
@@ -220,11 +220,11 @@ class Switches:
 
     @classmethod
     def of(cls) -> Switches:
-        """Return those of this process, and of this thread where a library has them by thread."""
+        """Return the switches of this process; for a library that keeps them per thread, of this thread."""
         return cls(dict(_found()))
 
     def set(self) -> None:
-        """Give this process, and this thread, the same, unless it got them from here before.
+        """Set these switches in this process and thread, unless they were the last ones set.
 
         Raises:
             FingerprintError: one cannot be set here, such as a locale that is not installed.
@@ -244,12 +244,12 @@ class Switches:
             except Exception as error:
                 raise FingerprintError(
                     f"{name} is {wanted!r} in the program that called run, and cannot be set in this worker: {error}; "
-                    "set it in setup_worker, or leave it as the library has it"
+                    "set it in setup_worker, or keep the library's default"
                 ) from error
         _thread.token = self.token
 
     def counting(self, packages: Collection[str]) -> dict[str, str]:
-        """Return those that decide bytes and are not as their library has them, as texts by name.
+        """Return the switches that decide bytes and differ from their defaults, as text by name.
 
         Args:
             packages: names of the packages that the code uses.
