@@ -1080,7 +1080,7 @@ def _uses_of_function(function: Any) -> Uses:
 
 
 def _functions(part: Any) -> Iterator[Any]:
-    """Yield the functions that get the object when an attribute of its class is used; None for an unknown descriptor."""
+    """Yield the functions that get the object on use of an attribute of its class; None for an unknown descriptor."""
     if isinstance(part, property):
         yield from (each for each in (part.fget, part.fset) if each is not None)
     elif isinstance(part, (functools.cached_property, functools.partialmethod)):

@@ -1,4 +1,4 @@
-"""Provides tests for plug-ins: subclass the class for its kind in your test module, and let pytest collect it.
+"""Provides tests for plug-ins: subclass the class for your kind of plug-in in a test module; pytest collects it.
 
     from datamat.testing import ShardFormatConformance
 
@@ -22,7 +22,7 @@
 debugger stops in `read`.
 
 datamat's own plug-ins pass the same tests. A failed assertion names the case, what was found and what was expected. To
-leave a test out, set it to None in the subclass and say why. This module does not import pytest.
+skip a test, set it to None in the subclass and say why. This module does not import pytest.
 """
 
 from __future__ import annotations

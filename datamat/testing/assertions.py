@@ -1,4 +1,4 @@
-"""What tests of plug-ins compare: values by their bits, records, and files of a directory."""
+"""Comparisons for tests of plug-ins: values bit by bit, records, and the files of a directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_CHARACTERS = 200
 
 
 def compare(found: Any, expected: Any, place: str) -> None:
-    """Assert that two values are equal; of lists and dicts the message shows the first difference."""
+    """Assert that two values are equal; for lists and dicts, the message shows the first difference."""
     assert found == expected, f"{place}: {_difference(found, expected)}"
 
 
@@ -34,7 +34,7 @@ def _difference(found: Any, expected: Any) -> str:
 
 
 def preview(value: Any) -> str:
-    """Return a value as messages show it."""
+    """Return a value as shown in messages."""
     if isinstance(value, list) and len(value) > _MOST_SHOWN:
         return f"{len(value)} entries"
     text = repr(value[:_MOST_CHARACTERS] if isinstance(value, str | bytes) else value)
@@ -64,7 +64,7 @@ def digests(folder: pathlib.Path) -> dict[str, str]:
 
 
 def plain(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sample in a form that compares: arrays by their bits."""
+    """Return a sample in a form that compares arrays bit by bit."""
     return {
         name: (value.dtype.name, value.shape, value.tobytes()) if isinstance(value, np.ndarray | np.generic) else value
         for name, value in sample.items()
@@ -72,7 +72,7 @@ def plain(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bits(value: Any) -> Any:
-    """Return a value in a form that compares: an array or number by its bits."""
+    """Return a value in a form that compares arrays and numbers bit by bit."""
     if isinstance(value, list):
         return [bits(item) for item in value]
     is_plain = value is None or type(value) in {str, bytes, dict, list, bool, int, float}
@@ -80,7 +80,7 @@ def bits(value: Any) -> Any:
 
 
 def normal(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record in a form that compares: numbers by their bits."""
+    """Return a record in a form that compares numbers bit by bit."""
     return {
         name: (value.dtype.name, value.tobytes())
         if isinstance(value, np.ndarray)

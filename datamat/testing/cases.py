@@ -1,4 +1,4 @@
-"""Values of every built-in feature, and records that tests of formats write."""
+"""Values of every built-in feature, and records for tests of formats."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ METRES = np.array([[0.0, 65.535, np.nan], [np.inf, np.finfo(np.float32).tiny, -1
 
 
 def extremes(dtype: str) -> Any:
-    """Return the bounds of a dtype, and values at odd places between them."""
+    """Return the bounds of a dtype, and unusual values between them."""
     kind = dtype_of(dtype).kind
     if kind in "iu":
         return np.array([np.iinfo(dtype).min, np.iinfo(dtype).max, 7], dtype)
@@ -106,7 +106,7 @@ CASES: dict[str, tuple[Feature, list[Any]]] = {
     "no numbers": (Tensor((None, 0), "float32"), [np.zeros((4, 0), np.float32), np.zeros((0, 0), np.float32)]),
     "large": (Tensor((50_000,), "float32"), [np.arange(50_000, dtype=np.float32)]),
 }
-"""Features and values of them, the extremes included, by name of the case."""
+"""Features with values, including extremes, by name of the case."""
 
 ODD_KEYS = [
     *("plain", "größe/日本語", "a.b.c", "%2E", "../../etc/passwd", "/abs", "end/", "two//slashes", "__meta__/x"),

@@ -31,10 +31,10 @@ class _Scale:
 
 
 class InlineExecutor(Executor):
-    """Runs each call at once in the thread that submits it: no process is started, and nothing is pickled.
+    """Runs each call at once in the thread that submits it, without starting a process or pickling anything.
 
-    A run has the same bytes as with workers. Features of processes are missing: a call cannot time out, and a call that
-    ends its process ends the program.
+    A run writes the same bytes as with workers. There is no isolation: a call cannot time out, and one that ends its
+    process ends the program.
 
     Example:
         >>> import tempfile
@@ -51,7 +51,7 @@ class InlineExecutor(Executor):
         self._is_shut_down = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call `fn` and return a finished future; raise only what is not an `Exception`, such as Ctrl-C.
+        """Call `fn` and return a finished future; only what is not an `Exception`, such as Ctrl-C, propagates.
 
         Raises:
             RuntimeError: the executor is shut down.
@@ -69,25 +69,25 @@ class InlineExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Refuse later calls; all earlier ones have ended."""
+        """Reject later calls; all earlier ones have ended."""
         self._is_shut_down = True
 
 
 class ExecutorConformance:
-    """What datamat expects of an executor that is passed as `executor=`: a run's bytes do not depend on it."""
+    """What datamat expects of an executor passed as `executor=`: a run's bytes do not depend on it."""
 
     def make_executor(self) -> Executor:
-        """Return a new executor, which the test shuts down."""
+        """Return a new executor; the test shuts it down."""
         raise NotImplementedError(f"{type(self).__name__}: define make_executor(self)")
 
     def test_run_has_the_same_bytes(self, tmp_path: pathlib.Path) -> None:
-        """Every file of a run is what one worker of datamat's own writes."""
+        """Every file of a run is what datamat's own worker writes."""
         run_numbers(tmp_path / "own", workers=WorkerOptions(num_workers=1))
 
         with self.make_executor() as executor:
             run_numbers(tmp_path / "out", executor=executor)
 
-        compare(digests(tmp_path / "out"), digests(tmp_path / "own"), "files beside those of datamat's own worker")
+        compare(digests(tmp_path / "out"), digests(tmp_path / "own"), "files, compared with those of datamat's worker")
 
     def test_row_that_fails_fails_alone(self, tmp_path: pathlib.Path) -> None:
         """A skipped row is counted, and all others are stored."""
@@ -99,16 +99,16 @@ class ExecutorConformance:
         compare(numbers, [number for number in range(40) if number != 17], "stored numbers")
 
     def test_failed_run_names_the_row_and_can_be_continued(self, tmp_path: pathlib.Path) -> None:
-        """An error in a worker reaches the caller as what it is, and the executor still serves the next run."""
+        """An error in a worker reaches the caller with its type, and the executor still serves the next run."""
         with self.make_executor() as executor:
             with raises(SampleError, "0017.*number 17 is bad", "run with a bad row"):
                 run_numbers(tmp_path / "out", bad=17, executor=executor)
             report = run_numbers(tmp_path / "out", executor=executor)
 
-        assert report.is_complete, f"second run: found {report}, expected that it is complete"
+        assert report.is_complete, f"second run: found {report}, expected a complete run"
 
     def test_method_and_arguments_arrive(self) -> None:
-        """A bound method is called with its object, and arrays come back as they are."""
+        """A bound method is called with its object, and arrays come back unchanged."""
         with self.make_executor() as executor:
             future = executor.submit(_Scale(3).apply, np.arange(5), offset=1)
             found = future.result(timeout=60)
@@ -116,17 +116,17 @@ class ExecutorConformance:
         compare(plain({"": found}), plain({"": np.arange(5) * 3 + 1}), "result of a method of an object")
 
     def test_error_is_the_futures_own(self) -> None:
-        """A task that raises fails its own future, with the error's type and message; others are as before."""
+        """A task that raises fails only its own future, with the error's type and message."""
         with self.make_executor() as executor:
             futures = [executor.submit(operator.truediv, 6, divisor) for divisor in (2, 0, 3)]
             errors = [future.exception(timeout=60) for future in futures]
             found = [future.result() for future in futures if future.exception() is None]
 
         compare([type(error) for error in errors], [type(None), ZeroDivisionError, type(None)], "errors of three tasks")
-        compare(found, [3.0, 2.0], "results beside a task that failed")
+        compare(found, [3.0, 2.0], "results of the other tasks")
 
     def test_futures_can_be_waited_for(self) -> None:
-        """`wait` and callbacks see each future end, once."""
+        """`wait` and callbacks see each future end once."""
         ended: list[Any] = []
         with self.make_executor() as executor:
             futures = [executor.submit(abs, -number) for number in range(50)]
@@ -136,18 +136,18 @@ class ExecutorConformance:
             assert not strangers, f"submit: found {preview(strangers)}, expected concurrent.futures.Future"
             done, left = concurrent.futures.wait(futures, timeout=60)
 
-        compare((len(done), len(left)), (50, 0), "futures that ended, and that did not, after wait")
-        compare(sorted(map(id, ended)), sorted(map(id, futures)), "futures that called back")
+        compare((len(done), len(left)), (50, 0), "finished and unfinished futures after wait")
+        compare(sorted(map(id, ended)), sorted(map(id, futures)), "futures whose callback ran")
 
     def test_map_keeps_the_order(self) -> None:
-        """Results come in the order of their items."""
+        """Results come in the order of the items."""
         with self.make_executor() as executor:
             found = list(executor.map(abs, range(-100, 0)))
 
         compare(found, list(range(100, 0, -1)), "results of map")
 
     def test_shutdown_ends_what_was_submitted(self) -> None:
-        """Leaving the `with` waits for every task; later ones are refused."""
+        """Leaving the `with` block waits for every task; later ones are rejected."""
         with self.make_executor() as executor:
             futures = [executor.submit(abs, -number) for number in range(50)]
 

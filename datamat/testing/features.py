@@ -38,7 +38,7 @@ __all__ = ["FeatureConformance"]
 
 
 FORMATS = ["tfrecord", "tfrecord.gz", "parquet", "webdataset", "arrayrecord"]
-"""The built-in formats; where the package of one is missing, its tests are left out."""
+"""The built-in formats; tests of a format whose package is missing are skipped."""
 
 
 class _Given(DatasetWriter):
@@ -62,38 +62,38 @@ class FeatureConformance:
     """What every `Feature` does: a value keeps its bits through every format and reader.
 
     Attributes:
-        is_lossy: whether `decode` may return something other than the encoded value. In any case, it must return the
+        is_lossy: whether `decode` may return something other than the encoded value. Even then, it must return the
             same everywhere.
     """
 
     is_lossy: ClassVar[bool] = False
 
     def make_feature(self) -> Feature:
-        """Return the feature, with arguments other than the default ones where it has any."""
+        """Return the feature; if it takes arguments, not the defaults."""
         raise NotImplementedError(f"{type(self).__name__}: define make_feature(self)")
 
     def make_values(self) -> Sequence[Any]:
-        """Return values of it, three or more: the smallest, the largest, the empty, whatever is special."""
+        """Return at least three of its values, including edge cases: the smallest, the largest, the empty."""
         raise NotImplementedError(f"{type(self).__name__}: define make_values(self)")
 
     def make_wrong_values(self) -> Sequence[Any]:
-        """Return values that it refuses."""
+        """Return values that it rejects."""
         return [object()]
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Let pytest run a test that asks for a format once with each."""
+        """Parametrize tests that take a format name with each built-in format."""
         if "format_name" in metafunc.fixturenames:
             metafunc.parametrize("format_name", FORMATS)
 
     def test_columns_are_as_declared(self) -> None:
-        """`encode` gives the columns that `columns` names, of their kinds."""
+        """`encode` returns the columns that `columns` declares, with their kinds."""
         for value in self.make_values():
             record = self._features().encode({"key": "a", "value": value})
             kinds = {name: _kind_of(part) for name, part in record.items()}
             compare(kinds, dict(self._features().columns), f"columns of {preview(value)}")
 
     def test_value_is_decoded_as_declared(self) -> None:
-        """`decode` returns the value, of the dtype and shape that `value_type` names."""
+        """`decode` returns the value, with the dtype and shape that `value_type` declares."""
         feature = self.make_feature()
         dtype, shape = feature.value_type()
         for value in self.make_values():
@@ -117,7 +117,7 @@ class FeatureConformance:
                 compare(bits(found), bits(expected), f"{place} (is_lossy is False)")
 
     def test_decoded_value_can_be_stored_again(self) -> None:
-        """`encoded_value` returns what `encode` stores as the same columns: a conversion changes nothing."""
+        """`encoded_value` returns a value that `encode` turns into the same columns: a conversion changes nothing."""
         feature = self.make_feature()
         for value in self.make_values():
             stored = feature.encode(value)
@@ -126,17 +126,17 @@ class FeatureConformance:
             compare(found, expected, f"columns of {preview(value)}, stored again")
 
     def test_equal_features_encode_equally(self) -> None:
-        """One that was pickled, as on the way to a worker, is equal to the first, and gives the same columns."""
+        """A pickled copy, such as a worker gets, is equal to the original and gives the same columns."""
         feature, pickled = self.make_feature(), pickle.loads(pickle.dumps(self.make_feature()))
 
-        assert pickled == feature, f"feature, pickled: found {pickled!r}, expected it to be equal to {feature!r}"
-        compare(hash(pickled), hash(feature), "hash of the feature, pickled")
+        assert pickled == feature, f"pickled feature: found {pickled!r}, expected it to be equal to {feature!r}"
+        compare(hash(pickled), hash(feature), "hash of the pickled feature")
         for value in self.make_values():
             found, expected = (normal(by_column("value", one.encode(value))) for one in (pickled, feature))
-            compare(found, expected, f"columns of {preview(value)}, from the feature that was pickled")
+            compare(found, expected, f"columns of {preview(value)}, from the pickled feature")
 
     def test_block_equals_its_values(self) -> None:
-        """`encode_many` gives the columns that `encode` gives for each value."""
+        """`encode_many` returns the columns that `encode` returns for each value."""
         features, values = self._features(), self.make_values()
         keys = [f"{number:04d}" for number in range(len(values))]
 
@@ -148,21 +148,21 @@ class FeatureConformance:
             compare(found, expected, f"columns of {preview(value)}, in a block")
 
     def test_declaration_survives_the_manifest(self) -> None:
-        """The arguments, through JSON, make an equal feature."""
+        """Its arguments survive JSON, and make an equal feature."""
         feature = self.make_feature()
 
         again = type(feature).from_arguments(json.loads(json.dumps(feature.arguments())))
 
-        assert again == feature, f"feature, from its JSON: found {again!r}, expected it to be equal to {feature!r}"
+        assert again == feature, f"feature from its JSON: found {again!r}, expected it to be equal to {feature!r}"
 
     def test_wrong_value_is_refused(self) -> None:
-        """What does not fit is a `SchemaError` that names the field."""
+        """A value that does not fit raises a `SchemaError` that names the field."""
         for value in self.make_wrong_values():
             with raises(SchemaError, "value", f"encode of {preview(value)}"):
                 self._features().encode({"key": "a", "value": value})
 
     def test_value_survives_every_format(self, tmp_path: pathlib.Path, format_name: str) -> None:
-        """Records of a shard decode to each value: in order, by their numbers, and as a block."""
+        """The records of a shard decode to the values: in order, by number, and as a block."""
         features = self._features()
         try:
             shard_format = get_format(format_name).with_features(features)
@@ -178,14 +178,14 @@ class FeatureConformance:
         compare(found, expected, f"{format_name}: values, in order")
         with contextlib.closing(shard_format.reader(shard.path, shard.offsets)) as reader:
             found = [bits(features.decode(reader.read(number))["value"]) for number in reversed(numbers.tolist())]
-            compare(found[::-1], expected, f"{format_name}: values, by their numbers")
+            compare(found[::-1], expected, f"{format_name}: values, by number")
             block = shard_format.read_block([reader], np.zeros_like(numbers), numbers, features.columns)
         if features.is_flat and block is not None:
             found = [bits(value) for value in features.decode_block(block)["value"]]
             compare(found, expected, f"{format_name}: values, as a block")
 
     def test_value_survives_a_run(self, tmp_path: pathlib.Path) -> None:
-        """A finished directory gives each value back, alone and in batches, and verifies."""
+        """A finished directory verifies, and returns each value, alone and in batches."""
         expected = self._write(tmp_path / "out")
 
         dataset = load(tmp_path / "out")
@@ -195,10 +195,10 @@ class FeatureConformance:
         found = [bits(value) for batch in batches for value in batch["value"]]
         compare(found, expected, "values of batches")
         report = verify(tmp_path / "out", deep=True)
-        assert report.ok, f"found {report}, expected that the directory verifies"
+        assert report.ok, f"found {report}, expected the directory to verify"
 
     def test_sidecars_describe_its_columns(self) -> None:
-        """TFDS finds an entry for each; Hugging Face and Croissant a type, or nothing, for that of the Arrow column."""
+        """TFDS has an entry for each column; Hugging Face and Croissant have a type, or none for the Arrow type's."""
         feature = self.make_feature()
 
         compare(set(tfds_entries(feature, "value")), set(feature.columns("value")), "columns with an entry for TFDS")
@@ -221,7 +221,7 @@ class FeatureConformance:
         return Features({"value": self.make_feature()})
 
     def _write(self, output: pathlib.Path) -> list[Any]:
-        """Write the values, and return the bits of what each decodes to."""
+        """Write the values, and return the bits of each decoded value."""
         feature, values = self.make_feature(), self.make_values()
         if type(feature).__module__.partition(".")[0] != __name__.partition(".")[0]:
             register_feature(type(feature))
@@ -237,7 +237,7 @@ def _kind_of(column: Any) -> str:
 
 
 def _row_of(column: Any, number: int) -> Any:
-    """Return one row of a column of a block, as `encode` gives it."""
+    """Return one row of a column of a block, in the form that `encode` returns."""
     found = column[number]
     if isinstance(found, np.ndarray | np.generic):
         found = np.ravel(found)

@@ -31,12 +31,12 @@ _FOLDER_FILES = {
 
 
 class FolderConformance:
-    """What every `Folder` does: it gives the bytes that were asked for, keeps those that were written, or says why not.
+    """What every `Folder` does: it returns the requested bytes and keeps the written ones, or says why not.
 
     Attributes:
-        secrets: texts that no message may show, such as those among the options of the folder.
-        is_writable: whether the folder can be written.
-        large_bytes: size of a large file; more than what the folder sends at once, where it sends large files in parts.
+        secrets: strings that no message may show, such as keys among the folder's options.
+        is_writable: whether the folder can be written to.
+        large_bytes: size of a large file; if the folder uploads in parts, more than one part.
     """
 
     secrets: ClassVar[Sequence[str]] = ()
@@ -44,7 +44,7 @@ class FolderConformance:
     large_bytes: ClassVar[int] = 3 << 20
 
     def make_folder(self, files: Mapping[str, bytes], tmp_path: pathlib.Path) -> Folder:
-        """Return a folder that holds these files, by name, and no others."""
+        """Return a folder that holds exactly these files, by name."""
         raise NotImplementedError(f"{type(self).__name__}: define make_folder(self, files, tmp_path)")
 
     def test_files_are_read(self, tmp_path: pathlib.Path) -> None:
@@ -57,7 +57,7 @@ class FolderConformance:
             compare(getattr(folder.stat(name), "num_bytes", None), len(content), f"{name}: size")
 
     def test_file_that_is_too_long_is_refused(self, tmp_path: pathlib.Path) -> None:
-        """`read` names it; its blocks go beyond the limit, so that whoever counts them notices."""
+        """`read` raises and names it; its blocks exceed the limit, so that a caller who counts bytes notices."""
         folder = self.make_folder(_FOLDER_FILES, tmp_path)
         with raises(CorruptDataError, "manifest.json", "a file of 2 bytes that may have 1"):
             folder.read("manifest.json", 1)
@@ -65,7 +65,7 @@ class FolderConformance:
         assert found > 100, f"blocks of a file that is too long: found {found} bytes, expected more than 100"
 
     def test_range_is_exactly_what_was_asked_for(self, tmp_path: pathlib.Path) -> None:
-        """Wherever it lies; where the file ends before it does, it is refused and not cut."""
+        """At any position; a range beyond the end of the file raises, and is not cut."""
         folder, name = self.make_folder(_FOLDER_FILES, tmp_path), "_index/train.index"
         content = _FOLDER_FILES[name]
         size = len(content)
@@ -76,7 +76,7 @@ class FolderConformance:
                 folder.read_range(name, start, stop)
 
     def test_range_says_its_version(self, tmp_path: pathlib.Path) -> None:
-        """That of the file that it is from, and another once the file was replaced; or none, where no answer tells."""
+        """The file's version, and another once the file was replaced; or none, if the store does not report one."""
         folder = self.make_folder({"file": b"one"}, tmp_path)
         first = folder.read_range("file", 0, 2).version
         if first:
@@ -87,7 +87,7 @@ class FolderConformance:
             compare(again, written if first else "", "version of a range of a file that was replaced")
 
     def test_file_that_is_not_there_is_said_to_be_absent(self, tmp_path: pathlib.Path) -> None:
-        """That is told from all other errors, and the message names the file."""
+        """Absence differs from all other errors, and the message names the file."""
         folder = self.make_folder(_FOLDER_FILES, tmp_path)
         for name in ("nothing", "nothing/at/all", "_index/nothing"):
             for use in (
@@ -102,7 +102,7 @@ class FolderConformance:
             assert folder.stat(name) is None, f"{name}: found the size of a file, expected None"
 
     def test_names_are_listed(self, tmp_path: pathlib.Path) -> None:
-        """Sorted, of a folder or of all below it; or not at all."""
+        """Sorted, of one folder or of all below it; or not at all."""
         folder = self.make_folder(_FOLDER_FILES, tmp_path)
         if folder.list() is None:
             assert folder.list(deep=True) is None, "found names of all files, and none of those at the top"
@@ -118,14 +118,14 @@ class FolderConformance:
             assert found in (told, told and told._replace(version="")), f"{name}: listed as {found}, expected {told}"
 
     def test_folder_in_a_folder_holds_its_files(self, tmp_path: pathlib.Path) -> None:
-        """By their names below it."""
+        """By their names relative to it."""
         folder = self.make_folder(_FOLDER_FILES, tmp_path)
         compare(folder.child("_index").read("deep/er", 10), b"deep", "_index, deep/er")
         place = folder.child("_index").place("deep/er")
         compare(place, folder.place("_index/deep/er"), "place of a file in a folder of the folder")
 
     def test_names_do_not_leave_the_folder(self, tmp_path: pathlib.Path) -> None:
-        """They may come from somebody's manifest."""
+        """They may come from an untrusted manifest."""
         folder = self.make_folder(_FOLDER_FILES, tmp_path).child("_index")
         for name in (
             "../manifest.json",
@@ -150,7 +150,7 @@ class FolderConformance:
                     use(name)
 
     def test_odd_names_are_names(self, tmp_path: pathlib.Path) -> None:
-        """Blanks, signs and letters of any language are read and written as they are."""
+        """Spaces, punctuation and letters of any language are read and written unchanged."""
         files = {name: name.encode() for name in ("a b", "ü/é", "100%", "a%20b", "a+b&c", "'", "q#x", "x" * 200)}
         folder = self.make_folder(files, tmp_path)
         for name, content in files.items():
@@ -164,7 +164,7 @@ class FolderConformance:
             compare({name: folder.read(name, 1000) for name in _names(folder, deep=True)}, files, "what was written")
 
     def test_local_path_leads_to_the_file(self, tmp_path: pathlib.Path) -> None:
-        """Where there is one."""
+        """If there is one."""
         folder = self.make_folder(_FOLDER_FILES, tmp_path)
         path = folder.local_path("_index/train.index")
         assert (path is None) == (folder.local_path() is None), "found a path of the file or of the folder, not of both"
@@ -172,7 +172,7 @@ class FolderConformance:
             compare(path.read_bytes(), _FOLDER_FILES["_index/train.index"], "content of the file at local_path")
 
     def test_copy_reads_and_shows_no_secret(self, tmp_path: pathlib.Path) -> None:
-        """It travels to other processes; neither its name nor an error holds what opens the door."""
+        """A folder can be sent to other processes; neither its name nor an error contains credentials."""
         folder = self.make_folder(_FOLDER_FILES, tmp_path)
         compare(pickle.loads(pickle.dumps(folder)).read("manifest.json", 10), b"{}", "content, read by a pickled copy")
         said = f"{folder} {folder!r} {folder.place('manifest.json')}"
@@ -185,10 +185,10 @@ class FolderConformance:
         except DatamatError as error:
             said += f"{error} {error.__cause__!r} {error.__context__!r}"
         shown = [secret for secret in self.secrets if secret in said]
-        assert not shown, f"found {shown} in a message, expected no secret"
+        assert not shown, f"found {shown} in a message, expected no secrets"
 
     def test_forked_process_reads(self, tmp_path: pathlib.Path) -> None:
-        """So do threads of it, and its parent afterwards."""
+        """So do its threads, and afterwards its parent."""
         folder = self.make_folder(_FOLDER_FILES, tmp_path)
         folder.read("manifest.json", 10)
         _in_forks(_read_in_threads, folder)
@@ -197,13 +197,13 @@ class FolderConformance:
     # ------------------------------------------------------------ writing
 
     def _writable_folder(self, files: Mapping[str, bytes], tmp_path: pathlib.Path) -> Folder:
-        """Return what `make_folder` does; leave the test out where folders cannot be written."""
+        """Return the result of `make_folder`; skip the test if such folders cannot be written to."""
         if not self.is_writable:
             raise unittest.SkipTest("the folder cannot be written")
         return self.make_folder(files, tmp_path)
 
     def test_written_file_is_there(self, tmp_path: pathlib.Path) -> None:
-        """With the size and version that the write returned; each further content has another version."""
+        """With the size and version that the write returned; each new content has another version."""
         folder = self.make_folder({} if self.is_writable else {"a": b""}, tmp_path)
         if not self.is_writable:
             for refused in (lambda: folder.write("a", b""), lambda: folder.delete("a"), lambda: folder.copy("a", "b")):
@@ -220,7 +220,7 @@ class FolderConformance:
         compare(_names(folder, deep=True), ["new/deep/file"], "names after writing")
 
     def test_file_is_whole_whenever_it_is_read(self, tmp_path: pathlib.Path) -> None:
-        """While it is replaced again and again, readers find one content or the other."""
+        """While it is replaced over and over, readers find either the old content or the new."""
         contents = [bytes([number]) * (100_000 * (number + 1)) for number in range(2)]
         folder = self._writable_folder({"file": contents[0]}, tmp_path)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -233,7 +233,7 @@ class FolderConformance:
             writing.result()
 
     def test_file_is_created_once(self, tmp_path: pathlib.Path) -> None:
-        """Whoever comes later is refused, in any thread or process; content tells whether a lost answer was ours."""
+        """Later attempts are rejected in any thread or process; after a lost response, the content tells who won."""
         folder = self._writable_folder({}, tmp_path)
         folder.write("file", b"one", "create")
         with raises(ExistsError, "file", "a second creation"):
@@ -250,7 +250,7 @@ class FolderConformance:
         compare(won, [f"won by {folder.read('race', 10).decode()}"], "who created a file that eight wanted to create")
 
     def test_version_is_replaced_once(self, tmp_path: pathlib.Path) -> None:
-        """Whoever names another version than the last is refused; so is each but one of several that name the last."""
+        """Naming any version but the latest is rejected; of several writers that name the latest, one succeeds."""
         folder = self._writable_folder({}, tmp_path)
         first = folder.write("file", b"one")
         last = folder.write("file", b"two", ReplaceIf(first))
@@ -270,7 +270,7 @@ class FolderConformance:
             compare(won, [int(folder.read("file", 10))], "who replaced a version that eight wanted to replace")
 
     def test_file_of_the_disk_is_written(self, tmp_path: pathlib.Path) -> None:
-        """Of any size, on the conditions of every write."""
+        """Of any size, under the same conditions as every write."""
         folder = self._writable_folder({}, tmp_path)
         for name, size in (("small", 10), ("empty", 0), ("large", self.large_bytes)):
             content = random.Random(size).randbytes(size)
@@ -287,7 +287,7 @@ class FolderConformance:
         compare(folder.read("to/small", self.large_bytes), content, "content of a replaced file")
 
     def test_file_is_copied(self, tmp_path: pathlib.Path) -> None:
-        """What has the other name is replaced; the copy stays when the first file goes."""
+        """A file of the target name is replaced; the copy stays when the original goes."""
         folder = self._writable_folder(_FOLDER_FILES, tmp_path)
         content = _FOLDER_FILES["_index/train.index"]
         for target in ("new/copy", "empty", "new/copy"):
@@ -301,17 +301,17 @@ class FolderConformance:
         compare(_names(folder, "new"), ["copy"], "names beside a copy")
 
     def test_file_is_deleted(self, tmp_path: pathlib.Path) -> None:
-        """Alone; where there is none, nothing happens."""
+        """And no other; deleting a missing file does nothing."""
         folder = self._writable_folder(_FOLDER_FILES, tmp_path)
         for name in ("_index/deep/er", "_index/deep/er", "nothing", "nothing/at/all"):
             folder.delete(name)
         compare(_names(folder, deep=True), sorted({*_FOLDER_FILES} - {"_index/deep/er"}), "names after one was deleted")
-        compare(folder.stat("_index/deep/er"), None, "what is said of a deleted file")
+        compare(folder.stat("_index/deep/er"), None, "stat of a deleted file")
         folder.write("_index/deep/er", b"again", "create")
         compare(folder.read("_index/deep/er", 10), b"again", "content of a file that was created again")
 
     def test_forked_process_writes(self, tmp_path: pathlib.Path) -> None:
-        """Its parent reads what it wrote, and so does a process that is forked later."""
+        """Its parent reads what it wrote, and so does a process forked later."""
         folder = self._writable_folder({}, tmp_path)
         if folder.is_private:
             return
@@ -319,7 +319,7 @@ class FolderConformance:
         _in_forks(_write_and_copy, folder)
         for name in ("of a child", "of the disk", "copy"):
             compare(folder.read(name, 100), b"of a child", f"{name}: content")
-        compare(folder.stat("file"), None, "what is said of a file that a child deleted")
+        compare(folder.stat("file"), None, "stat of a file that a child deleted")
 
 
 def _names(folder: Folder, below: str = "", *, deep: bool = False) -> list[str]:
@@ -327,7 +327,7 @@ def _names(folder: Folder, below: str = "", *, deep: bool = False) -> list[str]:
 
 
 def _in_forks(function: Callable[..., object], folder: Folder, numbers: Iterable[int | None] = (None,)) -> None:
-    """Call a function in a forked process for each number; where nothing can be forked, do nothing."""
+    """Call a function in a forked process for each number; do nothing if the platform cannot fork."""
     if "fork" not in multiprocessing.get_all_start_methods():
         return
     fork = multiprocessing.get_context("fork")
@@ -348,7 +348,7 @@ def _read_in_threads(folder: Folder) -> None:
 
 
 def _create(folder: Folder, number: int) -> None:
-    """Create a file, and note it where this is the first to do so."""
+    """Create a file, and record it if this process was the first."""
     if create_once(folder, "race", str(number).encode()):
         folder.write(f"won by {number}", b"")
 

@@ -1,4 +1,4 @@
-"""The tests of a `ShardFormat`, on shards that are made as a run makes them."""
+"""The tests of a `ShardFormat`, on shards made as in a run."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def _append_as_block(writer: ShardWriter, records: Sequence[Mapping[str, Any]]) 
 
 
 class MadeShard:
-    """A shard that was made as a run makes it: parts by writers, then joined or assembled.
+    """A shard made as in a run: writers make parts, which are joined or assembled.
 
     Args:
-        folder: folder that its files go into.
+        folder: folder for its files.
         shard_format: format of the shard, bound to its features.
-        features: schema of the samples, which encodes them.
+        features: schema that encodes the samples.
         parts: the samples of each part, in order.
-        append: appends the records of a part to its writer.
+        append: function that appends the records of a part to its writer.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class MadeShard:
         return offsets
 
     def assemble(self, written: Sequence[tuple[Offsets, int]]) -> Offsets:
-        """Make the shard of its parts, and return its offsets."""
+        """Make the shard from its parts, and return its offsets."""
         if self.format.joins_parts:
             sizes = [size for _, size in written]
             self.path.write_bytes(b"".join(part.read_bytes() for part in self.parts))
@@ -111,7 +111,7 @@ class MadeShard:
         return [bytes(record["key"][0]).decode() for record in self.format.read(self.path)]
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the records, in a form that compares."""
+        """Return the records, in a form that can be compared."""
         return [normal(record) for record in self.format.read(self.path)]
 
 
@@ -119,8 +119,8 @@ class ShardFormatConformance:
     """What every `ShardFormat` does: records come back bit for bit, and damage is found and named.
 
     Attributes:
-        hides_cuts: whether the bytes of a shard are the same wherever its parts began.
-        shows_missing_tail: whether a file that lacks whole records at its end is refused.
+        hides_cuts: whether the bytes of a shard are the same however it was cut into parts.
+        shows_missing_tail: whether reading a file that lacks whole records at its end raises.
     """
 
     hides_cuts: ClassVar[bool] = True
@@ -131,12 +131,12 @@ class ShardFormatConformance:
         raise NotImplementedError(f"{type(self).__name__}: define make_format(self)")
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Let pytest run a test that asks for a case once with each."""
+        """Parametrize tests that take a case with each built-in one."""
         if "case" in metafunc.fixturenames:
             metafunc.parametrize("case", list(CASES))
 
     def test_every_feature_type_survives(self, tmp_path: pathlib.Path, case: str) -> None:
-        """Values come back bit by bit, in order and one by one, and decode to what they were."""
+        """Values come back bit for bit, in order and one by one, and decode to the originals."""
         feature, values = CASES[case]
         features = Features({"value": feature})
         samples = [{"key": f"k{number}", "value": value} for number, value in enumerate(values)]
@@ -147,7 +147,7 @@ class ShardFormatConformance:
         compare(shard.read(), expected, f"{case}: records of the file")
         reader = shard.format.reader(shard.path, shard.offsets)
         by_number = [normal(reader.read(number)) for number in range(len(samples))]
-        compare(by_number, expected, f"{case}: records by their numbers")
+        compare(by_number, expected, f"{case}: records by number")
         for written, record in zip(shard.records, shard.format.read(shard.path), strict=True):
             kinds = {
                 name: value.dtype.name if isinstance(value, np.ndarray) else "bytes" for name, value in record.items()
@@ -158,7 +158,7 @@ class ShardFormatConformance:
             compare(found, expected, f"{case}: value")
 
     def test_shard_without_records_is_valid(self, tmp_path: pathlib.Path) -> None:
-        """Neither a part nor a shard without records is an error; both are read as nothing."""
+        """An empty part or shard is not an error, and reads as no records."""
         shard = self._make(tmp_path, MIXED, [], [])
 
         compare(shard.read(), [], "records of an empty shard")
@@ -168,13 +168,13 @@ class ShardFormatConformance:
         shard.format.reader(shard.path, shard.offsets).close()
 
     def test_records_keep_their_order(self, tmp_path: pathlib.Path) -> None:
-        """Records stand in the order in which they were appended, whatever part they were in."""
+        """Records keep the order in which they were appended, across parts."""
         shard = self._make(tmp_path, MIXED, *(map(mixed, range(start, start + 40)) for start in range(0, 200, 40)))
 
         compare(shard.keys(), [f"sample {number:05d}" for number in range(200)], "keys of five parts")
 
     def test_offsets_cover_every_record(self, tmp_path: pathlib.Path) -> None:
-        """There is one for each record, they lie in the file, and reading the file finds the same."""
+        """There is one for each record, within the file, and reading the file finds the same offsets."""
         shard = self._make(tmp_path, MIXED, map(mixed, range(30)), [], map(mixed, range(30, 150)))
 
         offsets = shard.offsets
@@ -188,7 +188,7 @@ class ShardFormatConformance:
             compare(shard.format.find_offsets(file, path="s"), offsets, "offsets that reading the file finds")
 
     def test_records_are_read_in_any_order(self, tmp_path: pathlib.Path) -> None:
-        """A reader gives any record by its number, in several threads and in a forked child."""
+        """A reader returns any record by number, in several threads and in a forked child."""
         shard = self._make(tmp_path, MIXED, map(mixed, range(70)), map(mixed, range(70, 150)))
         numbers = random.Random(0).sample(range(150), 150)
         expected = [normal(shard.records[number]) for number in numbers]
@@ -203,7 +203,7 @@ class ShardFormatConformance:
         reader.close()
 
     def test_odd_keys_survive(self, tmp_path: pathlib.Path) -> None:
-        """Keys of any script and length, with every character that means something to paths, come back."""
+        """Keys of any script and length, with every character that is special in paths, come back."""
         samples = [{**mixed(number), "key": key} for number, key in enumerate(ODD_KEYS)]
 
         shard = self._make(tmp_path, MIXED, samples)
@@ -212,7 +212,7 @@ class ShardFormatConformance:
         compare(shard.read(), [normal(record) for record in shard.records], "records")
 
     def test_cuts_between_parts_do_not_show(self, tmp_path: pathlib.Path) -> None:
-        """However records are cut into parts, the records and, where promised, bytes and offsets are the same."""
+        """However a shard is cut into parts, its records and, where promised, its bytes and offsets are the same."""
         whole = self._make(tmp_path, MIXED, map(mixed, range(150)))
 
         for cuts in ([1, 2, 100], [0, 63, 64, 65, 128], [149], list(range(150))):
@@ -226,17 +226,17 @@ class ShardFormatConformance:
                 compare(shard.offsets, whole.offsets, f"{place}: offsets (hides_cuts is True)")
 
     def test_blocks_and_single_records_make_the_same_shard(self, tmp_path: pathlib.Path) -> None:
-        """A table given by columns is the same file as the same rows given one by one."""
+        """A table appended by columns makes the same file as its rows appended one by one."""
         samples = [{"key": f"row{n}", "label": n % 500, "x": n / 7, "caption": "é" * (n % 9)} for n in range(10_000)]
         by_rows = self._make(tmp_path, TABLE, samples[:9000], samples[9000:])
 
         by_blocks = self._make(tmp_path, TABLE, samples[:9000], samples[9000:], append=_append_as_block)
 
-        compare(by_blocks.path.read_bytes(), by_rows.path.read_bytes(), "bytes of blocks beside those of records")
-        compare(by_blocks.offsets, by_rows.offsets, "offsets of blocks beside those of records")
+        compare(by_blocks.path.read_bytes(), by_rows.path.read_bytes(), "bytes of blocks, compared with records")
+        compare(by_blocks.offsets, by_rows.offsets, "offsets of blocks, compared with records")
 
     def test_truncated_file_is_noticed(self, tmp_path: pathlib.Path) -> None:
-        """A file cut at any place is an error, or at least has fewer records than the manifest counts."""
+        """A file cut anywhere raises, or at least has fewer records than the manifest counts."""
         shard = self._make(tmp_path, MIXED, map(mixed, range(20)))
         data = shard.path.read_bytes()
         torn = shard.path.with_suffix(".torn")
@@ -253,7 +253,7 @@ class ShardFormatConformance:
                 assert num_records < 20, f"{place}: found {num_records} records, expected fewer than 20"
 
     def test_no_record_is_read_wrong(self, tmp_path: pathlib.Path) -> None:
-        """A flipped bit is an error that names file and record, or changes no record."""
+        """A flipped bit raises an error that names file and record, or changes no record."""
         if not self.make_format().has_checksums:
             raise unittest.SkipTest("the format has no checksums of its data; the manifest's digest shows damage")
         shard = self._make(tmp_path, MIXED, map(mixed, range(20)))
@@ -275,7 +275,7 @@ class ShardFormatConformance:
         assert num_noticed > 100, f"flipped bits: found {num_noticed} of 150 noticed, expected more than 100"
 
     def test_other_files_are_refused(self, tmp_path: pathlib.Path) -> None:
-        """A missing file is `FileNotFoundError`; one of another kind is reported as damaged, by name."""
+        """A missing file raises `FileNotFoundError`; a file of another kind is reported as damaged, by name."""
         shard = self._make(tmp_path, MIXED, [mixed(0)])
         other = tmp_path / "other"
         other.write_bytes(random.Random(0).randbytes(100_000))
@@ -288,7 +288,7 @@ class ShardFormatConformance:
             list(shard.format.read(other))
 
     def test_wrong_record_is_refused_and_leaves_no_trace(self, tmp_path: pathlib.Path) -> None:
-        """A record with other columns or types is a `SchemaError`; the writer then takes the next one."""
+        """A record with other columns or types raises `SchemaError`; the writer then accepts the next one."""
         shard = self._make(tmp_path, MIXED, [mixed(0), mixed(1)])
         first, second = shard.records
         wrong: dict[str, dict[str, Any]] = {
@@ -318,7 +318,7 @@ class ShardFormatConformance:
                 call()
 
     def test_arrays_of_a_record_may_be_filled_again(self, tmp_path: pathlib.Path) -> None:
-        """What happens to the arrays of a record after `append` has returned does not matter."""
+        """Changes to a record's arrays after `append` has returned have no effect."""
         shard = self._make(tmp_path, MIXED, map(mixed, range(30)))
 
         def append(writer: ShardWriter, records: Sequence[Mapping[str, Any]]) -> None:
@@ -333,10 +333,10 @@ class ShardFormatConformance:
 
         shard.write_part(tmp_path / "again", shard.records, append)
 
-        compare((tmp_path / "again").read_bytes(), shard.parts[0].read_bytes(), "bytes of a part of lent arrays")
+        compare((tmp_path / "again").read_bytes(), shard.parts[0].read_bytes(), "bytes of a part from reused arrays")
 
     def test_records_can_be_written_as_they_were_read(self, tmp_path: pathlib.Path) -> None:
-        """Records from a reader, whose bytes are in lists, go into another part unchanged."""
+        """Records from a reader, whose bytes are in lists, are written to another part unchanged."""
         shard = self._make(tmp_path, MIXED, map(mixed, range(30)))
 
         shard.write_part(tmp_path / "again", list(shard.format.read(shard.path)))
@@ -344,18 +344,18 @@ class ShardFormatConformance:
         compare((tmp_path / "again").read_bytes(), shard.parts[0].read_bytes(), "bytes of a part written from a shard")
 
     def test_equal_formats_write_equal_bytes(self, tmp_path: pathlib.Path) -> None:
-        """A format that was pickled, as on the way to a worker, writes the same; its options survive JSON."""
+        """A pickled copy, such as a worker gets, writes the same bytes; its options survive JSON."""
         shard = self._make(tmp_path, MIXED, map(mixed, range(30)))
 
         pickled = pickle.loads(pickle.dumps(shard.format))
         again = MadeShard(shard.path.parent, pickled, MIXED, [map(mixed, range(30))])
 
-        compare(again.path.read_bytes(), shard.path.read_bytes(), "bytes of a format that was pickled")
+        compare(again.path.read_bytes(), shard.path.read_bytes(), "bytes from a pickled format")
         options = shard.format.options()
         compare(json.loads(json.dumps(options)), options, "options, through JSON")
 
     def test_part_can_be_assembled_again(self, tmp_path: pathlib.Path) -> None:
-        """A run that was killed while it assembled starts over, on what the killed one left."""
+        """After a kill during assembly, the next run assembles the shard again over the leftovers."""
         shard = self._make(tmp_path, MIXED, map(mixed, range(60)), map(mixed, range(60, 100)))
         self._skip_where_parts_are_joined(shard)
         data = shard.path.read_bytes()
@@ -370,14 +370,14 @@ class ShardFormatConformance:
         compare(offsets, shard.offsets, "offsets of a shard assembled again")
 
     def test_torn_part_is_refused(self, tmp_path: pathlib.Path) -> None:
-        """A part that lacks its end is named, and does not become half a shard."""
+        """A truncated part is named, and does not become half a shard."""
         shard = self._make(tmp_path, MIXED, map(mixed, range(60)))
         self._skip_where_parts_are_joined(shard)
         shard.parts[0].write_bytes(shard.parts[0].read_bytes()[:-100])
 
         with (
             contextlib.closing(shard.format.assembler(shard.path)) as assembler,
-            raises(CorruptDataError, r"00000\.part: not ", "add of a part that lacks its end"),
+            raises(CorruptDataError, r"00000\.part: not ", "add of a truncated part"),
         ):
             assembler.add(shard.parts[0])
 
@@ -393,7 +393,7 @@ class ShardFormatConformance:
 
 
 def _outcome(shard_format: ShardFormat, path: pathlib.Path) -> tuple[list[dict[str, Any]], str]:
-    """Return the records of a file, or the message about its damage."""
+    """Return the records of a file and "", or no records and the message about its damage."""
     try:
         return [normal(record) for record in shard_format.read(path)], ""
     except CorruptDataError as error:
@@ -401,7 +401,7 @@ def _outcome(shard_format: ShardFormat, path: pathlib.Path) -> tuple[list[dict[s
 
 
 def _call_in_fork(function: Callable[[], Any]) -> Any:
-    """Return what a function returns in a forked child."""
+    """Call a function in a forked child, and return its result."""
     receiving, sending = os.pipe()
     child = os.fork()
     if child == 0:

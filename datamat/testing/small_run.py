@@ -1,4 +1,4 @@
-"""A small run, whose files are compared."""
+"""A small run for tests that compare files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Numbers", "run_numbers"]
 
 
 class Numbers(DatasetWriter):
-    """Rows whose records depend on number and seed; one of them may fail."""
+    """Rows whose records depend on their number and the seed; one of them may fail."""
 
     name = "numbers"
     features = Features({"number": Scalar("int64"), "noise": Tensor((3,), "float64")})
@@ -42,5 +42,5 @@ class Numbers(DatasetWriter):
 def run_numbers(output: pathlib.Path, bad: int | None = None, **options: Unpack[RunKeywords]) -> RunReport:
     """Write forty rows into four shards."""
     options["progress"] = False
-    # One version: a row that fails is no other dataset.
+    # A fixed version: `bad` must not make it another dataset.
     return Materializer(Numbers(bad), 40, output, shards=4, version="1").run(**options)

@@ -22,11 +22,11 @@ __all__ = ["DataSourceConformance"]
 class DataSourceConformance:
     """What every `DataSource` does, and every object with `len` and items that is passed as a dataset.
 
-    A dozen samples are enough for `make_source`; the tests read all of them several times.
+    A dozen samples from `make_source` are enough; the tests read all of them several times.
     """
 
     def make_source(self) -> Any:
-        """Return a new data source, as a program makes one when it starts."""
+        """Return a new data source, as at the start of a program."""
         raise NotImplementedError(f"{type(self).__name__}: define make_source(self)")
 
     def test_keys_and_splits_are_the_same_each_time(self) -> None:
@@ -36,12 +36,12 @@ class DataSourceConformance:
         pairs = [*source.keys_and_splits()]
 
         assert pairs, "len: found no samples, expected at least one"
-        compare(len(pairs), len(source), "pairs of keys_and_splits beside len")
+        compare(len(pairs), len(source), "number of pairs from keys_and_splits, compared with len")
         compare([*source.keys_and_splits()], pairs, "keys_and_splits, called a second time")
         compare(len({key for key, _ in pairs}), len(pairs), "distinct keys")
 
     def test_samples_do_not_depend_on_order_or_process(self) -> None:
-        """A copy in a worker process, read backwards, gives the samples of the original."""
+        """A copy in a worker process, read backwards, returns the samples of the original."""
         source = open_source(self.make_source())
         samples = [plain(source[position]) for position in range(len(source))]
 
@@ -51,7 +51,7 @@ class DataSourceConformance:
         compare([plain(sample) for sample in found[::-1]], samples, "samples of a copy, read backwards")
 
     def test_every_sample_is_stored(self, tmp_path: pathlib.Path) -> None:
-        """Each sample fits the features that the source declares, and is a record under its key."""
+        """Each sample fits the declared features, and is stored under its key."""
         source = open_source(self.make_source())
 
         self._run(tmp_path / "out")
@@ -61,12 +61,12 @@ class DataSourceConformance:
         compare({name: dataset.features[name] for name in source.features}, {**source.features}, "features")
 
     def test_second_run_has_nothing_to_do(self, tmp_path: pathlib.Path) -> None:
-        """A new source has the identity of the first: nothing in it depends on the time, place or process."""
+        """A new source has the identity of the first: nothing in it depends on time, folder or process."""
         self._run(tmp_path / "out")
 
         report = self._run(tmp_path / "out")
 
-        assert report.did_nothing, f"second run: found that it wrote {report}, expected that it had nothing to do"
+        assert report.did_nothing, f"second run: found {report}, expected it to have nothing to do"
 
     def _run(self, output: pathlib.Path) -> RunReport:
         job = Materializer(ImportWriter(), self.make_source(), output)

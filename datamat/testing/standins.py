@@ -18,14 +18,14 @@ __all__ = ["StandinConformance"]
 @contextlib.contextmanager
 def _one_worker(start_method: Any) -> Iterator[PathosExecutor]:
     with warnings.catch_warnings():
-        # Other tests of the same process may have used libraries that a fork does not suit; these tests do not.
+        # Other tests in this process may have used libraries that do not survive a fork; these tests do not.
         warnings.filterwarnings("ignore", "start_method='fork' was asked for", RuntimeWarning)
         with PathosExecutor(1, start_method=start_method) as pool:
             yield pool
 
 
 class _Held:
-    """An object that holds another, and uses it."""
+    """An object that holds another and uses it."""
 
     def __init__(self, use: Callable[[Any], Any], thing: Any) -> None:
         self.use, self.thing = use, thing
@@ -39,23 +39,23 @@ def _same(thing: Any) -> Any:
 
 
 class StandinConformance:
-    """What every `register_standin` does: an object of the type works in workers as it does in the caller."""
+    """What every `register_standin` does: an object of the type works the same in workers as in the caller."""
 
     def make_object(self) -> Any:
-        """Return an object of the registered type; the module of the test registers it."""
+        """Return an object of the type, which the test module registers."""
         raise NotImplementedError(f"{type(self).__name__}: define make_object(self)")
 
     def use(self, thing: Any) -> Any:
-        """Return what a program gets from the object: a value that compares and can be pickled."""
+        """Use the object, and return a result that can be compared and pickled."""
         raise NotImplementedError(f"{type(self).__name__}: define use(self, thing)")
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Let pytest run a test that asks for a start method once with each."""
+        """Parametrize tests that take a start method with each method."""
         if "start_method" in metafunc.fixturenames:
             metafunc.parametrize("start_method", ["fork", "forkserver", "spawn"])
 
     def test_object_on_self_works_in_a_worker(self, start_method: Any) -> None:
-        """A method whose `self` holds the object finds one there that does the same."""
+        """A method whose `self` holds the object gets one in the worker that does the same."""
         thing = self.make_object()
         expected = self.use(thing)
 
@@ -65,7 +65,7 @@ class StandinConformance:
         compare(found, expected, f"{start_method}: result of `use` in a worker")
 
     def test_object_travels_as_argument_and_result(self, start_method: Any) -> None:
-        """It arrives in the worker and comes back, and is used in both places."""
+        """It arrives in the worker, comes back, and works in both places."""
         thing = self.make_object()
         expected = self.use(thing)
 
@@ -77,7 +77,7 @@ class StandinConformance:
         compare(self.use(back), expected, f"{start_method}: result of `use` with the object that came back")
 
     def test_reduce_is_the_same_each_time(self) -> None:
-        """For one object it gives equal arguments: a function that has not changed is not sent again."""
+        """Two calls for one object return equal arguments, so that an unchanged function is not sent again."""
         thing = self.make_object()
         names = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(thing).__mro__]
         reduces = [registrations()[name] for name in names if name in registrations()]

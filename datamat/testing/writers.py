@@ -17,21 +17,21 @@ __all__ = ["DatasetWriterConformance"]
 
 
 class DatasetWriterConformance:
-    """What every `DatasetWriter` does: the same rows, in any order and process, give the same records.
+    """What every `DatasetWriter` does: the same rows, in any order and process, make the same records.
 
-    A dozen rows are enough for `make_source`; the tests read all of them several times.
+    A dozen rows from `make_source` are enough; the tests read all of them several times.
     """
 
     def make_writer(self) -> DatasetWriter:
-        """Return a new writer, as a program makes one when it starts."""
+        """Return a new writer, as at the start of a program."""
         raise NotImplementedError(f"{type(self).__name__}: define make_writer(self)")
 
     def make_source(self, folder: pathlib.Path) -> Any:
-        """Return the source of the writer; its files, if any, go into an empty folder."""
+        """Return the source of the writer; put its files, if any, into `folder`, which is empty."""
         raise NotImplementedError(f"{type(self).__name__}: define make_source(self, folder)")
 
     def test_index_is_the_same_each_time(self, tmp_path: pathlib.Path) -> None:
-        """Equal rows in the same order, which a plan can be made of."""
+        """Two calls return equal rows in the same order, and a plan accepts them."""
         source = self._source(tmp_path)
 
         rows, again = ([*single_rows(_bound(self.make_writer(), source).index(source))] for _ in range(2))
@@ -41,29 +41,29 @@ class DatasetWriterConformance:
         compare(self._job(source, tmp_path / "out").plan().num_rows, len(rows), "rows of the plan")
 
     def test_every_row_is_stored(self, tmp_path: pathlib.Path) -> None:
-        """What `read` returns fits the declared features, and each row gives its copies."""
+        """The result of `read` fits the declared features, and each row makes its copies."""
         source = self._source(tmp_path)
         job = self._job(source, tmp_path / "out")
 
         report = job.run(executor=InlineExecutor(), progress=False)
 
         dataset = load(tmp_path / "out")
-        compare(report.num_rows, job.plan().num_rows, "rows that were read")
+        compare(report.num_rows, job.plan().num_rows, "number of rows read")
         compare(len({*dataset.keys()}), report.num_records, "distinct keys of the records")
         for sample in dataset:
             compare({*sample}, {*job.writer.features, "key"}, f"fields of the record {sample['key']!r}")
 
     def test_records_do_not_depend_on_workers(self, tmp_path: pathlib.Path) -> None:
-        """Two runs write the same bytes, with one worker and with two; the random draws of copies included."""
+        """Runs with one worker and with two write the same bytes, including randomly drawn copies."""
         source = self._source(tmp_path)
 
         self._job(source, tmp_path / "one").run(workers=1, progress=False)
         self._job(source, tmp_path / "two").run(workers=2, progress=False)
 
-        compare(digests(tmp_path / "two"), digests(tmp_path / "one"), "files of two workers beside those of one")
+        compare(digests(tmp_path / "two"), digests(tmp_path / "one"), "files of two workers, compared with one")
 
     def test_records_do_not_depend_on_other_rows(self, tmp_path: pathlib.Path) -> None:
-        """A row that is read alone, by a new writer, gives the record that it gives in a run."""
+        """A row read alone, by a new writer, makes the same record as in a run."""
         source = self._source(tmp_path)
         self._job(source, tmp_path / "out").run(executor=InlineExecutor(), progress=False)
         dataset = load(tmp_path / "out")
@@ -73,25 +73,25 @@ class DatasetWriterConformance:
             compare(plain(alone), plain(sample), f"record {sample['key']!r}, read alone")
 
     def test_second_run_has_nothing_to_do(self, tmp_path: pathlib.Path) -> None:
-        """A new writer has the fingerprint of the first: nothing in it depends on the time, place or process."""
+        """A new writer has the fingerprint of the first: nothing in it depends on time, folder or process."""
         source = self._source(tmp_path)
         self._job(source, tmp_path / "out").run(executor=InlineExecutor(), progress=False)
 
         report = self._job(source, tmp_path / "out").run(executor=InlineExecutor(), progress=False)
 
-        assert report.did_nothing, f"second run: found that it wrote {report}, expected that it had nothing to do"
+        assert report.did_nothing, f"second run: found {report}, expected it to have nothing to do"
 
     def test_read_block_agrees_with_read(self, tmp_path: pathlib.Path) -> None:
         """The columns of a block hold what `read` returns for each row."""
         source = self._source(tmp_path)
-        by_rows = self._job(source, tmp_path / "rows", copies=1)  # where there are copies, nobody asks for blocks
+        by_rows = self._job(source, tmp_path / "rows", copies=1)  # `read_block` is not called for drawn copies
         by_rows.writer.read_block = _no_block  # type: ignore[method-assign]  # on the instance alone
         by_rows.run(executor=InlineExecutor(), progress=False)
 
         self._job(source, tmp_path / "blocks", copies=1).run(executor=InlineExecutor(), progress=False)
 
         rows, blocks = ([plain(sample) for sample in load(tmp_path / name)] for name in ("rows", "blocks"))
-        compare(blocks, rows, "samples from read_block beside those from read")
+        compare(blocks, rows, "samples from read_block, compared with read")
 
     def _source(self, tmp_path: pathlib.Path) -> Any:
         folder = tmp_path / "source"
