@@ -1,18 +1,18 @@
-"""How samples are transformed: by the writer's `augment`, then by the transform of the run or of the reader.
+"""Transforms samples: the writer's `augment` first, then the transform of the run or of the reader.
 
     sample ── augment(sample, rng) ──> samples ── transform ──> samples        seeded by (seed, key, copy) alone
 
 A transform is an albumentations pipeline, or a callable of `(sample)` or `(sample, rng)`. One contract holds for
-writing, which draws copies, and reading, which draws again in each epoch. A pipeline is recognised by its methods
-(albumentations is never imported here) and gets images, masks and boxes under the names it knows. Every generator that
-code may draw from is seeded for each copy: `rng`, those of the pipeline, and the global ones of `random` and
-`numpy.random`. Transforms of torchvision, kornia and audiomentations, recognised by their module, get such fields as
-well; they know global generators only.
+writing, which draws copies, and for reading, which draws anew in each epoch. A pipeline is recognised by its methods
+(albumentations is never imported here) and gets images, masks and boxes by the keywords it knows. Every generator that
+code may draw from is seeded for each copy: `rng`, the pipeline's own, and the global ones of `random` and
+`numpy.random`. Transforms of torchvision, kornia and audiomentations, recognised by their module, get such fields too;
+they draw from global generators only.
 
-    augmenter        `Augmenter` draws copies, `SampleTransform` reads through a transform   <- start reading here
-    albumentations   the stages: a callable, and a pipeline with its fields by keyword and its boxes
-    adapters         the stages of torchvision, kornia and audiomentations
-    seeding          the random streams that copies and rows draw from, and which callables ask for one
+    augmenter        `Augmenter` draws copies, `SampleTransform` transforms samples as they are read   <- start here
+    albumentations   the stages for a callable and for an albumentations pipeline
+    adapters         the stages for torchvision, kornia and audiomentations
+    seeding          the random streams of copies and rows, and which callables ask for one
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Transforms of torchvision (v2), kornia and audiomentations as stages: each library behind an adapter.
+"""Stages for transforms of torchvision (v2), kornia and audiomentations: one adapter per library.
 
-An adapter hands the fields of a sample over in the form that its library knows, and takes them back as they were
-declared. It imports no library: the caller that passes a transform has imported it, and where a stage runs it is
-imported again.
+An adapter passes the fields of a sample in the form that its library expects, and converts them back to their
+declaration. This module imports no library until a stage runs: the caller who passes a transform has imported it.
 
     field                torchvision               kornia
     image                Image, uint8 (c, h, w)    "input", float32 (1, c, h, w) from 0 to 1
@@ -10,10 +9,10 @@ imported again.
     boxes                BoundingBoxes, XYXY       "keypoints", float32 (1, 4 n, 2): their corners
     one entry per box    plain tensor              not passed: kornia drops no boxes
 
-audiomentations gets each recording on its own: float32 (n,), or (channels, n), with its rate.
+audiomentations gets one recording at a time: float32 (n,), or (channels, n), with its sample rate.
 
 These libraries draw from the global generators of torch, `random` and `numpy.random`. `RandomStreams.as_globals` seeds
-them for the time of a call and puts them back, so what is drawn depends on the sample alone, in threads as well.
+them during a call and restores them afterwards, so the draws depend on the sample alone, even with several threads.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ __all__ = ["LibraryStage", "fields_passed", "library_stage", "of_a_library"]
 
 
 class LibraryStage(Stage):
-    """A stage that runs a transform of a library with the fields that the library knows.
+    """A stage that runs a library's transform on the fields that the library knows.
 
     Attributes:
         transform: the transform.
-        kinds: "image", "mask", "bboxes", "labels" or "audio" for each field that it gets; other fields stay unchanged.
+        kinds: "image", "mask", "bboxes", "labels" or "audio" for each field passed to it; other fields stay unchanged.
         features: schema of the samples.
     """
 
@@ -53,10 +52,10 @@ class LibraryStage(Stage):
     package: ClassVar[str]
     """Package in which the library defines its transforms."""
     wanted: ClassVar[str] = "image"
-    """The kind of field without which it has nothing to do."""
+    """Kind of field without which the stage does nothing."""
 
     def __init__(self, transform: Any, kinds: Mapping[str, str], features: Features) -> None:
-        self.transform = copy.deepcopy(transform)  # some keep what they drew last, which fingerprints would see
+        self.transform = copy.deepcopy(transform)  # some store their last draw, which would change fingerprints
         self.kinds = dict(kinds)
         self.features = features
 
@@ -74,12 +73,12 @@ class LibraryStage(Stage):
             raise SchemaError(
                 f"the sample has no field {missing[0]!r}, which {self.name} needs; every sample must hold it"
             )
-        # What is None stays None, and so do the labels of boxes that are None.
+        # Fields that are None stay None, and so do the labels of boxes that are None.
         given = {name: sample[name] for name in self.kinds if sample.get(name) is not None}
         kinds = {self.kinds[name] for name in given}
         if "bboxes" not in kinds and "bboxes" in self.kinds.values():
             given = {name: value for name, value in given.items() if self.kinds[name] != "labels"}
-        if self.wanted not in kinds:  # nothing says of what size masks and boxes are
+        if self.wanted not in kinds:  # without an image, the size of masks and boxes is unknown
             return nesting.join(sample)
         with streams.as_globals():
             found = self.call(given)
@@ -95,21 +94,21 @@ class LibraryStage(Stage):
 
     @abc.abstractmethod
     def call(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields as the transform gives them, which gets those of `kinds` as `decode` returns them."""
+        """Transform fields, given by name as `decode` returns them, and return them in the same form."""
 
     @classmethod
     @abc.abstractmethod
     def moves_pixels(cls, leaf: Any) -> bool:
-        """Return True if a transform moves pixels or cuts some off."""
+        """Return True if a transform moves or crops pixels."""
 
     @classmethod
     @abc.abstractmethod
     def leaves(cls, transform: Any) -> Iterator[Any]:
-        """Yield the transforms of which a transform is composed; itself if it is none of several."""
+        """Yield the transforms that a composition consists of; any other transform itself."""
 
     @classmethod
     def check(cls, leaf: Any) -> str:
-        """Return why a transform cannot be used, and what to do; "" if it can."""
+        """Return why a transform cannot be used, with a remedy; "" if it can."""
         del leaf
         return ""
 
@@ -120,12 +119,12 @@ class LibraryStage(Stage):
 _KEEP_PIXELS = tuple(
     f"torchvision.transforms.v2.{name}" for name in ("_color", "_misc", "_meta", "_type_conversion", "_augment")
 )
-"""Modules whose transforms leave every pixel in its place."""
+"""Modules whose transforms do not move pixels."""
 
 
 @final
 class TorchvisionStage(LibraryStage):
-    """A stage that runs a transform of torchvision.transforms.v2, with one dict of all fields."""
+    """A stage that runs a transform of torchvision.transforms.v2 on a dict of all fields."""
 
     __slots__ = ()
 
@@ -162,13 +161,11 @@ class TorchvisionStage(LibraryStage):
         return result
 
     def _array(self, name: str, value: Any) -> Any:
-        """Return a field that is no box as an array: an image (height, width, channels) again."""
+        """Return a field other than boxes as an array, an image as (height, width, channels)."""
         is_picture = hasattr(value, "__array__") or hasattr(value, "getbands")
         array = np.asarray(as_array(value)) if is_picture else value
         if not isinstance(array, np.ndarray):
-            raise SchemaError(
-                f"{self.name} returned {kind_of(value)} for the field {name!r}; want one tensor or picture"
-            )
+            raise SchemaError(f"{self.name} returned {kind_of(value)} for field {name!r}; want one tensor or picture")
         if self.kinds[name] == "image" and hasattr(value, "permute"):
             array = array.transpose(1, 2, 0)
         return np.ascontiguousarray(array)
@@ -180,21 +177,21 @@ class TorchvisionStage(LibraryStage):
         if not isinstance(value, tv_tensors.BoundingBoxes):
             raise SchemaError(
                 f"{self.name} returned {kind_of(value)} for the boxes {name!r}, whose format is unknown; "
-                "leave ToPureTensor out: readers give plain arrays and tensors in any case"
+                "leave out ToPureTensor: readers return plain arrays and tensors in any case"
             )
         corners = functional.convert_bounding_box_format(value, new_format=tv_tensors.BoundingBoxFormat.XYXY)
         return _from_corners(np.asarray(corners), size)
 
     def _check_labels(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        """Refuse labels that stayed where boxes were dropped."""
+        """Raise `SchemaError` if boxes were dropped but their labels were not."""
         for boxes in (name for name in before if self.kinds[name] == "bboxes"):
             num_before, num_after = len(before[boxes]), len(after[boxes])
             for name in (name for name in before if self.kinds[name] == "labels" and num_before != num_after):
                 if len(before[name]) == num_before and len(after[name]) != num_after:
                     raise SchemaError(
-                        f"{self.name} left {num_after} of the {num_before} boxes {boxes!r} and all entries of {name!r};"
-                        f" name it in the labels_getter of SanitizeBoundingBoxes, or pass untouched=({name!r},) if it "
-                        "has none for each box"
+                        f"{self.name} kept {num_after} of the {num_before} boxes {boxes!r} but all entries of {name!r};"
+                        f" name it in the labels_getter of SanitizeBoundingBoxes, or pass untouched=({name!r},) if its "
+                        "entries do not belong to boxes"
                     )
 
     @classmethod
@@ -224,9 +221,9 @@ class TorchvisionStage(LibraryStage):
 
 @final
 class KorniaStage(LibraryStage):
-    """A stage that runs an augmentation of kornia, with a batch of one sample.
+    """A stage that runs an augmentation of kornia on a batch of one sample.
 
-    Pixels of 8 bits become fractions and, rounded, pixels again: an image that is only moved keeps its values.
+    8-bit pixels become fractions and are rounded back, so an image that is only moved keeps its values.
     """
 
     __slots__ = ()
@@ -241,7 +238,7 @@ class KorniaStage(LibraryStage):
 
         size = next(value.shape[:2] for name, value in given.items() if self.kinds[name] == "image")
         keys = {"image": DataKey.INPUT, "mask": DataKey.MASK, "bboxes": DataKey.KEYPOINTS}
-        # The first has to be an image. Boxes that are not there cannot be moved.
+        # The image must come first, and kornia cannot move empty boxes.
         names = sorted(given, key=lambda name: self.kinds[name] != "image")
         names = [name for name in names if self.kinds[name] != "bboxes" or len(given[name])]
         tensors = [torch.from_numpy(_batch_of_one(self.kinds[name], given[name], size)) for name in names]
@@ -258,12 +255,12 @@ class KorniaStage(LibraryStage):
         return {name: self._restored(name, array, given[name], after) for name, array in arrays.items()}
 
     def _restored(self, name: str, array: np.ndarray, before: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-        """Return what kornia gave for a field, in the form and dtype that the field had."""
+        """Return kornia's result for a field, in the original form and dtype of the field."""
         kind = self.kinds[name]
         if kind == "bboxes":
             corners = array.reshape(-1, 4, 2) + 0.5
             return _from_corners(np.hstack([corners.min(axis=1), corners.max(axis=1)]), size)
-        pixels = array.reshape(array.shape[-3:]).transpose(1, 2, 0)  # without the batch
+        pixels = array.reshape(array.shape[-3:]).transpose(1, 2, 0)  # drop the batch dimension
         if before.dtype.kind in "iu":
             bounds = np.iinfo(before.dtype)
             pixels = np.rint(pixels * (bounds.max if kind == "image" else 1)).clip(bounds.min, bounds.max)
@@ -286,17 +283,17 @@ class KorniaStage(LibraryStage):
     def check(cls, leaf: Any) -> str:
         kind = type(leaf).__name__
         if kind in {"Normalize", "Denormalize"}:
-            return f"{kind} makes an image that 8 bits cannot hold; leave it out, and call it on batches"
+            return f"{kind} makes an image that does not fit in 8 bits; leave it out, and call it on batches"
         if any("MixAugmentation" in base.__name__ for base in type(leaf).__mro__):
             return f"{kind} mixes the samples of a batch; call it on batches, in the training loop"
         return ""
 
 
 def _batch_of_one(kind: str, value: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return a field as kornia takes it: float32 (1, channels, height, width), or the corners of boxes (1, 4 n, 2).
+    """Return a field as kornia expects it: float32 (1, channels, height, width), or the corners of boxes (1, 4 n, 2).
 
-    As points, because kornia refuses boxes without an area. A point (0, 0) is the centre of the first pixel there, not
-    its corner: flipped boxes would lie one pixel off.
+    Boxes are passed as points, because kornia rejects boxes of no area. In kornia, the point (0, 0) is the centre of
+    the first pixel, not its corner; without a correction, flipped boxes would be one pixel off.
     """
     if kind == "bboxes":
         return _to_corners(value, size)[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(1, -1, 2) - np.float32(0.5)
@@ -310,7 +307,7 @@ def _batch_of_one(kind: str, value: np.ndarray, size: tuple[int, int]) -> np.nda
 
 @final
 class AudiomentationsStage(LibraryStage):
-    """A stage that runs a transform of audiomentations with each recording of known rate, one after the other."""
+    """A stage that runs a transform of audiomentations on each recording of known sample rate in turn."""
 
     __slots__ = ()
 
@@ -346,18 +343,18 @@ def _has_rate(feature: Feature) -> bool:
 
 
 _SEQUENTIAL = "torch.nn.modules.container"
-"""Module of `torch.nn.Sequential`, which composes transforms of either library."""
+"""Module of `torch.nn.Sequential`, which composes transforms of torchvision or kornia."""
 _FIRST_TORCHVISION = "torchvision.transforms.transforms"
 _STAGES: tuple[type[LibraryStage], ...] = (TorchvisionStage, KorniaStage, AudiomentationsStage)
 
 
 def of_a_library(transform: Any) -> bool:
-    """Return True if a transform is an object of a library that has an adapter."""
+    """Return True if a transform belongs to a library with an adapter."""
     return _stage_type(transform) is not None or type(transform).__module__ == _FIRST_TORCHVISION
 
 
 def library_stage(transform: Any, features: Features, untouched: Collection[str] = ()) -> LibraryStage:
-    """Return the stage of a transform of which `of_a_library` holds; it leaves `untouched` fields alone, on purpose.
+    """Return the stage for a transform that satisfies `of_a_library`; it does not change `untouched` fields.
 
     Raises:
         OptionError: there is no image, the transform cannot be used, or it would leave a field out of step with the
@@ -367,8 +364,8 @@ def library_stage(transform: Any, features: Features, untouched: Collection[str]
     where = f"transform {type(transform).__qualname__}"
     if stage_type is None:
         raise OptionError(
-            f"{where}: torchvision.transforms knows single pictures only; use torchvision.transforms.v2, which has the "
-            "same transforms, and moves masks and boxes with the image"
+            f"{where}: torchvision.transforms handles single pictures only; use torchvision.transforms.v2, which has "
+            "the same transforms, and moves masks and boxes with the image"
         )
     leaves = list(stage_type.leaves(transform))
     for leaf in leaves:
@@ -377,7 +374,7 @@ def library_stage(transform: Any, features: Features, untouched: Collection[str]
     kinds = fields_passed(transform, features, untouched)
     if stage_type.wanted not in kinds.values():
         what = "image" if stage_type.wanted == "image" else "Audio(sample_rate=...)"
-        raise OptionError(f"{where}: the features hold no {what} that it could change; there are {', '.join(features)}")
+        raise OptionError(f"{where}: the features have no {what} to transform, only {', '.join(features)}")
     movers = dict.fromkeys(type(leaf).__name__ for leaf in leaves if stage_type.moves_pixels(leaf))
     for name, feature in features.items() if movers else ():
         if target_of(feature) is not None and name not in kinds and name not in untouched:
@@ -390,7 +387,7 @@ def library_stage(transform: Any, features: Features, untouched: Collection[str]
 
 
 def fields_passed(transform: Any, features: Features, untouched: Collection[str] = ()) -> dict[str, str]:
-    """Return the kind of each field that a transform of a library gets, as `LibraryStage.kinds` has it."""
+    """Return the kind of each field passed to a library's transform, as in `LibraryStage.kinds`."""
     if _stage_type(transform) is AudiomentationsStage:
         return {name: "audio" for name, feature in features.items() if _has_rate(feature) and name not in untouched}
     found = {name: _kind_of(name, feature) for name, feature in features.items() if name not in untouched}
@@ -411,7 +408,7 @@ def _stage_type(transform: Any) -> type[LibraryStage] | None:
 
 
 def _kind_of(name: str, feature: Feature) -> str:
-    """Return as what a field is passed; "" if it is not."""
+    """Return the kind under which a field is passed; "" if it is not."""
     target, (dtype, shape) = target_of(feature), feature.value_type()
     if target == "image" or (target == "array" and name == "image" and len(shape) == 3):
         return "image"
@@ -424,15 +421,15 @@ def _kind_of(name: str, feature: Feature) -> str:
 
 
 def _to_corners(boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return boxes as `BBoxes` has them in pixels, float32 (n, 4): left, top, right, bottom."""
+    """Return boxes of `BBoxes` in pixels, float32 (n, 4): left, top, right, bottom."""
     corners: np.ndarray = boxes[:, [1, 0, 3, 2]] * _scale(size)
     return corners.astype(np.float32)
 
 
 def _from_corners(corners: np.ndarray, size: Sequence[int]) -> np.ndarray:
-    """Return boxes in pixels, (n, 4), as `BBoxes` has them; what sticks out of the image is cut off."""
+    """Return boxes in pixels, (n, 4), in the form of `BBoxes`, clipped to the image."""
     found: np.ndarray = np.clip(corners / _scale(size), 0, 1)[:, [1, 0, 3, 2]].astype(np.float32)
-    return found + np.float32(0)  # there is no -0
+    return found + np.float32(0)  # turns -0 into 0
 
 
 def _scale(size: Sequence[int]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Transforms as stages: albumentations pipelines and plain functions, which draw from one stream."""
+"""Stages for albumentations pipelines and for plain functions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 # ---------------------------------------------------------------- functions
 #
-# A step of drawing a copy of a sample that calls a function.
+# The stage that calls a function.
 
 
 Hook: TypeAlias = Callable[..., Any]
@@ -49,10 +49,10 @@ class FunctionStage(Stage):
     """A stage that calls a function with (sample), or with (sample, rng) if its signature asks for a generator.
 
     Attributes:
-        function: the user's; `with_rng` decides how it is called.
+        function: the user's function; `with_rng` decides how it is called.
 
     Raises:
-        OptionError: the function is a class or no callable, or takes other arguments.
+        OptionError: the function is a class or not callable, or takes other arguments.
     """
 
     function: Hook
@@ -103,27 +103,27 @@ class FunctionStage(Stage):
 
 # ---------------------------------------------------------------- pipelines of albumentations
 #
-# The stage of an albumentations pipeline, which gets images, masks and boxes under the names it knows.
+# The stage for an albumentations pipeline, which gets images, masks and boxes by the keywords it knows.
 #
-# A field that it would leave out of step with the image is refused before anything is drawn. albumentations is never
+# A field that would get out of step with the image is rejected before anything is drawn. albumentations is never
 # imported here: a pipeline is recognised by its methods.
 
 
 _PIXEL_FORMATS = frozenset({"coco", "pascal_voc"})
-"""The box formats of albumentations in pixels; the others are fractions of width and height."""
+"""The box formats of albumentations that are in pixels; the others are fractions of width and height."""
 
 _KINDS = ("image", "images", "mask", "masks", "mask3d", "masks3d", "volume", "volumes", "bboxes", "keypoints")
-"""The kinds of targets of albumentations; it passes other keywords that it knows through unchanged."""
+"""The target types of albumentations; it passes other keywords through unchanged."""
 
 _OPTIONS = {"bboxes": "bbox_params", "keypoints": "keypoint_params"}
-"""The option without which a pipeline does not transform a kind of target."""
+"""The option without which a pipeline does not transform a target type."""
 
 
 def forbid_update_check() -> None:
     """Keep `import albumentations` from asking the package registry for a newer version.
 
-    Sets `NO_ALBUMENTATIONS_UPDATE` in this process unless the user did. For processes of datamat's own, before
-    anything is unpickled in them: the environment of the caller's process is the caller's.
+    Sets `NO_ALBUMENTATIONS_UPDATE` in this process unless the user did. Called in datamat's own processes before they
+    unpickle anything, and never in the caller's process, whose environment is left alone.
     """
     os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
@@ -135,13 +135,13 @@ class AlbumentationsStage(Stage):
 
     Attributes:
         transform: the pipeline.
-        keywords: keyword of each field that the pipeline gets; other fields stay unchanged.
+        keywords: keyword of each field passed to the pipeline; other fields stay unchanged.
         features: schema of the samples.
         boxes: names of the fields that hold boxes.
-        points: names of the fields whose points the pipeline gets as keypoints, all together.
-        point_labels: names of the fields that have one entry for each row of the first of these that may lose rows.
-        box_format: albumentations' name of the format that the pipeline wants them in.
-        labels: names of the fields that have one entry for each box.
+        points: names of the fields whose points are passed, all together, as keypoints.
+        point_labels: names of the fields with one entry per row of the first of `points` that may lose rows.
+        box_format: albumentations' name for the pipeline's box format.
+        labels: names of the fields with one entry per box.
         options: further keyword arguments of each call.
     """
 
@@ -162,7 +162,7 @@ class AlbumentationsStage(Stage):
     def apply(self, sample: Sample, streams: RandomStreams) -> Sample:
         # Not `set_random_seed`, which gives every transform the same seed: their first draws would be equal, and two
         # flips with p=0.5 would both happen or neither. This shares one stream among them, and takes 1 us instead of
-        # 62 for four transforms.
+        # 62 us for four transforms.
         self.transform.set_random_state(*streams.of_pipeline)
         nesting = self.features.nesting
         sample = dict(nesting.split(sample))
@@ -171,10 +171,10 @@ class AlbumentationsStage(Stage):
             raise SchemaError(
                 f"the sample has no field {missing[0]!r}, which {self.name} needs; every sample must hold it"
             )
-        # What is None stays None; the pipeline wants boxes and their labels all the same.
+        # Fields that are None stay None, but the pipeline needs boxes and their labels in any case.
         present = {name: keyword for name, keyword in self.keywords.items() if sample[name] is not None}
         data = {keyword: sample[name] for name, keyword in present.items()}
-        if "image" not in data:  # without which no pipeline runs
+        if "image" not in data:  # pipelines need an image
             return nesting.join(sample)
         size = data["image"].shape[:2]
         has_boxes = all(name in present for name in self.boxes)
@@ -210,7 +210,7 @@ class AlbumentationsStage(Stage):
         return nesting.join({**sample, **found, **moved})
 
     def _labels_of(self, name: str, sample: Sample, data: Mapping[str, Any], *, has_boxes: bool) -> np.ndarray:
-        """Return what the pipeline gets for a field of labels: for one of points the numbers of its rows."""
+        """Return the labels to pass for a field; for a field of points, row numbers."""
         if not has_boxes:
             return np.empty(0, np.int64)
         if name not in self.points:
@@ -221,11 +221,11 @@ class AlbumentationsStage(Stage):
 
     @property
     def num_coins(self) -> int:
-        # A container tosses one for itself, `random() < p`, also where p is 1; a single transform does not (2.0.8).
+        # A container tosses one for itself, `random() < p`, even if p is 1; a single transform does not (2.0.8).
         return _num_sure(self.transform)
 
     def parts(self) -> Iterator[Stage]:
-        # Without boxes: a part knows only albumentations' inner form of them.
+        # Without boxes: the parts expect albumentations' internal form of them.
         boxed = {*self.boxes, *self.labels, *self.point_labels}
         keywords = {name: keyword for name, keyword in self.keywords.items() if name not in boxed}
         for leaf in _leaves(self.transform):
@@ -239,12 +239,12 @@ class AlbumentationsStage(Stage):
 @final
 @frozen()
 class _Points:
-    """The points of all fields of one sample, on their way through a pipeline.
+    """The points of all fields of one sample, passed through a pipeline.
 
     Attributes:
-        sample: the sample before.
+        sample: the sample before the pipeline.
         stage: the stage, which names the fields.
-        positions: float32 (n, 2), the points of all fields, one field after the other; NaN for those without a place.
+        positions: float32 (n, 2), the points of all fields, one field after the other; NaN for absent points.
         counts: number of points of each field that is not None.
     """
 
@@ -255,33 +255,33 @@ class _Points:
 
     @classmethod
     def of(cls, sample: Sample, stage: AlbumentationsStage, size: tuple[int, int]) -> _Points:
-        """Return the points of a sample whose image has a size, (height, width)."""
+        """Return the points of a sample, given the (height, width) of its image."""
         features = stage.features
         found = {
             name: geometry_of(features[name]).points(sample[name]) for name in stage.points if sample[name] is not None
         }
         positions = np.concatenate([np.zeros((0, 2), np.float32), *found.values()])
-        if _removes_points(stage.transform):  # albumentations raises where one is outside before the first transform
+        if _removes_points(stage.transform):  # albumentations raises if one is outside before the first transform
             with np.errstate(invalid="ignore"):
                 is_outside = ((positions < 0) | (positions >= [size[1], size[0]])).any(axis=1)
             positions[is_outside] = np.nan
         return cls(sample, stage, positions, {name: len(points) for name, points in found.items()})
 
     def as_keypoints(self) -> np.ndarray:
-        """Return the points in the pipeline's format, with the number of each in one more column, which it keeps."""
+        """Return the points in the pipeline's format, with their numbers in an extra column, which it keeps."""
         form = _processors(self.stage.transform)["keypoints"].params.format
         numbers = np.flatnonzero(~np.isnan(self.positions).any(axis=1))
-        found = np.zeros((len(numbers), len(form) + 1), np.float32)  # as by hand: float64 rounds otherwise
+        found = np.zeros((len(numbers), len(form) + 1), np.float32)  # as users pass them: float64 rounds differently
         found[:, form.index("x")], found[:, form.index("y")] = self.positions[numbers].T
         found[:, -1] = numbers
         return found
 
     def moved(self, keypoints: Any, size: tuple[int, int]) -> dict[str, Any]:
-        """Return the fields with their points, and the labels of those that are left.
+        """Return the fields with their moved points, and the labels of the remaining ones.
 
         Args:
-            keypoints: what the pipeline made of `as_keypoints`.
-            size: height and width of the image that it made.
+            keypoints: the pipeline's result for `as_keypoints`.
+            size: height and width of the resulting image.
         """
         form = _processors(self.stage.transform)["keypoints"].params.format
         positions = np.full(self.positions.shape, np.nan, np.float32)
@@ -290,7 +290,7 @@ class _Points:
             positions[found[:, -1].astype(np.int64)] = found[:, [form.index("x"), form.index("y")]]
         values: dict[str, Any] = {}
         owner_rows, num_rows = None, None
-        pieces = np.split(positions, np.cumsum([*self.counts.values()]))  # and an empty one behind the last
+        pieces = np.split(positions, np.cumsum([*self.counts.values()]))  # with an empty piece at the end
         for name, piece in zip(self.counts, pieces, strict=False):
             geometry, before = geometry_of(self.stage.features[name]), self.sample[name]
             value, rows = geometry.with_points(before, piece, None if name in self.stage.labels else size)
@@ -319,7 +319,7 @@ def _removes_points(transform: Any) -> bool:
 
 
 def _num_sure(transform: Any) -> int:
-    """Return the number of containers in a tree whose transforms are all applied, or never; 0 if that is random."""
+    """Return the number of containers in a tree that applies each transform always or never; 0 if it is random."""
     children = getattr(transform, "transforms", ())
     probability = getattr(transform, "p", 0.5)
     if not all(is_pipeline(child) for child in children) or not (
@@ -335,7 +335,7 @@ def _num_sure(transform: Any) -> int:
 
 def _leaves(transform: Any) -> Iterator[Any]:
     children = getattr(transform, "transforms", None)
-    if children is None or not all(is_pipeline(child) for child in children):  # some transforms list functions there
+    if children is None or not all(is_pipeline(child) for child in children):  # may list functions
         yield transform
     else:
         for child in children:
@@ -348,17 +348,17 @@ def is_pipeline(transform: Any) -> bool:
 
 
 def albumentations_stage(transform: Any, features: Features, untouched: Collection[str] = ()) -> AlbumentationsStage:
-    """Match the fields of a sample with the keywords of a pipeline; refuse one that would get out of step.
+    """Match the fields of a sample with the keywords of a pipeline; reject a field that would get out of step.
 
-    A field whose name the pipeline knows is passed under it, whatever its type. Where none is called `image`, `mask` or
-    `bboxes`, the first `Image`, `Mask` or `BBoxes` field takes its place. A `Depth` field is passed as another mask,
-    under its own name, which a copy of the pipeline learns. Only transforms that move pixels bring a field out of step:
-    all but the `ImageOnlyTransform`s of albumentations.
+    A field whose name the pipeline knows is passed under that name, whatever its type. If none is called `image`,
+    `mask` or `bboxes`, the first `Image`, `Mask` or `BBoxes` field is passed instead. A `Depth` field is passed as an
+    additional mask under its own name, as a target of a copy of the pipeline. Only transforms that move pixels bring
+    fields out of step: all but the `ImageOnlyTransform`s of albumentations.
 
     Args:
         transform: an `albumentations.Compose`, or another pipeline of that library.
         features: schema of the samples, whose fields are matched.
-        untouched: names of the fields that the pipeline leaves alone, on purpose.
+        untouched: names of the fields that the pipeline deliberately does not change.
 
     Raises:
         OptionError: a field, or the labels of its boxes, would get out of step.
@@ -368,7 +368,7 @@ def albumentations_stage(transform: Any, features: Features, untouched: Collecti
     labels = tuple(boxes.label_fields or ()) if boxes else ()
     if "image" not in keywords.values():
         left = f", apart from untouched={tuple(untouched)}" if untouched else ""
-        problem = f"it transforms images, but the features ({', '.join(features)}) hold no Image{left}"
+        problem = f"it transforms images, but the features ({', '.join(features)}) have no Image{left}"
         raise _refusal(transform, f"{problem}; use a callable instead")
     refusals = [*_unmatched(features, keywords, transform, untouched)]
     points = _fields_of(features, "points") if _moves_pixels(transform) else []
@@ -376,7 +376,7 @@ def albumentations_stage(transform: Any, features: Features, untouched: Collecti
     of_points = getattr(_processors(transform).get("keypoints"), "params", None)
     point_labels = tuple(of_points.label_fields or ()) if of_points and points else ()
     refusals += _unfit_points(features, points, keywords, transform)
-    if boxes is not None or _moves_pixels(transform):  # else no box is dropped
+    if boxes is not None or _moves_pixels(transform):  # otherwise no box is dropped
         refusals += _unlabelled(features, [*labels, *point_labels, *untouched], labels)
         refusals += _unlabelled_points(features, points, [*labels, *point_labels, *untouched], point_labels, transform)
     if refusals:
@@ -394,7 +394,7 @@ def albumentations_stage(transform: Any, features: Features, untouched: Collecti
 
 
 def _knowing(transform: Any, names: Sequence[str]) -> Any:
-    """Return a pipeline that transforms fields of these names as masks: a copy, if it has to learn one."""
+    """Return a pipeline that transforms fields of these names as masks: a copy if any name is new to it."""
     new = [name for name in names if name not in _targets(transform)]
     if not new:
         return transform
@@ -404,7 +404,7 @@ def _knowing(transform: Any, names: Sequence[str]) -> Any:
 
 
 def matched_fields(transform: Any, features: Features, untouched: Collection[str]) -> dict[str, str]:
-    """Return the keyword of each field that a pipeline gets."""
+    """Return the keyword of each field passed to a pipeline."""
     targets = _targets(transform)
     known = {*targets, *_taken_as_they_are(transform)}
     keywords = {name: name for name in features if name in known and not (name in untouched and name in targets)}
@@ -413,13 +413,13 @@ def matched_fields(transform: Any, features: Features, untouched: Collection[str
             continue
         candidates = [name for name in _fields_of(features, keyword) if name not in untouched]
         free = [name for name in candidates if name not in keywords]
-        if keyword == "image":  # no pipeline runs without one: another target of this kind will do
+        if keyword == "image":  # pipelines need one; another target of this type will do
             free += [name for name in candidates if targets.get(name) == "image"]
         if free:
             keywords[free[0]] = keyword
     keywords = {name: word for name, word in keywords.items() if target_of(features[name]) != "points"}
     keywords |= {name: name for name in _fields_of(features, "depth") if name not in {*keywords, *untouched}}
-    if not _moves_pixels(transform):  # then boxes and points stay where they are, and need no format
+    if not _moves_pixels(transform):  # then boxes and points do not move, and need no format
         keywords = {name: keyword for name, keyword in keywords.items() if not _lacks_option(transform, keyword)}
     return keywords
 
@@ -434,27 +434,27 @@ def _processors(transform: Any) -> Mapping[str, Any]:
 
 
 def _targets(transform: Any) -> dict[str, str]:
-    """Return the kind of target of each keyword that a pipeline transforms: all kinds, and what the user added.
+    """Return the target type of each keyword that a pipeline transforms: every type's own, and the user's additions.
 
-    Not `available_keys`, which also hold the targets of another pipeline that shares a transform.
+    `available_keys` would also include targets of another pipeline that shares a transform.
     """
     return {**{kind: kind for kind in _KINDS}, **getattr(transform, "additional_targets", {})}
 
 
 def _taken_as_they_are(transform: Any) -> set[str]:
-    """Return the keywords that a pipeline takes without transforming them: labels, and inputs of its transforms."""
+    """Return the keywords that a pipeline accepts without transforming them: labels, and inputs of its transforms."""
     labels = {label for found in _processors(transform).values() for label in found.params.label_fields or ()}
     return labels.union(*(leaf.targets_as_params for leaf in _leaves(transform)))
 
 
 def _lacks_option(transform: Any, keyword: str) -> str:
-    """Return the option that a pipeline lacks to transform a keyword; "" if none."""
+    """Return the option without which a pipeline does not transform a keyword; "" if it needs none."""
     kind = _targets(transform).get(keyword, keyword)
     return "" if kind in _processors(transform) else _OPTIONS.get(kind, "")
 
 
 def _movers(transform: Any) -> list[Any]:
-    """Return the transforms of a pipeline that move pixels or cut some off; those of unknown classes are assumed to."""
+    """Return the transforms of a pipeline that move or crop pixels, including all transforms of unknown classes."""
     package = sys.modules.get("albumentations")
     pixel_only, nothing = getattr(package, "ImageOnlyTransform", ()), getattr(package, "NoOp", None)
     return [leaf for leaf in _leaves(transform) if not isinstance(leaf, pixel_only) and type(leaf) is not nothing]
@@ -482,12 +482,12 @@ def _unmatched(
         target = target_of(feature)
         if name in untouched or name in taken or target is None:
             continue
-        if target in {"depth", "points"}:  # which a copy of the pipeline knows, and which are looked at apart
+        if target in {"depth", "points"}:  # depth becomes a target of a copy; `_unfit_points` checks points
             continue
         if not kind:
             if target != "array":
                 yield (
-                    f"field {name!r} would get out of step with the image, as the pipeline does not know it; pass "
+                    f"field {name!r} would get out of step with the image because the pipeline does not know it; pass "
                     f"additional_targets={{{name!r}: {target!r}}} to it, or untouched=({name!r},) to leave it alone"
                 )
             else:
@@ -510,7 +510,7 @@ def _tensor_problem(name: str, feature: Feature, movers: str, *, has_boxes: bool
 
 
 def _kind_of(feature: Feature) -> str:
-    """Return which kind of target an array most likely is."""
+    """Return the most likely target type of an array."""
     _, shape = feature.value_type()
     return "keypoints" if len(shape) == 2 and shape[1] in {2, 3} else "mask"
 
@@ -553,9 +553,9 @@ def _unlabelled_points(
     if labels and not any(geometry.may_lose_rows() for geometry in moved.values()):
         yield (
             f"keypoint_params has the label field {labels[0]!r}, but none of {', '.join(points)} has a row for each "
-            "label; leave label_fields out: their rows stay"
+            "label; leave out label_fields: no rows are removed"
         )
-    if not losing or _fields_of(features, "bboxes"):  # labels of boxes are looked at with the boxes
+    if not losing or _fields_of(features, "bboxes"):  # `_unlabelled` checks labels of boxes
         return
     for name in _fields_of(features, None):
         if name not in named and features[name].value_type()[1]:
@@ -584,16 +584,16 @@ def _fields_of(features: Features, target: str | None) -> list[str]:
 def _label_column(name: str, feature: Any, value: Any) -> np.ndarray:
     """Return labels as one array of a fixed dtype.
 
-    albumentations chooses how to carry labels by the first that a process sees; a fixed dtype makes it independent of
-    that sample. It carries them as float32.
+    albumentations encodes labels by the type of the first that a process sees; a fixed dtype makes that independent of
+    the sample. It passes them as float32.
     """
     column = _label_array(name, feature, value)
     if column.dtype.kind in "iuf" and not np.array_equal(
         column.astype(np.float32).astype(column.dtype), column, equal_nan=column.dtype.kind == "f"
     ):
         raise OptionError(
-            f"field {name!r} of label_fields holds {column.dtype} values that albumentations, which carries labels "
-            "as float32, would change; pass row numbers as labels and look the values up in a callable transform"
+            f"field {name!r} of label_fields holds {column.dtype} values that albumentations would change, because it "
+            "converts labels to float32; pass row numbers as labels and look up the values in a callable transform"
         )
     return np.asarray(column)
 
@@ -616,7 +616,7 @@ def _boxes_to(box_format: str, boxes: Any, size: tuple[int, int]) -> np.ndarray:
 
 
 def _boxes_from(box_format: str, boxes: Any, size: tuple[int, int]) -> np.ndarray:
-    """Return boxes of one of albumentations' formats as `BBoxes` holds them."""
+    """Convert boxes from one of albumentations' formats to that of `BBoxes`."""
     corners = np.array(boxes, np.float32).reshape(-1, 4)
     first, second = corners[:, :2], corners[:, 2:]
     if box_format == "coco":
@@ -625,7 +625,7 @@ def _boxes_from(box_format: str, boxes: Any, size: tuple[int, int]) -> np.ndarra
         corners = np.hstack([first - second / 2, first + second / 2])
     if box_format in _PIXEL_FORMATS:
         corners /= _scale(size)
-    # The pipeline clips boxes itself; what sticks out is rounding.
+    # The pipeline clips boxes itself; this removes rounding errors.
     return np.clip(corners, 0, 1)[:, [1, 0, 3, 2]]
 
 

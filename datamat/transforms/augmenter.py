@@ -1,4 +1,4 @@
-"""How samples go through transforms: copies drawn for a shard, and samples that are read."""
+"""Applies transforms: to copies drawn for a shard, and to samples that are read."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Augmenter:
         transform: an albumentations pipeline, or a callable of (sample) or (sample, rng) that returns a sample or an
             iterable of samples, or None.
         augment: the writer's hook, a callable of the same form, or None.
-        untouched: names of the fields that a pipeline leaves alone, on purpose.
+        untouched: names of the fields that a pipeline deliberately does not change.
 
     Raises:
-        OptionError: the transform is neither, a pipeline would leave a field out of step with the image, or
-            `untouched` names no field.
+        OptionError: the transform is none of these, a pipeline would leave a field out of step with the image, or
+            `untouched` names an unknown field.
 
     Example:
         >>> from datamat.features import Features, Scalar
@@ -63,7 +63,7 @@ class Augmenter:
         [{'key': 'a', 'x': 10}]
     """
 
-    _datamat_name: ClassVar[str] = ""  # its user knows `transform`
+    _datamat_name: ClassVar[str] = ""  # users know only `transform`
     features: Features
     transform: Any = None
     augment: Hook | None = None
@@ -79,12 +79,12 @@ class Augmenter:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is neither hook nor transform: every copy is then the sample as it was read."""
+        """Whether there is neither hook nor transform, so that every copy is the sample as read."""
         return not self._stages
 
     @property
     def withheld(self) -> tuple[tuple[str, str], ...]:
-        """The fields that a pipeline gets, with their keywords, where `untouched` changes them; else nothing."""
+        """The fields passed to a pipeline, with their keywords, if `untouched` makes a difference; else nothing."""
         matched = fields_passed if of_a_library(self.transform) else matched_fields
         if not self.untouched or not takes_arrays(self.transform):
             return ()
@@ -92,27 +92,27 @@ class Augmenter:
         return () if plain == found else tuple(sorted(found.items()))
 
     def seeded_streams(self, key: str, copy: int, seed: int, attempt: int = 0) -> RandomStreams:
-        """Return the generators of one copy for `stream`, and seed the global ones; arguments as of `sample_seed`."""
+        """Return the generators of one copy for `stream`, and seed the global ones; arguments as for `sample_seed`."""
         streams = RandomStreams(seed, key, copy, attempt)
         seed_globals(streams.global_seed)
         return streams
 
     def stream(self, sample: Mapping[str, Any], streams: RandomStreams) -> Iterator[Sample | Skip]:
-        """Yield the samples of one copy as they are made, a `Skip` in the place of one that is left out; never nothing.
+        """Yield at least one sample of one copy, as they are made, or a `Skip` in place of each one left out.
 
         Args:
-            sample: a value for each field; never written to, whatever hook and transform do.
-            streams: what `seeded_streams` returned, just now; nothing else may draw until the last sample is made.
+            sample: a value for each field; never modified, whatever hook and transform do.
+            streams: a fresh result of `seeded_streams`; nothing else may draw until the last sample is made.
 
         Raises:
-            SchemaError: the hook or the transform returned something else than samples, or a sample lacks a field.
+            SchemaError: the hook or the transform returned anything but samples, or a sample lacks a field.
             InputError: an encoded image of the sample does not decode.
             OptionError: a label cannot pass through albumentations unchanged.
         """
         return _drawn(self._stages, self.features, sample, streams)
 
     def ignores_chance(self, streams: RandomStreams, num_samples: int) -> bool:
-        """Return True if a copy of so many samples, drawn just now, would be the same with any other numbers."""
+        """Return True if the copy just drawn, of `num_samples` samples, did not depend on random numbers."""
         return streams.decided_nothing(num_samples * sum(stage.num_coins for stage in self._stages))
 
     @property
@@ -121,10 +121,10 @@ class Augmenter:
         return ", ".join(stage.name for stage in self._stages)
 
     def check_determined(self, sample: Mapping[str, Any], *, key: str, seed: int) -> None:
-        """Draw a copy twice and compare: a transform with a generator of its own would give other bytes in every run.
+        """Draw a copy twice and compare: a transform with its own generator would give other bytes in every run.
 
         Raises:
-            OptionError: the two differ; the message names the transforms that do it.
+            OptionError: the two differ; the message names the transforms that cause it.
         """
 
         def differs(stages: Sequence[Stage]) -> bool:
@@ -135,13 +135,13 @@ class Augmenter:
             return [
                 "" if isinstance(drawn, Skip) else fingerprint(drawn, where="sample")
                 for drawn in _drawn(stages, self.features, sample, self.seeded_streams(key, 0, seed))
-            ]  # one after the other: there may be many
+            ]  # digests, as there may be too many samples to keep
 
         if not differs(self._stages):
             return
         wrong = []
         for part in [part for stage in self._stages for part in stage.parts()]:
-            # A part on its own may fail for lack of what earlier ones make; then it is not named.
+            # A part on its own may fail for lack of the earlier ones' output; then it is not named.
             with contextlib.suppress(Exception):
                 wrong += [part.name] if differs([part]) else []
         names = ", ".join(dict.fromkeys(wrong or [stage.name for stage in self._stages]))
@@ -158,7 +158,7 @@ def _drawn(
     samples: Iterable[Sample | Skip] = [dict(sample)]
     for place, stage in enumerate(stages):
         if place and isinstance(stage, FunctionStage):
-            # It draws from the same generators as the one before, which must have drawn for all samples by then.
+            # The stage draws from the same generators as the one before, which must finish drawing first.
             samples = list(samples)
         samples = _applied(stage, features, samples, streams)
     return iter(samples)
@@ -180,25 +180,25 @@ def _applied(
 
 
 def _owned(sample: Sample) -> Sample:
-    """Return the sample with arrays of its own: transforms write in place, and copies share the decoded sample.
+    """Copy the arrays of a sample: transforms write in place, and all copies start from one decoded sample.
 
-    A copy takes 11 us for uint8 (360, 480, 3). Read-only arrays would cost less, but cv2 and C extensions refuse them
-    in so many ways that no one could tell that from an error of the user's.
+    Copying uint8 (360, 480, 3) takes 11 us. Read-only arrays would cost less, but cv2 and C extensions reject them in
+    too many ways to tell that from a mistake in the user's code.
     """
     return {name: value.copy() if isinstance(value, (np.ndarray, list)) else value for name, value in sample.items()}
 
 
 class NoSample(Skip):
-    """A function returned None, or no sample at all: it may mean to leave one out, or lack a `return`."""
+    """A function returned None, or no samples: on purpose, or for lack of a `return`."""
 
 
 _WANTED = "want a sample (a dict of values by feature name) or an iterable of them"
 
 
 def each_sample(result: Any, name: str) -> Iterator[Sample | Skip]:
-    """Yield the samples in what a function of the user's returned, a `Skip` in the place of one that is left out.
+    """Yield the samples in the result of a user's function, with a `Skip` in place of each one left out.
 
-    At least one of either comes: None, an empty iterable and a generator that raises `Skip` leave one out.
+    Yields at least one item: None, an empty iterable, and a generator that raises `Skip`, all give a `Skip`.
 
     Args:
         result: sample, `Skip`, None, or an iterable of samples and `Skip`s.
@@ -235,14 +235,14 @@ def each_sample(result: Any, name: str) -> Iterator[Sample | Skip]:
 
 
 def _as_skip(result: Any) -> Skip | None:
-    """Return a `Skip`, of which the class may stand for an instance, as in `raise`; None for anything else."""
+    """Return a `Skip`, given an instance or, as in `raise`, the class; None for anything else."""
     if isinstance(result, type) and issubclass(result, Skip):
         return result()
     return result if isinstance(result, Skip) else None
 
 
 def field_names(untouched: Collection[str]) -> tuple[str, ...]:
-    """Return the names that `untouched=` gives, as a tuple; raises `OptionError` where it is one str."""
+    """Return the names in `untouched=` as a tuple; raise `OptionError` if it is a str."""
     if isinstance(untouched, str):
         raise OptionError(f"untouched is {untouched!r}; want a tuple of fields, as in untouched=({untouched!r},)")
     return tuple(untouched)
@@ -255,7 +255,7 @@ def _check_untouched(untouched: tuple[str, ...], features: Features) -> None:
 
 
 def _stage_of(transform: Any, features: Features, untouched: tuple[str, ...]) -> Stage:
-    """Return the stage that a user's transform is; raises `OptionError` where it cannot be one."""
+    """Return the stage for a user's transform; raise `OptionError` if there is none."""
     if not isinstance(transform, type):
         if of_a_library(transform):
             return library_stage(transform, features, untouched)
@@ -265,35 +265,35 @@ def _stage_of(transform: Any, features: Features, untouched: tuple[str, ...]) ->
 
 
 def takes_arrays(transform: Any) -> bool:
-    """Return True if a transform is one of a library, which gets fields of a sample as arrays."""
+    """Return True if a transform belongs to a library, and so gets fields as arrays."""
     return of_a_library(transform) or is_pipeline(transform)
 
 
 # ---------------------------------------------------------------- samples, as they are read
 #
-# The same transforms, applied to one sample after the other while a finished dataset is read.
+# The same transforms, applied to each sample as a finished dataset is read.
 
 
 @final
 class SampleTransform:
-    """Applies a transform to samples that are read, by the contract that holds for writing.
+    """Applies a transform to samples that are read, under the same contract as for writing.
 
     Random draws depend on (seed, key, epoch) alone: not on threads, workers, ranks or where reading was resumed.
-    Thread-safe if a function is; each thread has its own copy of a pipeline. Picklable if the transform is.
+    Thread-safe if the function is; each thread has its own copy of a pipeline. Picklable if the transform is.
 
     Args:
         transform: an albumentations pipeline, or a callable `(sample) -> sample` or `(sample, rng) -> sample`.
         features: the schema of the samples.
         seed: base seed; with key and epoch it decides every random draw.
-        untouched: names of the fields that a pipeline leaves alone, on purpose.
-        number: number of the transform among those that a sample goes through, so that no two draw the same numbers.
+        untouched: names of the fields that a pipeline deliberately does not change.
+        number: position of the transform among those that a sample goes through, so that no two draw the same numbers.
 
     Attributes:
-        arguments: transform, seed, untouched and number: what decides what becomes of a sample.
+        arguments: transform, seed, untouched and number, which together decide the result.
 
     Raises:
         OptionError: the transform is none of these, a pipeline would leave a field out of step with the image, or
-            `untouched` names no field.
+            `untouched` names an unknown field.
     """
 
     def __init__(
@@ -316,9 +316,9 @@ class SampleTransform:
         """Return the transformed sample.
 
         Args:
-            sample: as it was decoded; it must hold its `key`, and may be written to.
+            sample: decoded sample, which must hold its `key`, and may be modified.
             epoch: number of the pass over the dataset, from 0.
-            seeds_globals: also seed the global generators of `random`, `numpy.random`, torch and TensorFlow: for a
+            seeds_globals: also seed the global generators of `random`, `numpy.random`, torch and TensorFlow; only for a
                 process in which nothing else draws from them.
 
         Raises:
@@ -337,7 +337,7 @@ class SampleTransform:
         except Skip as skip:
             raise SampleError(
                 key,
-                f"{self._stage.name} left it out ({skip.reason}), and a reader wants one sample for each record; leave "
+                f"{self._stage.name} left it out ({skip.reason}), but a reader wants one sample for each record; leave "
                 "samples out when they are written, or choose the records to read",
             ) from skip
         except Exception as error:
@@ -345,14 +345,14 @@ class SampleTransform:
         if len(samples) > 1:
             raise SampleError(
                 key,
-                f"{self._stage.name} returned {count_of(len(samples), 'sample')}, and a reader wants one for each "
+                f"{self._stage.name} returned {count_of(len(samples), 'sample')}, but a reader wants one for each "
                 "record; return "
                 "one, or write them with Materializer",
             )
         return samples[0]
 
     def _applied_to(self, sample: dict[str, Any], streams: RandomStreams) -> list[Sample]:
-        """Return the samples as a list: a generator runs here, while its random state is set."""
+        """Return the samples as a list, so that a generator runs while its random state is set."""
         samples = []
         for one in each_sample(self._stage_here().apply(sample, streams), self._stage.name):
             if isinstance(one, Skip):

@@ -1,7 +1,7 @@
 """Random streams that depend on the sample alone, never on the process or order in which it is computed.
 
-Every random choice of a run comes from a stream named by (seed, key, copy), or by (seed, key) while a row is read.
-Workers keep no random state: they derive it for each row and each record, so any number of them draws the same numbers.
+Every random choice of a run comes from the stream for (seed, key, copy), or for (seed, key) while a row is read.
+Workers keep no random state: they derive it for each row and record, so any number of them draws the same numbers.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ __all__ = [
     "with_rng",
 ]
 
-_NO_COPY = (1 << 32) - 1  # instead of the number of a copy: the stream of the row itself
+_NO_COPY = (1 << 32) - 1  # in place of a copy number: the stream of the row itself
 _SEED: dict[str, Callable[[Any, int], object]] = {
-    # Not `torch.manual_seed`: it looks for every kind of device, which takes 100 us.
+    # Not `torch.manual_seed`, which looks for every kind of device and takes 100 us.
     "torch": lambda torch, seed: torch.default_generator.manual_seed(seed),
     "tensorflow": lambda tensorflow, seed: tensorflow.random.set_seed(seed),
 }
-"""How to seed libraries with global generators of their own, where a process has loaded them."""
+"""How to seed the global generators of libraries that a process has loaded."""
 
 OUTPUT_VERSION = 1
 """Incremented when the streams change: shards of augmented splits are then rebuilt."""
@@ -61,11 +61,11 @@ OUTPUT_VERSION = 1
 def sample_seed(seed: int, key: str, copy: int, attempt: int = 0) -> np.random.SeedSequence:
     """Return the seed of one record.
 
-    The entropy is (the 128-bit XXH3 hash of the key, copy, attempt, seed) in words of 32 bits: two records share a
-    stream only if a 128-bit hash collides.
+    The entropy is (128-bit XXH3 hash of the key, copy, attempt, seed) as 32-bit words: two records share a stream only
+    if a 128-bit hash collides.
 
     Args:
-        seed: base seed, not negative; it counts beside the hash of key, copy and attempt.
+        seed: base seed, not negative.
         key: the key of the input row, without the `#COPY` suffix.
         copy: number of the copy, or of the epoch when reading, from 0.
         attempt: above 0 for a copy that is drawn again because it came out like an earlier one.
@@ -83,7 +83,7 @@ def sample_seed(seed: int, key: str, copy: int, attempt: int = 0) -> np.random.S
         + struct.pack("<II", copy, attempt)
         + seed.to_bytes(4 * num_words, "little")
     )
-    # As an array, because numpy takes three times as long over a list of int, which it converts one by one.
+    # An array, because numpy takes three times as long to convert a list of int.
     return np.random.SeedSequence(np.frombuffer(words, "<u4").astype(np.uint32))
 
 
@@ -93,24 +93,24 @@ def sample_rng(seed: int, key: str, copy: int) -> np.random.Generator:
 
 
 def row_rng(seed: int, key: str) -> np.random.Generator:
-    """Return the generator for `read`, or for the function of `materialize`: a stream that no copy has."""
+    """Return the generator for `read`, or for the function of `materialize`, whose stream no copy shares."""
     return sample_rng(seed, key, _NO_COPY)
 
 
 def seed_row(seed: int, key: str, *, uses_globals: bool = True) -> frozenset[str]:
     """Seed the global generators of this process for one input row, so that `read` draws from (seed, key) alone.
 
-    `random` and `numpy.random` get the whole of a 128-bit hash: with the 32 bits that `numpy.random.seed` usually gets,
-    two of 100,000 rows would mostly draw the same numbers. Takes about 10 us, and as much again with TensorFlow.
+    `random` and `numpy.random` get all of a 128-bit hash: with the 32 bits that `numpy.random.seed` usually gets, some
+    two of 100,000 rows would most likely draw the same numbers. Takes about 10 us, and as much again with TensorFlow.
 
     Args:
         seed: base seed, not negative; with the key it decides what `read` draws.
         key: key of the row that is about to be read.
-        uses_globals: whether anything will be drawn from `random` or `numpy.random`. If not, they stay as they are, and
-            `GlobalDraws` shows whether that was right.
+        uses_globals: whether anything will be drawn from `random` or `numpy.random`. If False, they are not seeded, and
+            `GlobalDraws` tells whether that was right.
 
     Returns:
-        The names of the other libraries that were loaded, and so seeded.
+        The names of the other libraries that were loaded and therefore seeded.
     """
     if not uses_globals and not loaded_libraries():
         return frozenset()
@@ -122,14 +122,14 @@ def seed_row(seed: int, key: str, *, uses_globals: bool = True) -> frozenset[str
 
 def _seed_both(digest: bytes) -> None:
     np.random.seed(np.frombuffer(digest, "<u4"))
-    random.seed(int.from_bytes(digest, "big"))  # as other words: both are MT19937, and equal words give equal streams
+    random.seed(int.from_bytes(digest, "big"))  # in another byte order: both are MT19937, and must not draw alike
 
 
 class GlobalDraws:
-    """Notices draws from `random` and `numpy.random` in this process, at a cost of 1 us.
+    """Detects draws from `random` and `numpy.random` in this process, at a cost of 1 us.
 
     Attributes:
-        are_expected: whether there were any so far, or could not be noticed.
+        are_expected: whether there have been draws, or they cannot be detected.
     """
 
     def __init__(self) -> None:
@@ -150,15 +150,15 @@ class GlobalDraws:
             self._words = _words_at(generator.ctypes.state_address)
             self._generator = generator
         words, others = self._words, self._words_of_random
-        # Position and two words of each: 624 draws later the position is the same, but the words are others.
+        # Position and two words of each: after 624 draws the position is the same, but the words differ.
         if others is None:
             return words[624], words[0], words[1]
         return words[624], words[0], words[1], others[0], others[1], others[2]
 
     def rest(self, seed: int) -> tuple[int, ...]:
-        """Give the generators the one state that they have for all rows without draws; return its mark.
+        """Set the generators to the state shared by all rows that do not draw; return its mark.
 
-        A row that looks at a generator and does not draw from it finds the same in every process.
+        A row that inspects a generator without drawing from it then finds the same state in every process.
 
         Args:
             seed: base seed, which alone decides that state.
@@ -172,14 +172,14 @@ class GlobalDraws:
 
 
 def _words_at(address: int) -> memoryview:
-    """Return 625 words of 32 bits of this process's memory; ctypes takes half as long again to make them integers."""
+    """Return 625 32-bit words of this process's memory; a ctypes array takes 1.5 times as long to convert."""
     return memoryview((ctypes.c_uint32 * 625).from_address(address)).cast("B").cast("I")
 
 
 def _words_of_random() -> memoryview | None:
-    """Return the words of the generator behind the functions of `random`: its position, then its state; None elsewhere.
+    """Return the words of the generator behind the functions of `random`, position then state; None if not CPython's.
 
-    CPython has them right behind the head of the object, as `int index; uint32_t state[624]`, which is checked here.
+    CPython stores them right after the object header, as `int index; uint32_t state[624]`, which is verified here.
     """
     generator = getattr(random.random, "__self__", None)
     if sys.implementation.name != "cpython" or type(generator) is not random.Random:
@@ -196,14 +196,14 @@ global_draws = GlobalDraws()
 
 
 def seed_globals(seed: int, *, has_tensorflow: bool = True) -> None:
-    """Seed the global generators of `random`, `numpy.random`, and, where they are loaded, of torch and TensorFlow.
+    """Seed the global generators of `random`, `numpy.random`, and, if they are loaded, of torch and TensorFlow.
 
-    Transforms of users draw from them directly; seeded for each record, they too depend on the sample alone.
+    User transforms draw from them directly; seeded for each record, they too depend on the sample alone.
 
     Args:
         seed: 32-bit seed for all of them.
-        has_tensorflow: whether TensorFlow is one of them. It drops its kernels when it is seeded, which crashes a
-            `tf.data` pipeline that is running in another thread (2.21).
+        has_tensorflow: whether to include TensorFlow. Seeding it drops its kernels, which crashes a `tf.data` pipeline
+            that is running in another thread (2.21).
     """
     random.seed(seed)
     np.random.seed(seed)
@@ -211,16 +211,16 @@ def seed_globals(seed: int, *, has_tensorflow: bool = True) -> None:
 
 
 def loaded_libraries() -> frozenset[str]:
-    """Return which libraries with global generators of their own this process has loaded."""
+    """Return the names of the loaded libraries that have global generators of their own."""
     modules = sys.modules
-    if "torch" not in modules and "tensorflow" not in modules:  # asked twice for each row, in a third of the time
+    if "torch" not in modules and "tensorflow" not in modules:  # called twice per row; this takes a third of the time
         return frozenset()
     return frozenset([name for name in _SEED if name in modules])
 
 
 @contextlib.contextmanager
 def global_state_kept() -> Iterator[None]:
-    """Restore the global random state after the block: for work in the caller's own process."""
+    """Restore the global random state after the block, for work in the caller's own process."""
     state = GlobalState.take()
     try:
         yield
@@ -237,7 +237,7 @@ class GlobalState:
         of_numpy: state of `numpy.random`, its words as bytes.
         of_torch: state of torch on the CPU, as bytes; None if torch is not loaded.
         of_tensorflow: seed and state of TensorFlow's eager context, and its generator; None without a context, False
-            where it is left alone.
+            if it was not included.
     """
 
     of_random: tuple[Any, ...]
@@ -250,14 +250,14 @@ class GlobalState:
         """Return the current states.
 
         Args:
-            has_tensorflow: whether TensorFlow's is one of them.
+            has_tensorflow: whether to include TensorFlow's.
         """
         name, words, *rest = np.random.get_state(legacy=True)
         torch, context = sys.modules.get("torch"), _tensorflow_context() if has_tensorflow else None
-        generator = getattr(context, "_rng", None)  # made when it is first seeded
+        generator = getattr(context, "_rng", None)  # created when first seeded
         return cls(
             random.getstate(),
-            (name, words.tobytes(), *rest),  # type: ignore[union-attr]  # an array, in the legacy form
+            (name, words.tobytes(), *rest),  # type: ignore[union-attr]  # words are an array in the legacy form
             None if torch is None else torch.get_rng_state().numpy().tobytes(),
             (context._seed, generator, generator and generator.getstate())
             if context is not None
@@ -267,7 +267,7 @@ class GlobalState:
         )
 
     def put_back(self) -> None:
-        """Set the generators to these states; libraries loaded since then start from their defaults."""
+        """Restore these states; libraries loaded since then start from their defaults."""
         random.setstate(self.of_random)
         name, words, *rest = self.of_numpy
         np.random.set_state((name, np.frombuffer(words, np.uint32), *rest))
@@ -281,10 +281,10 @@ class GlobalState:
 
 
 def _seed_libraries(seed: int, loaded: frozenset[str] | None = None) -> frozenset[str]:
-    """Seed the libraries that are loaded, or some of them, and import none: that would cost seconds."""
+    """Seed the given libraries, by default all that are loaded, without importing any, which would take seconds."""
     loaded = loaded_libraries() if loaded is None else loaded
     for name in loaded:
-        with contextlib.suppress(AttributeError):  # another thread is about to import it
+        with contextlib.suppress(AttributeError):  # another thread is still importing it
             _SEED[name](sys.modules[name], seed)
     return loaded
 
@@ -294,11 +294,11 @@ def _tensorflow_context() -> Any:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of a function, whose annotations may name what is there for type checkers only.
+    """Return the signature of a function, whose annotations may name objects imported for type checkers only.
 
     Raises:
         TypeError: it is not callable.
-        ValueError: it has no signature, as some built-in functions.
+        ValueError: it has no signature, like some built-in functions.
     """
     if sys.version_info >= (3, 14):
         from annotationlib import Format
@@ -311,10 +311,10 @@ _ASKS = re.compile("rng|rand|gen|^_|^[gr] ")
 
 
 def with_rng(function: Callable[..., Any]) -> Callable[[Any, np.random.Generator], Any] | None:
-    """Return `function` as one of (argument, generator) where its signature asks for a generator, else None.
+    """Return `function` as one of (argument, generator) if its signature asks for a generator, else None.
 
-    A parameter named `rng` asks for it, with or without a default; so does a second parameter without a default whose
-    name or annotation says as much ("generator", "random"). A second parameter with a default is the function's own
+    A parameter named `rng` asks for one, with or without a default; so does a second parameter without a default whose
+    name or annotation suggests it ("generator", "random"). A second parameter with a default is the function's own
     (`lambda item, scale=2: ...`), and so is an `rng` that `functools.partial` has bound. Callables without a signature
     do not ask.
 
@@ -322,7 +322,7 @@ def with_rng(function: Callable[..., Any]) -> Callable[[Any, np.random.Generator
         function: callable of (item) or of (item, generator).
 
     Raises:
-        OptionError: it takes something else beside the item, such as its index, which it would get a generator for.
+        OptionError: its second argument is something else, such as an index, in whose place it would get a generator.
 
     Example:
         >>> def draw(item, rng):
@@ -360,18 +360,18 @@ def _is_given_rng(function: Any) -> bool:
 
 # ---------------------------------------------------------------- draws
 #
-# One step of drawing a copy of a sample, and the generators that it draws from.
+# The stages in which a copy of a sample is drawn, and the generators that they draw from.
 
 
 Sample: TypeAlias = dict[str, Any]
 
 _globals_taken = threading.Lock()
-"""Held by the thread whose draw the global generators follow."""
+"""Held by the thread for whose draw the global generators are seeded."""
 
 
 @final
 class RandomStreams:
-    """The generators of one draw, each an independent stream of `sample_seed`; made when first asked for.
+    """The generators of one draw, each an independent stream of `sample_seed`, created on first use.
 
     Args:
         seed: base seed of the run or of the reader, not negative.
@@ -386,7 +386,7 @@ class RandomStreams:
 
     @functools.cached_property
     def rng(self) -> np.random.Generator:
-        """The generator that functions get."""
+        """The generator passed to functions."""
         return np.random.Generator(np.random.PCG64(self._sequence))
 
     @functools.cached_property
@@ -396,15 +396,14 @@ class RandomStreams:
 
     @property
     def global_seed(self) -> int:
-        """32 bits that seed the generators that a process has anyway."""
+        """The 32-bit seed of the process's global generators."""
         return self._words[2]
 
     @contextlib.contextmanager
     def as_globals(self) -> Iterator[None]:
-        """Let the global generators of this process follow this draw within the block, and put them back after it.
+        """Seed the global generators of this process for the block, and restore them after it.
 
-        For libraries that draw from them and take no other; those of TensorFlow stay as they are. One thread does it at
-        a time.
+        For libraries that draw only from them; TensorFlow's are left alone. One thread at a time can enter the block.
         """
         with _globals_taken:
             before = GlobalState.take(has_tensorflow=False)
@@ -417,14 +416,14 @@ class RandomStreams:
                 before.put_back()
 
     def decided_nothing(self, num_coins: int) -> bool:
-        """Return True if a draw that ended just now would have come out the same with any other numbers.
+        """Return True if the draw that just ended did not depend on random numbers.
 
-        So it is where nothing was drawn, apart from the coins that a pipeline tosses for steps that it always takes. If
-        TensorFlow is loaded, this cannot be known: an op with a seed of its own, or one in a `tf.function`, leaves no
+        That is so if nothing was drawn, apart from the coins that a pipeline tosses for stages that it always applies.
+        If TensorFlow is loaded, there is no telling: an op with its own seed, or one in a `tf.function`, leaves no
         trace in the state that Python sees. Seeds the global generators again.
 
         Args:
-            num_coins: how many of these coins were tossed.
+            num_coins: number of coins tossed for stages that are always applied.
         """
         if "tensorflow" in loaded_libraries() or self._drew_globally:
             return False
@@ -447,27 +446,27 @@ class RandomStreams:
 
     @functools.cached_property
     def _words(self) -> list[int]:
-        # PCG64 takes the first 8 words of the sequence; the other streams share none with it.
+        # PCG64 takes the first 8 words of the sequence; the other streams use different words.
         words: list[int] = self._sequence.generate_state(12).tolist()
         return words[8:]
 
 
 def _are_alike(one: np.random.Generator, other: np.random.Generator) -> bool:
-    """Return True if nothing was drawn from one of two generators with the same seed, nor others spawned from it."""
+    """Return True if neither of two equally seeded generators was drawn from or spawned others."""
     sequences = (one.bit_generator.seed_seq, other.bit_generator.seed_seq)
     spawned, others = (getattr(sequence, "n_children_spawned", 0) for sequence in sequences)
     return one.bit_generator.state == other.bit_generator.state and spawned == others
 
 
 class Stage(abc.ABC):
-    """One step of a draw; picklable by dill. It draws from the `RandomStreams` that it is given and nothing else."""
+    """One stage of a draw; picklable by dill. It draws only from the `RandomStreams` passed to it."""
 
     __slots__ = ()
 
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """The name that messages use."""
+        """The name used in messages."""
 
     @abc.abstractmethod
     def apply(self, sample: Sample, streams: RandomStreams) -> Any:
@@ -475,12 +474,12 @@ class Stage(abc.ABC):
 
     @property
     def num_coins(self) -> int:
-        """Number of coins that it tosses for each sample without regard to how they fall."""
+        """Number of coins tossed for each sample whose outcome does not matter."""
         return 0
 
     @abc.abstractmethod
     def parts(self) -> Iterator[Stage]:
-        """Yield the steps of this one, to find out which of them misbehaves."""
+        """Yield the parts of this stage, to find out which of them misbehaves."""
 
     @abc.abstractmethod
     def for_thread(self) -> Stage:

@@ -1,4 +1,4 @@
-"""How each field follows the image when a transform moves it."""
+"""How each field must change when a transform moves the image."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["geometry_of", "target_of"]
 
 @functools.singledispatch
 def target_of(feature: Feature) -> Target | None:
-    """Return how a value must follow the image, as `Geometry.target` says it."""
+    """Return how a value must follow the image, as in `Geometry.target`."""
     if isinstance(feature, Geometry):
         return feature.target()
     return "array" if feature.value_type()[1] and feature.class_names() is None else None
@@ -21,7 +21,7 @@ def target_of(feature: Feature) -> Target | None:
 @target_of.register(Audio)
 @target_of.register(Tokens)
 def _(feature: Feature) -> None:
-    del feature  # arrays without a place in an image
+    del feature  # arrays that are not positioned in an image
 
 
 @target_of.register(Nullable)
@@ -37,7 +37,7 @@ def _(feature: ListOf) -> Target | None:
 
 
 def geometry_of(feature: Feature) -> Geometry:
-    """Return what moves the points of a field whose target is "points", where it is there."""
+    """Return the `Geometry` that moves the points of a field whose target is "points"."""
     found = feature.feature if isinstance(feature, Nullable) else feature
     assert isinstance(found, Geometry), "nothing else has that target"
     return found

@@ -225,7 +225,7 @@ def test_albumentations_pipeline_serves_as_transform(pairs):
     [
         (lambda sample: 1 / 0, "the transform raised ZeroDivisionError: division by zero"),
         (lambda sample: None, ".*<lambda> returned None: is a `return` missing"),
-        (lambda sample: [sample] * 2, ".*<lambda> returned 2 samples, and a reader wants one"),
+        (lambda sample: [sample] * 2, ".*<lambda> returned 2 samples, but a reader wants one"),
     ],
 )
 def test_failing_transform_is_reported_with_the_key(pairs, transform, message):

@@ -210,20 +210,20 @@ def test_labels_follow_boxes_that_are_dropped():
     after = draw(both, given, features=features)
 
     assert (after["labels"].tolist(), after["areas"].tolist(), len(after["boxes"])) == ([3, 4], [0.0, 1.0], 2)
-    with pytest.raises(SchemaError, match="left 2 of the 3 boxes 'boxes' and all entries of 'areas'; name it in the"):
+    with pytest.raises(SchemaError, match="kept 2 of the 3 boxes 'boxes' but all entries of 'areas'; name it in the"):
         draw(v2.SanitizeBoundingBoxes(min_size=3), given, features=features)
     assert draw(v2.SanitizeBoundingBoxes(min_size=3), given, features=features, untouched=("areas",))
 
 
 REFUSED = {
-    "pure tensors": (lambda: torchvision().Compose([torchvision().ToPureTensor()]), "leave ToPureTensor out"),
+    "pure tensors": (lambda: torchvision().Compose([torchvision().ToPureTensor()]), "leave out ToPureTensor"),
     "several pictures": (lambda: torchvision().FiveCrop(4), "returned a tuple for the field 'image'"),
     "a batch": (lambda: torchvision().MixUp(num_classes=2), "mixes the samples of a batch; call it on batches"),
     "a batch, kornia": (lambda: kornia().RandomMixUpV2(), "mixes the samples of a batch"),
     "fractions": (lambda: kornia().Normalize(mean=0.5, std=0.5), "8 bits cannot hold"),
     "the first torchvision": (
         lambda: (torchvision(), library("torchvision.transforms").RandomHorizontalFlip())[1],
-        "knows single pictures only; use torchvision.transforms.v2",
+        "handles single pictures only; use torchvision.transforms.v2",
     ),
 }
 
@@ -240,7 +240,7 @@ def test_what_cannot_be_used_is_refused_with_the_remedy(make, message):
 
 
 def test_features_without_an_image_are_refused():
-    with pytest.raises(OptionError, match="hold no image that it could change; there are key, caption"):
+    with pytest.raises(OptionError, match="have no image to transform, only key, caption"):
         draw(torchvision_flip(), {"key": "a", "caption": "b"}, features=Features({"caption": Text()}))
 
 

@@ -249,7 +249,7 @@ def test_several_samples_are_written_and_not_read(photos, tmp_path):
     twice = lambda sample: [sample, sample]  # noqa: E731
 
     assert len(written(tmp_path / "out", twice)) == 2 * NUM_ROWS
-    with pytest.raises(SampleError, match="<lambda> returned 2 samples, and a reader wants one"):
+    with pytest.raises(SampleError, match="<lambda> returned 2 samples, but a reader wants one"):
         list(photos.to_numpy(transform=twice))
 
 

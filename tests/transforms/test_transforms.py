@@ -529,7 +529,7 @@ FLIP = A.HorizontalFlip(p=1)
     [
         ({"image": Image(), "right": Image()}, A.Compose([FLIP]), "{'right': 'image'}"),
         ({"image": Image(), "mask": Mask(), "parts": Mask()}, A.Compose([FLIP]), "{'parts': 'mask'}"),
-        ({"mask": Mask()}, A.Compose([FLIP]), "hold no Image"),
+        ({"mask": Mask()}, A.Compose([FLIP]), "have no Image"),
         ({"image": Image(), "boxes": BBoxes()}, A.Compose([FLIP]), "'boxes' .* bbox_params="),
         ({"image": Image(), "keypoints": Tensor((None, 2))}, A.Compose([FLIP]), "keypoint_params="),
         (BOXED, A.Compose([FLIP], bbox_params=A.BboxParams("coco")), "'labels' .* label_fields"),
@@ -673,7 +673,7 @@ def test_untouched_field_is_left_alone_although_the_pipeline_knows_it():
     ("untouched", "message"),
     [
         (("dept",), r"untouched names 'dept'; want fields of the features: key, image, depth"),
-        (("depth", "image"), r"hold no Image, apart from untouched=\('depth', 'image'\)"),
+        (("depth", "image"), r"have no Image, apart from untouched=\('depth', 'image'\)"),
     ],
 )
 def test_untouched_must_be_fields_and_leave_an_image(untouched, message):
@@ -969,7 +969,7 @@ LABELS = ClassLabel(num_classes=3, shape=(None,))
         (
             {"p": Polygons(), "l": LABELS},
             A.KeypointParams("xy", remove_invisible=False, label_fields=["l"]),
-            "leave label_fields out",
+            "leave out label_fields",
         ),
     ],
 )
