@@ -137,7 +137,7 @@ def test_what_workers_cannot_do_is_refused(tf, pairs, formats, address):
         (lambda sample: inner(sample["image"]), "python", "a transform calls Python"),
         (lambda sample: generator.uniform(()), None, "draw the same numbers again"),
         # What it holds is not the same in another process: then the consumers must say what they share.
-        (tf.function(lambda sample: sample), None, r"no name for the job: .*TfOptions\(job='run-1'\)"),
+        (tf.function(lambda sample: sample), None, r"cannot name the job: .*TfOptions\(job='run-1'\)"),
     ):
         with pytest.raises(OptionError, match=message):
             load(pairs).to_tf(tf=TfOptions(service=address, job=job), transform=transform)

@@ -403,7 +403,7 @@ def test_size_that_differs_later_is_named(tf, rows, call):
 
     made = data.map(odd).to_tf(8) if call == "map" else data.to_tf(8, transform=odd)
 
-    with pytest.raises(tf.errors.OpError, match=rf"'{second}'.*'ids' is float64\[9\], and float64\[5\].*pad"):
+    with pytest.raises(tf.errors.OpError, match=rf"'{second}'.*'ids' is float64\[9\], but float64\[5\].*pad"):
         list(made)
     padded = data.map(odd).to_tf(8, pad={"ids": 0})
     assert {batch["ids"].shape[1] for batch in padded} == {5, 9}

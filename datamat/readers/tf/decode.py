@@ -41,18 +41,18 @@ __all__ = [
 
 # ---------------------------------------------------------------- features
 #
-# Values of features from encoded records: one record at a time, or many at once.
+# Feature values from encoded records: one record at a time, or many at once.
 #
 # decode_one     any schema                  one record            TensorFlow's own operations only, also for pictures
 # decode_many    `decodes_in_blocks` only    a block of records    one call of `tf.io.parse_example` for all
-# signature      any schema                  (nothing)             what the values are, for tf.data
+# signature      any schema                  (no records)          the tensor specs of the values, for tf.data
 
 
 def tensorflow() -> Any:
     """Return the module `tensorflow`.
 
     Raises:
-        MissingDependencyError: it is not installed, or its import fails.
+        MissingDependencyError: it is not installed, or cannot be imported.
     """
     try:
         import tensorflow as tf
@@ -70,14 +70,14 @@ def tensorflow() -> Any:
 
 
 def decodes_in_blocks(features: Features) -> bool:
-    """Return True if many records decode at once: values vary in size only along their first dimension."""
+    """Return True if many records can be decoded at once: values vary in size only along their first dimension."""
     return all(_is_fixed(field) or _is_list(field) for field in tf_fields(features).values())
 
 
 def is_fixed(features: Features) -> bool:
-    """Return True if the schema fixes the shape of every value, so that taking a block apart costs little.
+    """Return True if the schema fixes the shape of every value, so that splitting a block is cheap.
 
-    A row of a ragged tensor costs as much to take out of a block as to decode.
+    Extracting a row from a ragged block costs as much as decoding it.
     """
     return all(map(_is_fixed, tf_fields(features).values()))
 
@@ -90,7 +90,7 @@ def signature(features: Features) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=16)
 def converted(features: Features) -> Mapping[str, TfField]:
-    """Return the fields whose values differ in TensorFlow: bytes, JSON, times, lists, None."""
+    """Return the fields whose values are represented differently in TensorFlow: bytes, JSON, times, lists, None."""
     return {name: field for name, field in tf_fields(features).items() if _is_converted(features[name], field)}
 
 
@@ -102,7 +102,7 @@ def _is_converted(feature: Feature, field: TfField) -> bool:
 
 
 def as_column(name: str, values: Any, features: Features, *, is_packed: bool = False) -> Any:
-    """Return a column of a batch of `to_numpy`, or of its packed rows, with values that convert to tensors."""
+    """Return a column of a batch from `to_numpy`, or of its packed rows, with values that convert to tensors."""
     field = converted(features).get(name)
     if field is None:
         return values
@@ -114,7 +114,7 @@ def as_column(name: str, values: Any, features: Features, *, is_packed: bool = F
 
 
 def as_one(values: Mapping[str, Any], features: Features) -> dict[str, Any]:
-    """Return a sample with values that convert to tensors, and the fields of dicts next to all others."""
+    """Return a sample with values that convert to tensors, and the fields of dicts at the top level."""
     changed, flat = converted(features), features.nesting.split(values)
     return {
         name: _as_tf(value, features[name], changed[name]) if name in changed else value for name, value in flat.items()
@@ -125,9 +125,9 @@ def as_read(values: Mapping[str, Any], features: Features) -> dict[str, Any]:
     """Return tensors as values of `load`: text as str, JSON decoded, writable arrays.
 
     Args:
-        values: values from TensorFlow's numpy conversion: arrays, numbers and bytes by name, the fields of dicts next
-            to all others.
-        features: schema of the samples; bytes of fields that it lacks are text.
+        values: values from TensorFlow's numpy conversion: arrays, numbers and bytes by name, the fields of dicts at the
+            top level.
+        features: schema of the samples; bytes in fields that it lacks are text.
     """
     changed = converted(features)
     return features.nesting.join({name: changed.get(name, _TEXT).as_value(value) for name, value in values.items()})
@@ -137,7 +137,7 @@ _TEXT = tf_field(Text())
 
 
 def _as_tf(value: Any, feature: Feature, field: TfField) -> Any:
-    """Return a value as TensorFlow has it, unless a transform made numbers from it."""
+    """Return a value in TensorFlow's representation, unless a transform has turned it into numbers."""
     has_same_shape = (field.dtype, field.shape) == feature.value_type()
     if has_same_shape and isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "MO":
         return value
@@ -169,8 +169,8 @@ def decode_many(
 
     Args:
         records: a string tensor (n,) of `tf.train.Example`s.
-        features: their schema; `decodes_in_blocks` is true of it.
-        decode_pictures: function of all columns that returns the pixels of the fields that are pictures.
+        features: their schema, for which `decodes_in_blocks` is true.
+        decode_pictures: function of all columns that returns the pixels of the picture fields.
     """
     tf, fields = tensorflow(), tf_fields(features)
     columns = {name: _parsed_as(tf, field, features.columns[name]) for name, field in fields.items()}
@@ -187,7 +187,7 @@ def _is_fixed(field: TfField) -> bool:
 
 
 def _is_list(field: TfField) -> bool:
-    """Return True if values are lists of any length, whose items are all of one shape."""
+    """Return True if values are lists of any length with items of one shape."""
     is_open = field.shape[:1] == (None,) and None not in field.shape[1:] and 0 not in field.shape[1:]
     return is_open and field.block == "tensor"
 
@@ -234,7 +234,7 @@ def _lists(tf: Any, dtype: str, shape: Shape, column: Any) -> Any:
         with tf.control_dependencies([whole]):
             splits = splits // per_item
     splits = tf.ensure_shape(splits, [None if num_rows is None else num_rows + 1])
-    # Made from the lengths found above: checking them again would take longer than finding them.
+    # The lengths were computed above; validating them would take longer than computing them.
     return tf.RaggedTensor.from_row_splits(tf.reshape(values, [-1, *shape]), splits, validate=False)
 
 
@@ -242,12 +242,12 @@ def _lists(tf: Any, dtype: str, shape: Shape, column: Any) -> Any:
 #
 # Images of many records at once, with datamat's decoders: the same pixels as from TensorFlow, in less time.
 #
-# The calling thread of TensorFlow decodes, and threads of this process help it, row by row. So two calls keep all cores
-# busy, with two batches in memory however many cores there are. The decoders release the GIL.
+# TensorFlow's calling thread decodes rows together with threads of this process. So two calls keep all cores busy, with
+# only two batches in memory, whatever the number of cores. The decoders release the GIL.
 
 
 def pictures_of(features: Features) -> dict[str, Feature]:
-    """Return the fields whose blocks Python decodes: pictures, masks, and fields of other packages like them."""
+    """Return the fields whose blocks Python decodes: pictures, masks, and similar features of other packages."""
     return {name: features[name] for name, field in tf_fields(features).items() if field.block == "python"}
 
 
@@ -256,7 +256,7 @@ class PictureDecoder:
     """Decodes the pictures of blocks of records.
 
     Args:
-        features: the schema of the records; all pictures are of a declared shape.
+        features: the schema of the records; all pictures have a declared shape.
     """
 
     def __init__(self, features: Features) -> None:
@@ -264,7 +264,7 @@ class PictureDecoder:
         self._memory = MemoryPool()
 
     def keep_memory_with(self, dataset: Any) -> None:
-        """Release the memory once a `tf.data.Dataset` is gone, although the function that it calls is never freed."""
+        """Release the memory once a `tf.data.Dataset` is gone, as TensorFlow never frees the function that it calls."""
         weakref.finalize(dataset, self._memory.close).atexit = False
 
     def decode(self, columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -292,7 +292,7 @@ class PictureDecoder:
             (name, feature, column, self._memory.allocate((num_rows, *shape), np.dtype(dtype)))
             for (name, (feature, shape, dtype)), column in zip(self._features.items(), files, strict=True)
         ]
-        rows = itertools.count()  # its steps are atomic: each row goes to one thread
+        rows = itertools.count()  # `next` is atomic, so each row goes to one thread
 
         def work() -> None:
             while (row := next(rows)) < num_rows:
@@ -320,7 +320,7 @@ def _decode_into(out: np.ndarray, name: str, feature: Feature, file: bytes, key:
             raise SchemaError(f"the field is declared {feature.declared()} but is {pixels.shape}; want that shape")
     except (InputError, SchemaError) as error:
         put_name(error, name)
-        remedy = "datamat verify names its shard; remove that and run the job again"
+        remedy = "datamat verify names its shard; remove it and run the job again"
         raise CorruptDataError(f"the record of key {key.decode()!r} is damaged: {error}; {remedy}") from error
     if pixels is not out:
         out[...] = pixels

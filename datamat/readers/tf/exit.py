@@ -1,8 +1,8 @@
-"""Lets a program end cleanly in the middle of a `tf.data` pipeline that calls Python.
+"""Lets a program exit cleanly in the middle of a `tf.data` pipeline that calls Python.
 
-Python's shutdown frees the iterators that are still alive. TensorFlow then waits for calls into Python that can no
-longer be made, and the program hangs or aborts. So these iterators are freed while Python still works, even those that
-an uncaught exception keeps alive through the frames of its traceback.
+When the interpreter shuts down, it frees the remaining iterators. TensorFlow then waits for calls into Python that can
+no longer be made, and the program hangs or aborts. So these iterators are freed while Python still works, even those
+that an uncaught exception keeps alive through the frames of its traceback.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _RESOURCES = ("_iterator_resource", "_multi_device_iterator_resource", "_device_
 
 @functools.cache
 def free_iterators_at_exit() -> None:
-    """Make sure that all iterators of `tf.data` are freed at exit, before the interpreter shuts down."""
+    """Have all iterators of `tf.data` freed at exit, before the interpreter shuts down."""
     atexit.register(_free_iterators)
 
 
 def feed_pipelines(iterator: Any) -> Any:
-    """Mark an iterator that the functions of pipelines read, and return it: it is freed after their iterators."""
+    """Register an iterator that the functions of pipelines read, so that it is freed after theirs; return it."""
     setattr(iterator, _FEEDS, True)
     return iterator
 
 
 def _free_iterators() -> None:
-    gc.unfreeze()  # frozen objects would not be listed
+    gc.unfreeze()  # `gc` does not list frozen objects
     for _ in range(_MOST_SWEEPS):  # other threads may be creating more
         iterators = _iterators_in_use()
         if not iterators:
@@ -59,24 +59,24 @@ def _iterators_in_use() -> list[Any]:
 
 
 def _restart_empty(iterator: Any) -> None:
-    """End the pipeline of an iterator that is also held elsewhere, as a `tf.function` holds those that it uses."""
+    """End the pipeline of an iterator that has other owners, such as a `tf.function` that uses it."""
     import tensorflow as tf
     from tensorflow.python.data.util import structure
     from tensorflow.python.ops import gen_dataset_ops
 
-    resource = getattr(iterator, "_iterator_resource", None)  # one of several devices has an iterator for each
+    resource = getattr(iterator, "_iterator_resource", None)  # an iterator over several devices has one for each
     if resource is None or tf.is_symbolic_tensor(resource):
         return
     types = structure.get_flat_tensor_types(iterator.element_spec)
     shapes = structure.get_flat_tensor_shapes(iterator.element_spec)
-    # The iterator is freed in any case; some rare types have no zeros.
+    # A failure here is harmless, as the iterator is freed anyway; some rare types have no zeros.
     with tf.init_scope(), tf.device(resource.device), contextlib.suppress(tf.errors.OpError, TypeError):
         columns = [_no_rows(kind, shape) for kind, shape in zip(types, shapes, strict=True)]
         gen_dataset_ops.make_iterator(gen_dataset_ops.tensor_slice_dataset(columns, shapes), resource)
 
 
 def _no_rows(kind: Any, shape: Any) -> Any:
-    """Return an empty column of tensors of a type and shape, in which any size may be open."""
+    """Return an empty column of tensors of a type and shape, whose sizes may be None."""
     import tensorflow as tf
 
     sizes = [0, *((size or 0) for size in (shape if shape.rank is not None else ()))]

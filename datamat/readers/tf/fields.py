@@ -1,6 +1,7 @@
-"""Describes fields for TensorFlow: their tensors, and the way from stored columns to tensors and to values.
+"""Describes fields for TensorFlow: their tensors, and how stored columns become tensors and values.
 
-`tf_field` is called for a feature, once per schema. Python decodes other features, as `load` does.
+`tf_field` is called once per schema for each feature. Features without a registered function are decoded by Python, as
+in `load`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ __all__ = ["TfField", "decode_raw", "in_python", "tf_dtype", "tf_field", "tf_fie
 
 _TF_DTYPES = {"string": "string", "bytes": "string", "object": "string", "datetime64[us]": "int64"}
 _SIGNED = {"uint32": "int32", "uint64": "int64"}
-"""Types of the same size, for types that `tf.io.decode_raw` does not know."""
+"""Types of the same size in place of types that `tf.io.decode_raw` does not support."""
 
 
 @frozen()
@@ -59,18 +60,18 @@ class TfField:
     """The tensors of a field.
 
     Attributes:
-        dtype: dtype of a tensor, as `Feature.value_type` names it.
+        dtype: dtype of a tensor, named as in `Feature.value_type`.
         shape: its shape.
-        decode: function of the name of the field, and of a 1-D tensor of strings, int64 or float32 for each column of
-            one record; it returns the tensor, by TensorFlow's operations.
-        block: how many records are decoded at once, if no field varies in size but along its first dimension.
+        decode: function of the field's name and of a 1-D tensor of strings, int64 or float32 for each column of one
+            record, which returns the tensor, using TensorFlow operations.
+        block: how many records at a time are decoded, if every field varies in size at most along its first dimension.
             "tensor": the only column holds the value itself, as numbers, little-endian bytes or text, or as a list of
-            the bytes or texts of what it consists of. "python": threads call `Feature.decode_into` with the only
-            column, which holds bytes. None: `decode` decodes one record at a time.
-        needs_python: whether `decode` calls Python, which takes the interpreter's lock; the workers of a `tf.data`
-            service run none.
-        to_tensor: function of a decoded value that returns the result of `decode` as array, number or bytes; None if
-            the dtype determines it.
+            the bytes or texts of its items. "python": threads call `Feature.decode_into` with the only column, which
+            holds bytes. None: `decode` decodes one record at a time.
+        needs_python: whether `decode` calls Python, which takes the GIL and is not available in the workers of a
+            `tf.data` service.
+        to_tensor: function of a decoded value that returns the result of `decode` as an array, number or bytes; None
+            if the dtype determines it.
         to_value: its inverse.
     """
 
@@ -83,11 +84,11 @@ class TfField:
     to_value: Callable[[Any], Any] | None = None
 
     def as_tensor(self, value: Any) -> Any:
-        """Return a decoded value as TensorFlow has it: as array, number or bytes."""
+        """Return a decoded value in TensorFlow's representation: an array, number or bytes."""
         return tf_value(value, self.dtype) if self.to_tensor is None else self.to_tensor(value)
 
     def as_value(self, tensor: Any) -> Any:
-        """Return the result of `Feature.decode`, given TensorFlow's value for it: an array, a number or bytes."""
+        """Return the result of `Feature.decode`, given TensorFlow's representation: an array, number or bytes."""
         if self.to_value is not None:
             return self.to_value(tensor)
         if isinstance(tensor, bytes):
@@ -96,21 +97,21 @@ class TfField:
             )
         if self.dtype == "datetime64[us]" and tensor.dtype == np.int64:
             return tensor.astype(self.dtype)
-        return tensor.copy() if isinstance(tensor, np.ndarray) else tensor  # TensorFlow keeps the memory of this one
+        return tensor.copy() if isinstance(tensor, np.ndarray) else tensor  # TensorFlow owns the original's memory
 
 
 @functools.lru_cache(maxsize=16)
 def tf_fields(features: Features) -> Mapping[str, TfField]:
-    """Return how TensorFlow has each field."""
+    """Return the `TfField` of each field."""
     return {name: tf_field(feature) for name, feature in features.items()}
 
 
 @functools.singledispatch
 def tf_field(feature: Feature) -> TfField:
-    """Return how TensorFlow has a field.
+    """Return the `TfField` of a feature.
 
-    The default calls `Feature.decode` from the graph. A package may register a function for its own feature type that
-    decodes it with TensorFlow's operations, without Python: `tf_field.register(Waveform)`.
+    The default calls `Feature.decode` from the graph. For its own feature type, a package can register a function that
+    decodes with TensorFlow operations, without Python: `tf_field.register(Waveform)`.
 
     Args:
         feature: feature of the field.
@@ -119,11 +120,11 @@ def tf_field(feature: Feature) -> TfField:
 
 
 def in_python(feature: Feature, block: Literal["python"] | None = None) -> TfField:
-    """Return how TensorFlow has a field that Python decodes.
+    """Return the `TfField` of a feature that Python decodes.
 
     Args:
         feature: feature of the field.
-        block: "python" where `decode_into` fills memory for many values, each of the shape that the feature declares.
+        block: "python" if `decode_into` can fill memory for many values, each of the feature's declared shape.
     """
     dtype, shape = feature.value_type()
 
@@ -205,10 +206,10 @@ def _(feature: Image) -> TfField:
     def decode(name: str, columns: Mapping[str, Any]) -> Any:
         import tensorflow as tf
 
-        if feature.dtype == "uint16" or feature.channels == 2:  # 0: as many channels as the file has, which are these
+        if feature.dtype == "uint16" or feature.channels == 2:  # 0 means the channels of the file, which are these
             channels = 0 if feature.channels == 2 else feature.channels
             return tf.ensure_shape(tf.io.decode_png(columns[name][0], channels, feature.dtype), feature.shape)
-        # decode_jpeg reads PNG as well; the accurate DCT gives the pixels of libjpeg's default, as other readers have.
+        # decode_jpeg reads PNG as well; the accurate DCT gives the same pixels as libjpeg's default in other readers.
         image = tf.io.decode_jpeg(columns[name][0], channels=feature.channels, dct_method="INTEGER_ACCURATE")
         return tf.ensure_shape(image, feature.shape)
 
@@ -248,7 +249,7 @@ def _(feature: Nullable) -> TfField:
     def decode(name: str, columns: Mapping[str, Any]) -> Any:
         import tensorflow as tf
 
-        mark = next(reversed(feature.columns(name)))  # of all columns, or of a mark, that is empty without a value
+        mark = next(reversed(feature.columns(name)))  # this column is empty if there is no value
 
         def there() -> Any:
             first = {column: _numbers_in(columns[column], stored)
@@ -278,7 +279,7 @@ def _(feature: ListOf) -> TfField:
     if feature.array:
         return tf_field(feature.array)
     one = tf_field(feature.item)
-    is_serialized = None in one.shape  # items that differ in shape cannot be one tensor: each is a string
+    is_serialized = None in one.shape  # items of different shapes cannot be stacked, so each becomes a string
     dtype, shape = ("bytes", (None,)) if is_serialized else (one.dtype, (None, *one.shape))
     has_lengths = any(how.has_lengths for how in feature.packed.values())
     block = None if has_lengths else _block_of_many(feature.item, one)
@@ -319,7 +320,7 @@ def _(feature: ListOf) -> TfField:
 
 
 def _items(leaves: Any, how: Packed, lengths: Any) -> Any:
-    """Return the items of a list in a column as rows of one tensor; of bytes, their places."""
+    """Return the items of a list in a column as rows of one tensor; for bytes, their positions."""
     import tensorflow as tf
 
     if not how.has_lengths:
@@ -331,13 +332,13 @@ def _items(leaves: Any, how: Packed, lengths: Any) -> Any:
 
 
 def _with_gaps(one: TfField, there: TfField) -> TfField:
-    """Return how TensorFlow has a list of which items may be missing, given one, and a list of those that are there."""
+    """Return the `TfField` of a list with missing items, given those of an item and of the list of present items."""
 
     def decode(name: str, columns: Mapping[str, Any]) -> Any:
         import tensorflow as tf
 
         found, present = there.decode(name, columns), columns[f"{name}/present"]
-        if None not in one.shape:  # where they differ in shape, they are strings already
+        if None not in one.shape:  # items of different shapes are strings already
             found = tf.map_fn(tf.io.serialize_tensor, found, fn_output_signature=tf.TensorSpec((), tf.string))
         return tf.gather(tf.concat([[""], found], 0), tf.cumsum(present) * present)
 
@@ -354,13 +355,13 @@ def _with_gaps(one: TfField, there: TfField) -> TfField:
 
 
 def _block_of_many(feature: Feature, one: TfField) -> Literal["tensor"] | None:
-    """Return how none, one or many values of a feature are decoded in many records at once."""
+    """Return the `block` of a `Nullable` or `ListOf` feature."""
     is_fixed = None not in one.shape and 0 not in one.shape
     return "tensor" if is_fixed and one.block == "tensor" and len(feature.columns("")) == 1 else None
 
 
 def _numbers_in(column: Any, stored: ArrowType) -> Any:
-    """Return the column of a feature from that of a `Nullable` of it, which holds a value."""
+    """Return the column of a feature, given that of a `Nullable` of it with a value."""
     import tensorflow as tf
 
     if stored.kind in {"bytes", "bytes_list"} or column.dtype != tf.string:
@@ -369,7 +370,7 @@ def _numbers_in(column: Any, stored: ArrowType) -> Any:
 
 
 def _stacked(one: TfField, values: Sequence[Any]) -> np.ndarray:
-    """Return values as TensorFlow has them, along a new first dimension."""
+    """Stack values in TensorFlow's representation along a new first dimension."""
     found = [one.as_tensor(value) for value in values]
     if not holds_numbers(one.dtype) and not one.shape:
         return bytes_array(found)
@@ -380,7 +381,7 @@ def _stacked(one: TfField, values: Sequence[Any]) -> np.ndarray:
 
 
 def _serialized(value: Any) -> bytes:
-    """Return a value as `tf.io.serialize_tensor` writes it."""
+    """Serialize a value as `tf.io.serialize_tensor` does."""
     import tensorflow as tf
 
     found: bytes = tf.make_tensor_proto(value).SerializeToString()
@@ -388,10 +389,10 @@ def _serialized(value: Any) -> bytes:
 
 
 def _parsed(data: bytes) -> Any:
-    """Return what `_serialized` was given: an array, a numpy number or bytes."""
+    """Invert `_serialized`: return an array, a numpy number or bytes."""
     import tensorflow as tf
 
-    kind = type(tf.make_tensor_proto(0))  # TensorFlow's API does not name it
+    kind = type(tf.make_tensor_proto(0))  # not exported by TensorFlow's API
     return tf.make_ndarray(kind.FromString(data))[()]
 
 
@@ -399,12 +400,12 @@ def _parsed(data: bytes) -> Any:
 
 
 def tf_dtype(dtype: str) -> str:
-    """Return the name of TensorFlow's dtype for values of a dtype."""
+    """Return the name of TensorFlow's dtype for a dtype."""
     return _TF_DTYPES.get(dtype, dtype)
 
 
 def tf_value(value: Any, dtype: str) -> Any:
-    """Return a decoded value as TensorFlow has it: bytes for text and JSON, microseconds for times."""
+    """Return a decoded value in TensorFlow's representation: bytes for text and JSON, microseconds for times."""
     match dtype:
         case "string":
             return value.encode()
@@ -418,7 +419,7 @@ def tf_value(value: Any, dtype: str) -> Any:
 
 
 def decode_raw(dtype: str, values: Any) -> Any:
-    """Return the numbers in a tensor of little-endian bytes, as a new last dimension, in a `tf.data` pipeline."""
+    """Decode a tensor of little-endian bytes into numbers along a new last dimension, in a `tf.data` pipeline."""
     import tensorflow as tf
 
     if dtype in _SIGNED:

@@ -1,21 +1,22 @@
 """Passes samples and batches that Python reads to `tf.data`.
 
-Python reads formats that TensorFlow does not, files behind a URL, functions of `map`, and batches of sequences, which
-it also plans.
+Python reads what TensorFlow cannot: other formats, files behind a URL, samples changed by `map`, and batches of
+sequences, which it also plans.
 
-    epoch        one number                       `Seeds.epoch`: a checkpoint holds it
-    steps        (epoch, step) of each batch      `tf.data.Dataset.range`: a checkpoint holds that, too
-    batches      a call of Python for each one    a function of (epoch, step) alone, so nothing else is to be saved
+    epoch        one number                       `Seeds.epoch`: saved in checkpoints
+    steps        (epoch, step) of each batch      `tf.data.Dataset.range`: also saved in checkpoints
+    batches      one call of Python each          a function of (epoch, step) alone, so there is nothing else to save
 
-The checkpoint of one of several ranks fits any number of them:
+The checkpoint of one of several ranks fits any number of ranks:
 
-    steps        (epoch, place) of each one       `tf.data.Dataset.scan`: a checkpoint holds the place that all ranks
+    steps        (epoch, position) of each one    `tf.data.Dataset.scan`: a checkpoint holds the position that all ranks
                                                   have reached
-    batches      as above                         `symbolic`: it holds none of those that wait, which are this rank's
+    batches      as above                         `symbolic`: a checkpoint holds no waiting batches, which are this
+                                                  rank's own
 
-A Python generator would be cheaper by a few microseconds a batch, but could not be resumed.
+A Python generator would save a few microseconds per batch, but could not be resumed.
 
-A pipeline of albumentations and a callable that asks for `rng` work on arrays: Python calls them, sample by sample.
+Pipelines of albumentations and callables that ask for `rng` work on arrays: Python calls them, sample by sample.
 Any other transform is traced by TensorFlow and works on tensors.
 """
 
@@ -70,8 +71,8 @@ class _Column:
         name: name of the field.
         dtype: name of TensorFlow's dtype.
         shape: shape of the tensor, with None for sizes that vary.
-        ragged_rank: number of dimensions behind the first one whose sizes vary from row to row; 0 for plain tensors.
-        is_packed: whether the values are a list for each packed row.
+        ragged_rank: number of dimensions after the first whose sizes vary from row to row; 0 for plain tensors.
+        is_packed: whether there is a list of values for each packed row.
     """
 
     name: str
@@ -81,18 +82,18 @@ class _Column:
     is_packed: bool = False
 
     def types(self, tf: Any) -> list[Any]:
-        """Return the dtypes of the arrays that `arrays` returns."""
+        """Return the dtypes of the result of `arrays`."""
         return [tf.as_dtype(self.dtype)] + [tf.int64] * self.ragged_rank
 
     def arrays(self, values: Any, keys: Sequence[Any]) -> list[np.ndarray]:
-        """Return values as arrays: all of them in one, and the lengths of rows in each ragged dimension.
+        """Return all values in one array, followed by the row lengths of each ragged dimension.
 
         Args:
-            values: an array; or a list of values, one for each record, or of lists of them.
+            values: an array; or a list with a value, or a list of values, for each record.
             keys: keys of the records, for messages.
 
         Raises:
-            SampleError: a value has another dtype or shape than those that the column was made for.
+            SampleError: a value does not have the column's dtype or shape.
         """
         if not self.ragged_rank:
             return [self._plain(values, keys)]
@@ -114,21 +115,21 @@ class _Column:
         return [np.concatenate(parts), *lengths]
 
     def none(self, *, is_batched: bool) -> list[np.ndarray]:
-        """Return arrays that stand for no records, or for no sample."""
+        """Return arrays for an empty batch, or for a missing sample."""
         if not is_batched:
             return [np.empty([size or 0 for size in self.shape], _numpy_dtype(self.dtype))]
         size = 0 if self.ragged_rank else self.shape[0] or 0
         return [self._empty(size, self.shape[self.ragged_rank + 1 :])] + [np.empty(0, np.int64)] * self.ragged_rank
 
     def tensor(self, tf: Any, parts: Sequence[Any]) -> Any:
-        """Return the tensor, or ragged tensor, of the tensors of `arrays`."""
+        """Return the tensor, or ragged tensor, made of the tensors of `arrays`."""
         values, *lengths = parts
         if not lengths:
             return tf.ensure_shape(values, self.shape)
         values = tf.ensure_shape(values, (None, *self.shape[self.ragged_rank + 1 :]))
         size = None if self.shape[0] is None else [self.shape[0]]
         lengths = [tf.ensure_shape(one, size if size and not place else [None]) for place, one in enumerate(lengths)]
-        # Made of lengths that were found above: to check them again would take longer than to find them.
+        # The lengths were computed above; validating them would take longer than computing them.
         return tf.RaggedTensor.from_nested_row_lengths(values, lengths, validate=False)
 
     def _plain(self, values: Any, keys: Sequence[Any]) -> np.ndarray:
@@ -175,9 +176,9 @@ class _Column:
             found = f"a {type(value).__name__} of parts that differ in shape"
         return SampleError(
             str(keys[owner]) if owner < len(keys) else "?",
-            f"its field {self.name!r} is {found}, and {self.dtype}{wanted} in the first samples or in its batch: "
-            "tf.data wants one dtype, and one size of what it stacks; return the same from map or the "
-            f"transform, or fill up a first dimension that varies: to_tf(..., pad={{{self.name!r}: 0}})",
+            f"its field {self.name!r} is {found}, but {self.dtype}{wanted} in the first samples or in its batch: "
+            "tf.data needs one dtype, and one size for what it stacks; return the same from map or the "
+            f"transform, or pad a first dimension that varies: to_tf(..., pad={{{self.name!r}: 0}})",
         )
 
 
@@ -199,7 +200,7 @@ class _Layout:
     Attributes:
         dtype: name of TensorFlow's dtype.
         shape: shape of the values, with None for sizes that vary.
-        is_list: whether sizes that vary make a batch ragged; otherwise its values have to be of one size.
+        is_list: whether varying sizes make a batch ragged; otherwise all values must have the same size.
     """
 
     dtype: str
@@ -208,7 +209,7 @@ class _Layout:
 
     @property
     def ragged_rank(self) -> int:
-        """Number of the last dimension that varies, from 1; 0 if none does."""
+        """Number, from 1, of the last dimension that varies; 0 if none does."""
         return max((place + 1 for place, size in enumerate(self.shape) if size is None), default=0) * self.is_list
 
 
@@ -218,11 +219,10 @@ def learn_layouts(
     """Return the layout of each field.
 
     Args:
-        source: schema of the samples, which holds for all that no function has changed.
-        samples: some samples as they are read, the fields of dicts beside all others; none where the schema holds.
-        batches: whether several samples make a batch, so that sizes that vary make it ragged.
-        stacks: whether the values reach the batch as they are: then sizes that all of these samples share are those of
-            all.
+        source: schema of the samples, valid for fields that no function has changed.
+        samples: some samples as read, with the fields of dicts at the top level; none if the schema is valid.
+        batches: whether several samples make a batch, which varying sizes make ragged.
+        stacks: whether values reach the batch unchanged: then sizes that these samples share are assumed for all.
     """
     features = source.features
     found = {}
@@ -243,8 +243,8 @@ def learn_layouts(
             if array.ndim != first.ndim or _type_name(name, array) != _type_name(name, first):
                 raise SampleError(
                     str(sample.get("key", "?")),
-                    f"its field {name!r} is {array.dtype}{list(array.shape)}, and {first.dtype}{list(first.shape)} in "
-                    "another sample; tf.data wants one dtype and one number of dimensions: return the same for every "
+                    f"its field {name!r} is {array.dtype}{list(array.shape)}, but {first.dtype}{list(first.shape)} in "
+                    "another sample; tf.data needs one dtype and one number of dimensions: return the same for every "
                     "sample",
                 )
     return {
@@ -266,13 +266,13 @@ def _learned(
     if batches and None in common:
         return _Layout(dtype, common, is_list=True)
     is_list = declared is not None and declared.is_list and bool(common)
-    # Sizes may change from sample to sample; channels do not, and layers of Keras must know them.
+    # Sizes may change from sample to sample, but channels do not, and Keras layers need their number.
     sizes = (None,) * (first.ndim - 1) + common[-1:] if first.ndim > 2 else (None,) * first.ndim
     return _Layout(dtype, common if batches and stacks and not is_list else sizes, is_list=is_list)
 
 
 def _telling(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the first array whose dtype is meaningful: an empty list always becomes one of float64."""
+    """Return the first array with a meaningful dtype: an empty list always becomes float64."""
     return next((one for one in arrays if one.size), arrays[0])
 
 
@@ -281,10 +281,10 @@ def _fits(found: Sequence[int], shape: Sequence[int | None]) -> bool:
 
 
 def _type_name(name: str, array: np.ndarray) -> str:
-    """Return the name of TensorFlow's dtype for values.
+    """Return the name of TensorFlow's dtype for an array.
 
     Raises:
-        OptionError: it has none.
+        OptionError: there is none.
     """
     if array.dtype.kind in "US" or (
         array.dtype.kind == "O" and all(isinstance(one, (str, bytes)) for one in array.ravel().tolist())
@@ -299,13 +299,13 @@ def _type_name(name: str, array: np.ndarray) -> str:
 def _no_type(name: str, array: np.ndarray) -> str:
     found = type(array.flat[0]).__name__ if array.dtype.kind == "O" and array.size else str(array.dtype)
     raise OptionError(
-        f"map or the transform returns the field {name!r} as {found}, which TensorFlow has no tensor for; return "
+        f"map or the transform returns field {name!r} as {found}, which cannot be a TensorFlow tensor; return "
         "numbers, text or arrays of them (JSON as text), or leave the field out"
     )
 
 
 def _columns(source: TfSource, layouts: Mapping[str, _Layout], size: int | None, *, drops: bool) -> list[_Column]:
-    """Return what becomes of the fields in batches of a size, or in single samples."""
+    """Return the columns of batches of a given size, or of single samples."""
     form = source.form
     if size is None and form.bucket is None:
         return [_Column(name, one.dtype, one.shape) for name, one in layouts.items()]
@@ -327,18 +327,18 @@ def _columns(source: TfSource, layouts: Mapping[str, _Layout], size: int | None,
             found.append(_Column(name, one.dtype, (num_rows, *((None,) * rank), *one.shape[rank:]), rank))
     for name in ("segment_ids", "positions") if packed else ():
         found.append(_Column(name, "int32", (num_rows, next(iter(packed.values())))))
-    names = {column.name: column for column in found}  # a field of the samples gives way, as in `to_numpy`
+    names = {column.name: column for column in found}  # an added column replaces a field of its name, as in `to_numpy`
     return list(names.values())
 
 
 @final
 class _Reader:
-    """The batches of a source, for calls from the threads of TensorFlow, which keeps the function for good.
+    """Reads the batches of a source when called from TensorFlow's threads, which never free the function.
 
-    Nothing stays open after an epoch, or once the dataset is gone.
+    Closes its files after an epoch, and once the dataset is gone.
 
     Args:
-        open_batches: returns batches that open files of their own.
+        open_batches: function that returns batches with their own open files.
     """
 
     def __init__(self, open_batches: Callable[[], Batches]) -> None:
@@ -352,7 +352,7 @@ class _Reader:
         return np.int64(self._opened().num_steps(int(epoch)))
 
     def step_at(self, epoch: Any, start: Any) -> tuple[Any, Any]:
-        """Return where the step at a place begins, and where the next one does, int64; `AT_END` for none."""
+        """Return the start of the step at a position, and of the next one, int64; `AT_END` if there is none."""
         batches, epoch, start = self._opened(), int(epoch), int(start)
         left = batches.num_steps(epoch, start)
         if left < 1:
@@ -361,7 +361,7 @@ class _Reader:
         return np.int64(start if left > 0 else AT_END), np.int64(after)
 
     def at(self, epoch: Any, step: Any, start: Any) -> dict[str, Any]:
-        """Return a batch; empty where all of its records were skipped."""
+        """Return a batch; empty if all of its records were skipped."""
         batches, epoch, step, start = self._opened(), int(epoch), int(step), int(start)
         found = batches.at(epoch, step, start)
         if step + 1 >= batches.num_steps(epoch, start):
@@ -369,7 +369,7 @@ class _Reader:
         return found
 
     def close(self) -> None:
-        """Keep nothing open from now on."""
+        """Close everything, and keep nothing open from now on."""
         self._is_closed = True
         self._release()
 
@@ -387,7 +387,7 @@ class _Reader:
 def from_python(
     tf: Any, source: TfSource, options: ReadOptions, size: int | None, *, drops: bool, stacks: bool = False
 ) -> Any:
-    """Return samples or batches that Python reads: the next epoch in each iteration, the first one where it is kept.
+    """Return samples or batches that Python reads: each iteration is the next epoch, or the first if samples are kept.
 
     Args:
         tf: the imported module `tensorflow`.
@@ -395,9 +395,9 @@ def from_python(
         options: order, threads and the generator of the epochs.
         size: most samples in each batch; None reads single samples.
         drops: whether to drop a last batch that is not full.
-        stacks: whether single samples are stacked later, as they are.
+        stacks: whether single samples are later stacked unchanged.
     """
-    batches = source.open_batches(size, drops)  # raises what is wrong with the arguments
+    batches = source.open_batches(size, drops)  # checks the arguments
     reader = _Reader(functools.partial(source.open_batches, size, drops))
     if source.form.collate_fn is not None:
         return _collated(tf, source, options, batches, reader)
@@ -443,7 +443,7 @@ def from_python(
 def _stepped(
     tf: Any, source: TfSource, options: ReadOptions, reader: _Reader, traced: Callable[..., Any], size: int | None
 ) -> Any:
-    """Return what a function of (epoch, step, place of step 0) makes at each step, and says that there is."""
+    """Return the results of a function of (epoch, step, position of step 0) at each step, without the absent ones."""
     epochs = options.seeds.epoch() if options.seeds and not options.keeps_samples else _first_epoch(tf)
 
     def steps_of(epoch: Any) -> Any:
@@ -463,7 +463,7 @@ def _stepped(
 
 
 def _places_of(tf: Any, epoch: Any, reader: _Reader) -> Any:
-    """Return (epoch, 0, place) of each step of an epoch: one that begins at a place is step 0 of what is left."""
+    """Return (epoch, 0, position) for each step of an epoch: the step at a position is step 0 of the remainder."""
 
     def next_step(start: Any) -> tuple[Any, Any]:
         found = tf.numpy_function(reader.step_at, [epoch, start], (tf.int64, tf.int64), stateful=False)
@@ -489,7 +489,7 @@ def _other_fields(found: Iterable[str], names: Iterable[str]) -> str:
 
 
 def _collated(tf: Any, source: TfSource, options: ReadOptions, batches: Batches, reader: _Reader) -> Any:
-    """Return what `collate_fn` of the user makes of each batch: what that is, is learned from the first one."""
+    """Return the results of the user's `collate_fn` for each batch; the first batch tells their structure."""
     first = batches.at(0, 0)[""] if source.num_records else {}
     made = [(name, _as_leaf(name, value)) for name, value in _leaves(first)]
     columns = []
@@ -504,7 +504,7 @@ def _collated(tf: Any, source: TfSource, options: ReadOptions, batches: Batches,
         leaves = _leaves(found[""])
         if [name for name, _ in leaves] != [column.name for column in columns]:
             raise OptionError(
-                f"collate_fn returned {', '.join(name for name, _ in leaves)}, and "
+                f"collate_fn returned {', '.join(name for name, _ in leaves)}, but "
                 f"{', '.join(column.name for column in columns)} for the first batch; return the same for every batch"
             )
         values = zip(columns, leaves, strict=True)
@@ -526,13 +526,13 @@ def _as_leaf(name: str, value: Any) -> np.ndarray:
         return np.asarray(value)
     except ValueError as error:
         raise OptionError(
-            f"collate_fn returned {name!r} as a {type(value).__name__} of values that differ in size, which is not a "
-            "tensor; fill them up there, or leave collate_fn out: to_tf makes ragged tensors of them"
+            f"collate_fn returned {name!r} as a {type(value).__name__} of values that differ in size, which cannot be "
+            "a tensor; pad them in collate_fn, or leave it out: to_tf makes ragged tensors"
         ) from error
 
 
 def _leaves(value: Any, name: str = "") -> list[tuple[str, Any]]:
-    """Return what stands in dicts and tuples, each by its place: all that becomes a tensor."""
+    """Return the leaves of nested dicts and tuples, each with its path; every leaf becomes a tensor."""
     if isinstance(value, dict):
         return [leaf for key, one in value.items() for leaf in _leaves(one, f"{name}/{key}" if name else str(key))]
     if isinstance(value, tuple):
@@ -546,11 +546,11 @@ def _refilled(like: Any, values: Iterator[Any]) -> Any:
     return tuple(_refilled(one, values) for one in like) if isinstance(like, tuple) else next(values)
 
 
-LOOKED_AT = 16  # samples, from which the sizes that functions of Python return are learned
+LOOKED_AT = 16  # samples from which the sizes returned by Python functions are inferred
 
 
 def with_epochs(tf: Any, samples: Any, options: ReadOptions) -> Any:
-    """Return (sample, number of the epoch) of each sample: the next number in each iteration, from 0."""
+    """Pair each sample with the number of its epoch, which counts the iterations from 0."""
     epoch = options.seeds.epoch() if options.seeds else _first_epoch(tf)
     endless = epoch.flat_map(verbatim(tf, lambda number: tf.data.Dataset.from_tensors(number).repeat()))
     return tf.data.Dataset.zip((samples, counted(tf, endless, tf.data.INFINITE_CARDINALITY)))
@@ -559,7 +559,7 @@ def with_epochs(tf: Any, samples: Any, options: ReadOptions) -> Any:
 def called_by_python(
     tf: Any, transform: SampleTransform, spec: Mapping[str, Any], layouts: Mapping[str, _Layout], features: Features
 ) -> Any:
-    """Return a function of (sample, epoch) in tensors that has Python apply a transform to samples of a spec."""
+    """Return a function of the tensors (sample, epoch) that calls Python to transform samples of a spec."""
     nesting, names = features.nesting, tuple(features.nesting.split(spec))
     columns = [_Column(name, one.dtype, one.shape) for name, one in layouts.items()]
 
@@ -586,7 +586,7 @@ BLOCKS_AT_WORK = 2  # blocks of images, each decoded by all cores
 
 
 def made_by(tf: Any, transform: SampleTransform, source: TfSource, options: ReadOptions) -> dict[str, _Layout]:
-    """Return the layouts of what a transform returns that Python calls, as some samples show them."""
+    """Return the layouts of a Python transform's results, inferred from some samples."""
     features, nesting, found = source.features, source.features.nesting, []
     for sample in source.some_samples(LOOKED_AT):
         changed = sample

@@ -1,4 +1,4 @@
-"""Provides small steps of a `tf.data` graph for several parts of the pipeline."""
+"""Small building blocks of `tf.data` graphs, shared by several parts of the pipeline."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = [
 
 
 def untuned(tf: Any, dataset: Any) -> Any:
-    """Return a dataset that TensorFlow does not tune while it runs."""
-    # With the autotuner of TensorFlow 2.21, every other epoch of 3.4 s took 5.2 s: the end of an iterator waits for the
+    """Return a dataset without autotuning."""
+    # With the autotuner of TensorFlow 2.21, every other epoch of 3.4 s took 5.2 s: an iterator's end waits for the
     # tuner's thread, which seems to sleep twice as long each time.
     without_tuner = tf.data.Options()
     without_tuner.autotune.enabled = False
@@ -26,18 +26,18 @@ def untuned(tf: Any, dataset: Any) -> Any:
 
 
 def symbolic(tf: Any, dataset: Any) -> Any:
-    """Return a dataset whose checkpoints hold positions instead of waiting batches, even in steps that users add."""
+    """Return a dataset whose checkpoints hold positions and not waiting batches, even in steps that users add."""
     positions_only = tf.data.Options()
     positions_only.experimental_symbolic_checkpoint = True
     return dataset.with_options(positions_only)
 
 
 def verbatim(tf: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of ours that TensorFlow traces without AutoGraph, whose rewriting takes 0.2 s."""
+    """Return one of our functions, to be traced without AutoGraph, whose rewriting takes 0.2 s."""
     traced: Callable[..., Any] = tf.autograph.experimental.do_not_convert(function)
     return traced
 
 
 def counted(tf: Any, dataset: Any, number: int) -> Any:
-    """Return a dataset that knows its number of elements, and raises if the number differs, as with shards cut off."""
+    """Return a dataset that declares its number of elements, and raises if the number differs, as if shards are cut."""
     return dataset.apply(tf.data.experimental.assert_cardinality(number))

@@ -5,14 +5,14 @@
     kept         ... ── unbatch ── static transform ── snapshot, cache ── shuffle ── transform ── batch ── prefetch
     a service    the same in its workers ── over the network ── prefetch
 
-Many records are decoded at once, a batch or a block of them: by `tf.io.parse_example`, and for images by datamat's
-decoders (`decode`), which give the same pixels as TensorFlow's in less time. TensorFlow alone decodes, one by one,
-records whose values vary in more than their length, lists that a step takes as single samples, and images in the
+Records are decoded many at a time, in batches or blocks: by `tf.io.parse_example`, and images by datamat's decoders
+(`decode`), which give the same pixels as TensorFlow's in less time. TensorFlow alone, one record at a time, decodes
+records whose values vary in more than their length, lists in steps that work on single samples, and images in the
 workers of a service.
 
-The shuffle buffer holds encoded records, which take a tenth of the memory of pixels; where decoded samples are kept, it
-shuffles those again in each epoch. TensorFlow itself reads TFRecord; `ShardedDataset.to_numpy` reads all other formats,
-and files behind a URL, in threads of this process, and passes them on in batches or blocks (below).
+The shuffle buffer holds encoded records, which take a tenth of the memory of pixels; if decoded samples are kept, it
+shuffles those again in each epoch. TensorFlow itself reads TFRecord; all other formats, and files behind a URL, are
+read by `ShardedDataset.to_numpy` in threads of this process and passed on in batches or blocks (below).
 """
 
 from __future__ import annotations
@@ -70,18 +70,18 @@ __all__ = [
 #
 # Damaged TFRecord shards raise an error that names file, record and key.
 #
-# TensorFlow's own error names none of them, and it takes a shard that is cut off between two records for a shorter one.
+# TensorFlow's own error names none of them, and it accepts a shard truncated between two records as a shorter one.
 
 
 def guarded(records: Any, name: Any, num_records: Any, explain: Callable[[str], Exception] | None) -> Any:
-    """Return the records of one shard, followed by an error that gives the reason if there are too few.
+    """Return the records of one shard, followed by an error with the reason if there are too few.
 
     Args:
         records: `tf.data.Dataset` of the encoded records of one shard.
         name: string tensor (), path of the shard.
         num_records: int64 tensor (), number of records in the manifest.
-        explain: returns what is wrong with the shard at a path; None if no Python runs, as in a service, whose error
-            only names the file.
+        explain: function of a shard's path that returns what is wrong with it; None without Python, as in a service,
+            where the error only names the file.
     """
     tf = tensorflow()
 
@@ -91,11 +91,11 @@ def guarded(records: Any, name: Any, num_records: Any, explain: Callable[[str], 
                 lambda found: _raise(explain(os.fsdecode(found))), [path], tf.string, stateful=False
             )
             return tf.ensure_shape(reason, ())
-        message = [path, "is damaged; datamat verify of its directory names the record"]
+        message = [path, "is damaged; run datamat verify on its directory to find the record"]
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(path, ""), message)]):
             return tf.identity(path)
 
-    # Evaluated only if the shard had too few records; those come first, except from a block that is not full.
+    # Evaluated only if the shard has too few records, after those records, except for a block that is not full.
     error = tf.data.Dataset.from_tensors(name).map(verbatim(tf, fail))
     return records.ignore_errors().concatenate(error).take(num_records)
 
@@ -108,10 +108,10 @@ _MOST_FILES_AT_ONCE = 16
 _CALLS_PER_CORE = 4  # with one, 1.91 of 2 cores were busy, with four 1.95
 _BLOCK_RECORDS = 32
 _BLOCK_BYTES = 16 << 20
-_FILES_OF_A_WORKER = 2  # of a service: no other worker gets a file that one has opened
-_WAITING = 2  # batches; other consumers of a service never get those that wait here
+_FILES_OF_A_WORKER = 2  # of a service: a file opened by one worker goes to no other
+_WAITING = 2  # batches; other consumers of a service do not get batches that wait here
 _BUFFER_BYTES = 1 << 20
-_RUN_RECORDS, _RUN_BYTES = 256, 512 << 10  # small records that one thread hands to another at a time
+_RUN_RECORDS, _RUN_BYTES = 256, 512 << 10  # small records that one thread passes to another at a time
 
 
 def make_dataset(source: TfSource, options: ReadOptions) -> Any:
@@ -119,18 +119,18 @@ def make_dataset(source: TfSource, options: ReadOptions) -> Any:
 
     Args:
         source: shards to read, with their format and features.
-        options: order, batches, transform and threads of the reading.
+        options: order, batches, transform and threads.
 
     Raises:
         MissingDependencyError: TensorFlow is not installed.
         OptionError: a service cannot read the format, cannot run the transform, or does not answer.
     """
     tf = tensorflow()
-    free_iterators_at_exit()  # for every dataset: transforms that are traced may call Python, too
+    free_iterators_at_exit()  # for every dataset, as traced transforms may call Python, too
     if options.service is not None:
         _check_for_service(source)
     calls_python = not source.is_native or isinstance(options.transform, SampleTransform)
-    if options.service is None and (options.window or calls_python):  # a generator stays in this process
+    if options.service is None and (options.window or calls_python):  # generators cannot leave this process
         options = dataclasses.replace(options, seeds=Seeds(tf, options.seed))
     if source.is_planned or (options.in_whole_batches and _in_blocks(source, options)):
         dataset = _batches(tf, source, options)
@@ -165,7 +165,7 @@ def _check_for_service(source: TfSource) -> None:
     if source.is_planned:
         raise OptionError(
             "the workers of a service have no Python, which plans pad, bucket, pack, collate_fn and ranks; read these "
-            "without a service, whose consumers share each epoch in any case"
+            "without a service (its consumers share each epoch in any case)"
         )
     if source.is_mapped or not source.is_whole:
         raise OptionError(
@@ -180,21 +180,21 @@ def _check_for_service(source: TfSource) -> None:
     needs_python = [name for name, field in tf_fields(source.features).items() if field.needs_python]
     if needs_python:
         raise OptionError(
-            f"the workers of a service have no Python, which field {needs_python[0]!r} is decoded by; register a "
+            f"the workers of a service have no Python, which decodes field {needs_python[0]!r}; register a "
             f"function for {type(source.features[needs_python[0]]).__qualname__} with datamat.readers.tf.tf_field, or "
             "read without a service"
         )
 
 
 def _job_name(source: TfSource, options: ReadOptions) -> str:
-    """Return a name that all consumers derive alike if they read the same records in the same way."""
+    """Return a name that is the same for all consumers that read the same records in the same way."""
     cut = (source.identity, options.batch_size, options.shuffle, options.seed, options.drop_remainder)
     wanted = (*cut, options.as_supervised, options.static_transform, options.transform)
     try:
         return f"datamat-{fingerprint(wanted, where='transform')}"
     except FingerprintError as error:
         raise OptionError(
-            f"no name for the job: {error}; or name it yourself, the same for all consumers: TfOptions(job='run-1')"
+            f"cannot name the job: {error}; or give one name to all consumers: TfOptions(job='run-1')"
         ) from error
 
 
@@ -205,14 +205,14 @@ def _batches(tf: Any, source: TfSource, options: ReadOptions) -> Any:
         return _decoded(tf, _record_blocks(tf, source, options, size), size, source, options)
     if source.is_planned:
         return _samples_repeated(from_python(tf, source, options, options.batch_size, drops=drop), options)
-    if source.skips_damage or options.repeat:  # fill up short batches in the middle
+    if source.skips_damage or options.repeat:  # rebatch, to fill short batches in the middle
         samples = from_python(tf, source, options, size, drops=False).unbatch()
         return _samples_repeated(samples, options).batch(size, drop_remainder=drop)
     return from_python(tf, source, options, size, drops=drop)
 
 
 def _samples(tf: Any, source: TfSource, options: ReadOptions) -> Any:
-    """Return decoded samples, cached as asked, in the order of the epoch."""
+    """Return decoded samples, cached as requested, in the order of the epoch."""
     in_blocks = _in_blocks(source, options)
     if not source.is_native:
         size = _block_size(source.features) if in_blocks else None
@@ -251,7 +251,7 @@ def _decoded(tf: Any, blocks: Any, size: int, source: TfSource, options: ReadOpt
 
 def _in_blocks(source: TfSource, options: ReadOptions) -> bool:
     """Return True if many records are decoded at once."""
-    # Python's batches are taken apart where damaged records have left some of them short.
+    # Python's batches are split up if skipped records or repetition may leave some of them short.
     stays_whole = options.in_whole_batches and (source.is_native or not (source.skips_damage or options.repeat))
     if source.is_mapped:
         return stays_whole
@@ -261,16 +261,16 @@ def _in_blocks(source: TfSource, options: ReadOptions) -> bool:
 
 
 def _block_size(features: Features) -> int:
-    """Return how many records are decoded at once without a batch size."""
+    """Return the number of records that are decoded at once if there is no batch size."""
     num_bytes: int = sum(spec.shape.num_elements() * max(1, spec.dtype.size) for spec in signature(features).values())
     return max(1, min(_BLOCK_RECORDS, _BLOCK_BYTES // num_bytes))
 
 
 def _record_blocks(tf: Any, source: TfSource, options: ReadOptions, size: int) -> Any:
-    """Return encoded records in blocks of `size`, shuffled unless decoded samples are, repeated as asked."""
+    """Return encoded records in blocks of `size`, shuffled unless decoded samples are, repeated as requested."""
     drop, is_shuffled = options.drop_remainder, bool(options.window) and not options.keeps_samples
     run = min(_RUN_RECORDS, _RUN_BYTES * source.num_records // max(source.num_bytes, 1))
-    # Where records are shuffled, those of all files that are open have to meet in the window.
+    # If records are shuffled, the window must span all open files.
     share = options.window // min(_MOST_FILES_AT_ONCE, max(1, len(source.files)))
     run = max(1, min(run, share if options.window else size))
     if is_shuffled or run == 1:
@@ -292,12 +292,12 @@ def _records(tf: Any, source: TfSource, options: ReadOptions, run: int) -> Any:
 
 
 def _runs(tf: Any, source: TfSource, options: ReadOptions, run: int) -> Any:
-    """Return runs of encoded records: of one file after the other where the order counts, else of many in turn.
+    """Return runs of encoded records: from one file after the other if the order counts, else from many in turn.
 
-    One thread hands what it has read to another, which for a row takes longer than reading it: so it does that with
-    many rows at a time: `run` at most; 1 is for single records, without a dimension for the run.
+    Passing a row from one thread to another takes longer than reading it, so up to `run` rows are passed at a time.
+    With a `run` of 1, records are single, without a dimension for the run.
     """
-    # A service hands out file names one by one: to fill a shuffle buffer, one worker would take them all.
+    # A service hands out file names one by one; to fill a shuffle buffer, one worker would take them all.
     is_local = options.service is None
     files = tf.data.Dataset.from_tensor_slices(
         (tf.constant(list(source.files), tf.string), tf.constant(list(source.files.values()), tf.int64))
@@ -317,7 +317,7 @@ def _runs(tf: Any, source: TfSource, options: ReadOptions, run: int) -> Any:
     runs = files.interleave(
         verbatim(tf, opened),
         cycle_length=num_files,
-        num_parallel_calls=num_files,  # on few cores, too: slow disks and networks serve many at once
+        num_parallel_calls=num_files,  # even on few cores, as slow disks and networks serve many at once
         deterministic=options.deterministic,
     )
     is_repeated = options.repeat and not options.keeps_samples
@@ -372,8 +372,8 @@ def _batched(tf: Any, samples: Any, source: TfSource, options: ReadOptions) -> A
     nesting = source.features.nesting
     specs = nesting.split(samples.element_spec)
 
-    # Rows are ragged tensors of one row each: those batch, whatever the length of the row. What was of one size in all
-    # samples that were looked at is batched as flat rows beside its sizes, so that another size is said to be one.
+    # Each value becomes a ragged tensor of one row, which can be batched whatever its length. Fields that had one size
+    # in all inspected samples are batched as flat rows with their sizes, so that an error can name a different size.
     def row(sample: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         flat = nesting.split(sample)
         rows = {name: _row(tf, flat[name]) for name in names}
@@ -391,7 +391,7 @@ def _batched(tf: Any, samples: Any, source: TfSource, options: ReadOptions) -> A
 
 
 def _refuse_sizes_that_differ(source: TfSource, names: Collection[str]) -> None:
-    """Raise `OptionError` if pictures that a batch would stack differ in size in some samples."""
+    """Raise `OptionError` if pictures that a batch would stack differ in size between samples."""
     seen: dict[str, tuple[tuple[int, ...], str]] = {}
     for sample in source.some_samples(LOOKED_AT) if names else ():
         for name in sorted(names & sample.keys()):
@@ -399,7 +399,7 @@ def _refuse_sizes_that_differ(source: TfSource, names: Collection[str]) -> None:
             first, other = seen.setdefault(name, (shape, key))
             if shape != first:
                 raise OptionError(
-                    f"field {name!r} has {first} in sample {other!r} and {shape} in {key!r}, and a batch of TensorFlow "
+                    f"field {name!r} has {first} in sample {other!r} and {shape} in {key!r}, but a batch of TensorFlow "
                     "holds one size; resize or crop in transform=, or leave batch_size out, and batch with "
                     "ragged_batch. to_numpy and to_torch give lists"
                 )
@@ -408,14 +408,14 @@ def _refuse_sizes_that_differ(source: TfSource, names: Collection[str]) -> None:
 def _of_one_size(tf: Any, name: str, parts: tuple[Any, Any], shape: Any) -> Any:
     """Return the values of a batch as one tensor; the pipeline raises if they differ in size.
 
-    The parts are the values, each flat, in a ragged tensor (batch_size, 1, None), and the size of each dimension of
-    each, int32 (batch_size, rank); the shape is what is known of one.
+    The parts are the flattened values, a ragged tensor (batch_size, 1, None), and their shapes, int32 (batch_size,
+    rank); `shape` is the static shape of a value.
     """
     values, sizes = parts
     message = (
-        f"transform returned {name!r} in sizes that differ within a batch, and in one size for the first {LOOKED_AT} "
-        "samples, by which batches are made; return one size (tf.image.resize, tf.pad), or leave batch_size out, and "
-        "batch with padded_batch or ragged_batch"
+        f"transform returned {name!r} in sizes that differ within a batch, but in one size for the first {LOOKED_AT} "
+        "samples, from which batches are laid out; return one size (tf.image.resize, tf.pad), or leave out batch_size, "
+        "and batch with padded_batch or ragged_batch"
     )
     check = tf.debugging.Assert(tf.reduce_all(sizes == sizes[:1]), [message, sizes], summarize=64)
     with tf.control_dependencies([check] if check is not None else []):
@@ -424,7 +424,7 @@ def _of_one_size(tf: Any, name: str, parts: tuple[Any, Any], shape: Any) -> Any:
 
 
 def _open_names(tf: Any, spec: Any, features: Features, ragged: Collection[str]) -> list[str]:
-    """Return the fields among `ragged` whose values are of any length: boxes, lists, tensors of open shape."""
+    """Return the fields among `ragged` whose values have any length: boxes, lists, tensors of open shape."""
     if not isinstance(spec, dict):
         return []
     spec = features.nesting.split(spec)
@@ -433,9 +433,9 @@ def _open_names(tf: Any, spec: Any, features: Features, ragged: Collection[str])
 
 
 def _varying(tf: Any, before: Any, after: Any, source: TfSource, options: ReadOptions) -> tuple[set[str], set[str]]:
-    """Return the new fields of open size of a transform that TensorFlow traces: of differing sizes, and of one size.
+    """Return a traced transform's new fields of open size: those whose sizes differ, and those of one size.
 
-    The first samples show which they are; `before` and `after` are the specs of what it gets and returns.
+    The first samples tell which is which; `before` and `after` are the specs of its input and result.
     """
     if not isinstance(after, dict) or options.batch_size in (None, 1) or options.service is not None:
         return set(), set()
@@ -475,13 +475,13 @@ def _repeated(dataset: Any, options: ReadOptions) -> Any:
 
 
 def _samples_repeated(samples: Any, options: ReadOptions) -> Any:
-    """Return samples repeated as asked, whose shuffle may end long before the last sample is taken."""
+    """Return samples repeated as requested, whose shuffle may end long before the last sample is taken."""
     if options.repeat and options.seeds is not None:
         samples = options.seeds.saved_beside(samples)
     return _repeated(samples, options)
 
 
 def _in_parallel(tf: Any, options: ReadOptions) -> dict[str, Any]:
-    # The workers of a service may have other cores, and have the autotuner.
+    # The workers of a service may have another number of cores, and use the autotuner.
     num_calls = _CALLS_PER_CORE * num_cpus() if options.service is None else tf.data.AUTOTUNE
     return {"num_parallel_calls": num_calls, "deterministic": options.deterministic}

@@ -1,14 +1,14 @@
-"""A tf.data service: one dispatcher and some workers that prepare batches for consumers in other processes or hosts.
+"""A tf.data service: a dispatcher and workers that prepare batches for consumers in other processes or on other hosts.
 
-    serve ──spawns──> dispatcher   hands out the names of files, one by one: each to one worker, in each epoch of a job
-          ──spawns──> worker ...   reads, decodes, shuffles, transforms and batches what is in its files
-    consumer: TfOptions(service=...) ── describes the pipeline to the dispatcher, takes batches of every worker
+    serve ──spawns──> dispatcher   hands out file names one by one, each to one worker in each epoch of a job
+          ──spawns──> worker ...   reads, decodes, shuffles, transforms and batches the records of its files
+    consumer: TfOptions(service=...) ── sends the pipeline to the dispatcher, takes batches from every worker
 
-Consumers that name the same job share each epoch: no two of them get the same record. A job delivers each epoch once; a
-second training run on the same service must name another job.
+Consumers that name the same job share each epoch: no two of them get the same record. A job delivers each epoch once,
+so a second training run on the same service must name another job.
 
-A server prints its port on standard output once it is ready, and ends when its standard input closes, which also
-happens when the process that started it is killed. It ignores Ctrl-C, which a terminal sends to all processes.
+A server prints its port on standard output once it is ready, and ends when its standard input closes, as it does when
+the process that started it is killed. It ignores Ctrl-C, which a terminal sends to all processes.
 
 There is no authentication: anyone who can reach the ports can make the workers run TensorFlow graphs, and so read and
 write files. Use it only in networks that you trust.
@@ -50,7 +50,7 @@ _NOT_IN_WORKERS = {
         "as it is now, and draw the same numbers again; draw with tf.random.uniform and its kin"
     ),
 }
-"""Operations that work only in the process that made the dataset, with what is wrong with each."""
+"""Operations that work only in the process that made the dataset, and why."""
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from datamat.readers.tf.service import run_server; "
 _CODE += "run_server(sys.argv[2])"
 
@@ -79,13 +79,13 @@ def distribute(dataset: Any, address: str, job: str) -> Any:
         job: name of the job; consumers that name the same one share each epoch.
 
     Raises:
-        OptionError: nothing answers, or the dataset calls Python or holds variables, which workers do not have.
+        OptionError: no service answers, or the dataset calls Python or holds variables, which workers do not have.
     """
     tf = tensorflow()
     _check_reachable(address)
     _check_graph(dataset)
     experimental = tf.data.experimental.service
-    # The only sharding policy that neither repeats a record in an epoch nor needs the addresses of the workers.
+    # DYNAMIC is the only sharding policy that neither repeats records in an epoch nor needs the workers' addresses.
     shared = dataset.apply(experimental.distribute(experimental.ShardingPolicy.DYNAMIC, address, job_name=job))
     return _refusing_empty_epochs(tf, shared, f"job {job!r} of {address}")
 
@@ -102,7 +102,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _check_graph(dataset: Any) -> None:
-    """Raise `OptionError` where the graph that would be sent to a service has operations that need this process."""
+    """Raise `OptionError` if the graph to send to a service has operations that need this process."""
     tf = tensorflow()
     serialized = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset))
     graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
@@ -113,7 +113,7 @@ def _check_graph(dataset: Any) -> None:
 
 
 def _refusing_empty_epochs(tf: Any, dataset: Any, what: str) -> Any:
-    """Return `dataset`, with an error for an epoch that yields nothing, which TensorFlow would end silently."""
+    """Return `dataset`, with an error at the end of an epoch that yields nothing."""
     num_seen = tf.Variable(0, trainable=False, dtype=tf.int64)
     nothing = dataset.take(0)
 
@@ -128,7 +128,7 @@ def _refusing_empty_epochs(tf: Any, dataset: Any, what: str) -> Any:
     def end(_: Any) -> Any:
         message = (
             f"this consumer got nothing of an epoch of {what}: the epoch was over before it connected, or the others "
-            "took all of it; give all consumers of a new run a job name of their own: TfOptions(job='run-2')"
+            "took all of it; give the consumers of each new run a new job name: TfOptions(job='run-2')"
         )
         with tf.control_dependencies([tf.debugging.assert_positive(num_seen, message)]):
             return nothing
@@ -151,19 +151,19 @@ class Service:
     servers: dict[str, subprocess.Popen[bytes]]
 
     def wait(self) -> None:
-        """Wait until a server ends, which none should.
+        """Wait until a server ends, which is always an error.
 
         Raises:
-            ParallelError: a server ended; the message says which one, and how.
+            ParallelError: a server ended; the message says which, and how.
         """
         ended: queue.SimpleQueue[str] = queue.SimpleQueue()
         for name, process in self.servers.items():
             threading.Thread(target=_wait_for, args=(name, process, ended), daemon=True).start()
         name = ended.get()
         raise ParallelError(
-            f"the {name} of the service ended ({_ending(self.servers[name].wait())}); the records that it had in "
-            "progress are lost to this epoch, so the service cannot continue; consumers wait until a service starts on "
-            "the same port, and then get an error"
+            f"the {name} of the service ended ({_ending(self.servers[name].wait())}); the records that it was "
+            "processing are lost to this epoch, so the service cannot continue; consumers wait until a service starts "
+            "on the same port, and then get an error"
         )
 
 
@@ -178,8 +178,8 @@ def serving(num_workers: int = 1, *, port: int = 0, host: str = "localhost") -> 
 
     Args:
         num_workers: number of worker processes that prepare batches; each uses all cores.
-        port: port of the dispatcher; 0 takes a free one.
-        host: name under which consumers reach this machine.
+        port: port of the dispatcher; 0 picks a free one.
+        host: name by which consumers reach this machine.
 
     Yields:
         The service, once the dispatcher knows every worker.
@@ -191,7 +191,7 @@ def serving(num_workers: int = 1, *, port: int = 0, host: str = "localhost") -> 
     if num_workers < 1:
         raise OptionError(f"num_workers is {num_workers!r}; want an int, 1 or more")
     if not 0 <= port < 1 << 16:
-        raise OptionError(f"port is {port}; want 1 to 65535, or 0 for any that is free")
+        raise OptionError(f"port is {port}; want 1 to 65535, or 0 for any free port")
     servers: dict[str, subprocess.Popen[bytes]] = {}
     try:
         servers["dispatcher"] = _spawn("dispatcher")
@@ -212,17 +212,17 @@ def run_server(kind: str) -> None:
     """Run a server, configured by a line on standard input, until standard input closes.
 
     Args:
-        kind: "dispatcher", which reads its port; or "worker", which reads the dispatcher's address and the name of this
-            host.
+        kind: "dispatcher", whose line is its port; or "worker", whose line is the dispatcher's address and this host's
+            name.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tf = tensorflow()  # takes seconds, so all servers import it at once, before there is a dispatcher
     settings = sys.stdin.readline().split()
     server, port = _dispatcher(tf, *settings) if kind == "dispatcher" else _worker(tf, *settings)
-    print(port, flush=True)  # noqa: T201 -- for the process that waits for it
+    print(port, flush=True)  # noqa: T201 -- read by the process that started this one
     sys.stdin.read()
     del server  # a server runs until it is collected
-    os._exit(0)  # TensorFlow's own end waits for consumers
+    os._exit(0)  # TensorFlow's own shutdown waits for consumers
 
 
 def _dispatcher(tf: Any, port: str) -> tuple[Any, int]:
@@ -243,19 +243,19 @@ def _worker(tf: Any, dispatcher: str, host: str) -> tuple[Any, int]:
 
 def _spawn(kind: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", _CODE, json.dumps(sys.path), kind]
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ}  # no hints on what this machine could do better
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ}  # no hints on CPU features
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=quiet)  # noqa: S603 -- this very program
 
 
 def _send(process: subprocess.Popen[bytes], line: str) -> None:
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # the server has ended, which `_port_of` reports
+    with contextlib.suppress(BrokenPipeError):  # the server has ended; `_port_of` reports that
         process.stdin.write(f"{line}\n".encode())
         process.stdin.flush()
 
 
 def _port_of(name: str, process: subprocess.Popen[bytes]) -> int:
-    """Wait for the line with which a server reports its port, and return that."""
+    """Wait until a server prints its port, and return it."""
     assert process.stdout is not None
     line = process.stdout.readline().strip()
     if not line.isdigit():
@@ -268,7 +268,7 @@ def _port_of(name: str, process: subprocess.Popen[bytes]) -> int:
 
 def _end(servers: Iterable[subprocess.Popen[bytes]]) -> None:
     for process in servers:
-        with contextlib.suppress(BrokenPipeError):  # settings that it never read
+        with contextlib.suppress(BrokenPipeError):  # it never read its settings
             process.stdin.close()  # type: ignore[union-attr]  # all have pipes
     for process in servers:
         try:

@@ -1,11 +1,11 @@
-"""Shuffling that is resumed exactly.
+"""Shuffling that resumes exactly.
 
-All shuffles of a pipeline draw their seeds from one generator, and a step that is restored last says how far that is.
+All shuffles of a pipeline draw their seeds from one generator, whose position is restored by the step restored last.
 
-In a checkpoint, a shuffle saves its generator. But TensorFlow saves no step whose input has ended: the shuffle of the
-files has as soon as the last one is open, that of the records while the last batches wait to be taken. With
-generators of their own, an iterator that is restored would repeat orders of earlier epochs in the next ones. And
-restoring a shuffle makes its input first, whose shuffles then draw again.
+A shuffle saves its generator in checkpoints. But TensorFlow does not save a step whose input has ended: the shuffle of
+the files has ended once the last file is open, that of the records while the last batches wait to be taken. If each
+shuffle had its own generator, a restored iterator would repeat the orders of earlier epochs. Moreover, restoring a
+shuffle first recreates its input, whose shuffles then draw again.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ __all__ = [
 
 
 def _as_seeds(seed: int) -> dict[str, Any]:
-    """Return the two seeds of TensorFlow's ops that stand for one; 0 and 0 together would mean random ones."""
+    """Split a seed into the two of TensorFlow's ops; 0 and 0 together would mean random seeds."""
     return {"seed": np.int64(seed % _MOST_SEED), "seed2": np.int64(1 + seed // _MOST_SEED % _MOST_SEED)}
 
 
 def mixed(tf: Any, dataset: Any, window: int, seed: int, generator: Any = None, *, reshuffles: bool = True) -> Any:
-    """Return a dataset whose elements mix within a window.
+    """Return a dataset whose elements are shuffled within a window.
 
-    `Dataset.shuffle` would draw by `tf.random.set_seed`, too, and the order be another where a program calls it.
+    The order from `Dataset.shuffle` would also depend on the program's calls of `tf.random.set_seed`.
 
     Args:
         tf: the imported module `tensorflow`.
         dataset: dataset of any elements.
-        window: number of elements that mix.
+        window: size of the shuffle buffer, in elements.
         seed: base seed.
-        generator: gives each iteration its seed; None makes one for this step alone.
-        reshuffles: whether the order is another in each iteration.
+        generator: gives each iteration its seed; None creates one for this step alone.
+        reshuffles: whether each iteration has another order.
     """
     variant = tf.raw_ops.ShuffleDatasetV3(
         input_dataset=tf.data.experimental.to_variant(dataset),
@@ -74,17 +74,17 @@ class Seeds:
         self._seed = seed
         self._seeds = _as_seeds(seed)
         self._generator, self._deleter = tf.raw_ops.AnonymousSeedGenerator(**self._seeds, reshuffle=True)
-        self._num_users = 0  # steps that draw from the generator, once in each iteration
+        self._num_users = 0  # steps that draw from the generator, each once per iteration
 
     def shuffled(self, dataset: Any, window: int) -> Any:
-        """Return a dataset whose elements mix within a window, in another order in each iteration."""
+        """Return a dataset whose elements are shuffled within a window, differently in each iteration."""
         self._num_users += 1
         found = mixed(self._tf, dataset, window, self._seed, self._generator)
-        found.made_of = (dataset, self)  # what must live as long as this does
+        found.made_of = (dataset, self)  # must live as long as this dataset
         return found
 
     def saved_beside(self, dataset: Any) -> Any:
-        """Return a dataset whose iterators restore the generator, too, once they have restored all else."""
+        """Return a dataset whose iterators also restore the generator, after everything else."""
         tf = self._tf
         never = self.shuffled(dataset.take(0), 1)
         found = tf.data.Dataset.choose_from_datasets([dataset, never], tf.data.Dataset.from_tensors(FIRST).repeat())
@@ -92,14 +92,14 @@ class Seeds:
         return found if number == tf.data.UNKNOWN_CARDINALITY else counted(tf, found, number)
 
     def saved_with(self, dataset: Any) -> Any:
-        """Return a dataset whose iterators restore the generator, too, also those that have ended."""
+        """Return a dataset whose iterators also restore the generator, even those that have ended."""
         return self.shuffled(self.saved_beside(dataset), 1)
 
     def epoch(self) -> Any:
         """Return a dataset of one number, int64 (): 0 in its first iteration, 1 in the next, and so on.
 
-        It goes on after a restored iterator. A counter in Python would not: so the number is that of the draw from the
-        generator, which a checkpoint holds, and another generator with the same seeds tells the numbers of draws.
+        The count continues after an iterator is restored, unlike a counter in Python. So the number is that of the
+        draw from the generator, which is saved in checkpoints; replaying an equally seeded generator gives the numbers.
         """
         tf = self._tf
         draws, lock = _Draws(tf, self._seed), threading.Lock()
@@ -116,7 +116,7 @@ class Seeds:
         return counted(tf, found, 1)
 
     def _drawn(self) -> Any:
-        """Return a dataset of one number, another one in each iteration."""
+        """Return a dataset of one number, which differs in each iteration."""
         tf = self._tf
         self._num_users += 1
         shape = tf.TensorShape(())
@@ -134,7 +134,7 @@ class Seeds:
 
 @final
 class _Draws:
-    """The number of each draw from the generator of a seed, by what was drawn."""
+    """The number of each draw from the generator of a seed, by the drawn value."""
 
     def __init__(self, tf: Any, seed: int) -> None:
         self._tf = tf
@@ -143,7 +143,7 @@ class _Draws:
         self._next: Iterator[Any] | None = None
 
     def number(self, drawn: int) -> int:
-        """Return the number of a draw, from 0, given what came of it."""
+        """Return the number, from 0, of the draw that gave a value."""
         if self._next is None:
             draws = Seeds(self._tf, self._seed)._drawn().repeat().batch(_DRAWS_AT_ONCE)
             self._next = feed_pipelines(iter(untuned(self._tf, draws)))
@@ -159,16 +159,16 @@ class _Draws:
 
 
 _DRAWS_AT_ONCE = 64
-_MOST_DRAWS = 1 << 20  # several for each epoch
+_MOST_DRAWS = 1 << 20  # an epoch takes several
 
 
 FIRST, AT_END = np.int64(0), np.int64(-1)
 
 
 def refusing_checkpoints(tf: Any, dataset: Any, reason: str) -> Any:
-    """Return a dataset whose iterators raise `OptionError` when a checkpoint is to save them.
+    """Return a dataset whose iterators raise `OptionError` when a checkpoint saves them.
 
-    Iterators of datasets that are made of it raise TensorFlow's own error, which says that a `PyFunc` is stateful.
+    Iterators of datasets derived from it raise TensorFlow's own error, which says that a `PyFunc` is stateful.
     """
     marked = dataset.take(0).map(verbatim(tf, lambda *parts: _stateful(tf, parts if len(parts) > 1 else parts[0])))
     return _refusing()(marked.concatenate(dataset), reason)

@@ -1,12 +1,12 @@
 """Decoded samples kept on disk for later programs, in the format of `tf.data.Dataset.snapshot`.
 
-    FOLDER/KEY/GRAPH_HASH/snapshot.metadata    complete once the first epoch was read to its end
+    FOLDER/KEY/GRAPH_HASH/snapshot.metadata    complete once the first epoch has been read to its end
                          /RUN/...              the samples
 
-TensorFlow writes a snapshot while an epoch is read, and finds it again by a hash of the graph. That fails from one
-program to the next: equal graphs sometimes have different hashes (half the time with TensorFlow 2.21), and the graph
-knows shards by name, not by content. So KEY identifies what the samples are made of, and a complete snapshot below it
-is loaded directly.
+TensorFlow writes a snapshot while an epoch is read, and finds it again by a hash of the graph. Across programs that is
+unreliable: equal graphs sometimes have different hashes (half the time with TensorFlow 2.21), and the graph identifies
+shards by name, not by content. So KEY identifies the content of the samples, and a complete snapshot below it is loaded
+directly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def snapshotted(samples: Any, folder: str | os.PathLike[str], key: str) -> Any:
 
     Args:
         samples: `tf.data.Dataset` of decoded samples; the snapshot keeps their order.
-        folder: folder of the snapshots, made if missing; each has a folder of its own in it.
+        folder: folder of the snapshots, created if missing; each has its own subfolder.
         key: name that identifies these samples.
     """
     tf = tensorflow()
@@ -59,7 +59,7 @@ def _shard_of(number: Any, _sample: Any) -> Any:
 
 
 def _in_order(shards: Any) -> Any:
-    """Return the samples in the order in which they were written, to each shard in turn."""
+    """Return the samples in the order in which they were written, which was to each shard in turn."""
     tf = tensorflow()
     return shards.interleave(_itself, cycle_length=_NUM_SHARDS, num_parallel_calls=tf.data.AUTOTUNE)
 

@@ -1,4 +1,4 @@
-"""What a pipeline reads, and how: the arguments of `to_tf`, checked."""
+"""What a pipeline reads, and how: the checked arguments of `to_tf`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def wants_arrays(transform: Any) -> bool:
-    """Return True if a transform is called by Python with arrays; else TensorFlow traces it."""
+    """Return True if Python calls a transform, with arrays; otherwise TensorFlow traces it."""
     return takes_arrays(transform) or with_rng(transform) is not None
 
 
@@ -42,24 +42,24 @@ class TfSource:
     """The shards to read, and how Python reads them.
 
     Args:
-        files: number of records in each shard, by its path; empty where not all of them are read in order.
+        files: number of records in each shard, by path; empty unless all are read in order.
         num_records: number of records to read.
         num_bytes: size of all shards together.
-        features: schema of the records, by which they are parsed and decoded.
+        features: schema by which the records are parsed and decoded.
         format_name: name of the shards' format.
         identity: digest of the records; it changes when any record does.
         is_whole: whether all records of the shards are read, in their order.
         is_mapped: whether the samples go through functions of `map`, after which they may have any fields.
-        has_paths: whether the files have paths on this machine, by which TensorFlow opens them.
+        has_paths: whether the files have paths on this machine, by which TensorFlow can open them.
         skips_damage: whether damaged records are skipped and counted, which TensorFlow does not do.
-        explain: function of the path of a shard that returns its damage.
-        form: the options of batches; those that pad, bucket, pack or collate Python plans, so it reads them.
-        has_ranks: whether the batches are those of one of several ranks, which Python plans, too.
-        is_changed: whether a transform that Python calls is a part of `open_batches`.
-        open_batches: returns the batches that Python reads, by batch_size and drop_last of `to_numpy`: in the order of
-            the records if samples are kept, through files of their own.
-        some_samples: returns at most so many samples of the first epoch, spread over all records; they go through all
-            that `open_batches` has samples go through.
+        explain: function of a shard's path that returns its damage as an error.
+        form: the batch options; if they pad, bucket, pack or collate, Python plans and reads the batches.
+        has_ranks: whether the batches belong to one of several ranks, which Python plans, too.
+        is_changed: whether `open_batches` applies a transform that Python calls.
+        open_batches: function of `to_numpy`'s batch_size and drop_last that returns the batches that Python reads, with
+            their own open files, and in the order of the records if samples are kept.
+        some_samples: function of a number that returns at most that many samples of the first epoch, spread over all
+            records, processed as by `open_batches`.
     """
 
     files: Mapping[str, int]
@@ -92,13 +92,13 @@ class TfSource:
 
     @property
     def counts_steps(self) -> bool:
-        """Whether each iterator has as many steps as any other, also one that is restored."""
+        """Whether all iterators have the same number of steps, including restored ones."""
         return not (self.skips_damage or self.form.unit is not None or self.has_ranks)
 
 
 @frozen()
 class ReadOptions:
-    """The checked arguments of `ShardedDataset.to_tf`, which documents them; and `seeds`, which `make_dataset` adds.
+    """The checked arguments of `ShardedDataset.to_tf`, which documents them, and the `seeds` that `make_dataset` adds.
 
     Raises:
         OptionError: an argument is invalid, or contradicts another.
@@ -124,8 +124,9 @@ class ReadOptions:
             raise OptionError(f"snapshot is {self.snapshot!r}; want the path of a folder")
         if self.static_transform is not None and wants_arrays(self.static_transform):
             raise OptionError(
-                "static_transform is traced by TensorFlow and wants a function of the sample alone, as what it returns "
-                "is the same in each epoch; pass an albumentations pipeline or a callable (sample, rng) as transform"
+                "static_transform is traced by TensorFlow and must be a function of the sample alone, because its "
+                "result is the same in each epoch; pass an albumentations pipeline or a callable (sample, rng) as "
+                "transform"
             )
         if self.service is None:
             if self.job is not None:
@@ -168,23 +169,23 @@ class ReadOptions:
 
 
 def check_form(form: BatchOptions, options: ReadOptions) -> None:
-    """Raise `OptionError` where batches that Python plans are asked for together with steps of TensorFlow."""
+    """Raise `OptionError` if batches that Python plans are combined with steps of TensorFlow."""
     planned = ("pack", "bucket", "pad", "collate_fn", "world_size")
     name = next((name for name in planned if getattr(form, name) is not None), None)
     if name is None:
         return
     if form.world_size is not None and not options.deterministic:
         raise OptionError(
-            "deterministic=False together with world_size: all ranks are at one place of the same order, where any of "
-            "their checkpoints resumes; leave deterministic out"
+            "deterministic=False together with world_size: all ranks share one order and one position in it, so that a "
+            "checkpoint of any rank resumes all; leave deterministic out"
         )
     if options.static_transform is not None:
         raise OptionError(
-            f"static_transform together with {name}: TensorFlow traces the one, and Python plans the other before it; "
-            "give the function to map, which Python calls, or to the map of what to_tf returns"
+            f"static_transform together with {name}: TensorFlow traces the one, but Python plans the other before it; "
+            "pass the function to map, which Python calls, or to the map method of the dataset that to_tf returns"
         )
     if options.keeps_samples:
         raise OptionError(
-            f"cache or snapshot together with {name}: they keep samples, which Python puts together in another way in "
-            "each epoch; keep the batches of one epoch by to_tf(...).cache(), or encoded records by load(cache=BYTES)"
+            f"cache or snapshot together with {name}: they keep samples, which Python combines differently in each "
+            "epoch; keep the batches of one epoch by to_tf(...).cache(), or encoded records by load(cache=BYTES)"
         )
