@@ -32,7 +32,7 @@ from datamat.run.merge import (
     write_joined_index,
 )
 from datamat.run.run import work_folder
-from datamat.run.stage import MOMENT_S, alone, begin, nothing_made, publish, stage_of, who
+from datamat.run.stage import MOMENT_S, alone, begin, nothing_made, publish, report_on_all, stage_of, who
 from datamat.run.targets import refuse_own_source
 from datamat.run.upload import laid_out
 from datamat.writers.function import FunctionWriter
@@ -92,10 +92,7 @@ def append(job: Job, run: Callable[[Job], RunReport]) -> RunReport:
             if report.is_complete:
                 with alone(job, seen) as place, _at_hand(stage) as folder:
                     manifest = _joined(job, place, before, stage, folder)
-                num_reused = len(manifest.shards) - report.num_shards_written
-                counts = {**manifest.counts.by_name(), "num_shards_reused": num_reused, "num_shards_held": 0}
-                report = dataclasses.replace(report, **counts)
-                return _noted(report, job, there, differing)
+                return _noted(report_on_all(report, job, manifest), job, there, differing)
         except OSError:  # OutputError is one
             if version_there(job.folder) == seen:
                 raise

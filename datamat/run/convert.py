@@ -22,7 +22,6 @@ from datamat.directory.keys import RecordKey, ShardName, original_key, records_b
 from datamat.directory.manifest import CONVERTED, Manifest, index_file
 from datamat.directory.publication import finish_publication
 from datamat.directory.sidecars import Sidecar
-from datamat.directory.verify import verify
 from datamat.errors import (
     CorruptDataError,
     InputError,
@@ -38,7 +37,6 @@ from datamat.features import Features, Statistics
 from datamat.fingerprint import fingerprint
 from datamat.folders import open_folder
 from datamat.folders.base import ChangedError
-from datamat.folders.local import regular_path
 from datamat.folders.urls import is_url
 from datamat.formats import Offsets, ShardFormat, get_format
 from datamat.options import (
@@ -64,6 +62,7 @@ from datamat.readers.remote import Loaded
 from datamat.readers.views import mapped
 from datamat.run.edit import Edit, edit
 from datamat.run.materializer import options_of_source, output_place
+from datamat.run.merge import check_whole
 from datamat.run.report import RunReport
 from datamat.run.run import work_folder
 from datamat.run.tasks import start
@@ -73,7 +72,6 @@ from datamat.values import frozen
 from datamat.writers.samples import fill_lists
 
 if TYPE_CHECKING:
-    import pathlib
     from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSet
 
     from datamat.directory.manifest import ShardInfo
@@ -665,7 +663,8 @@ def _at_hand(
 ) -> Iterator[Loaded]:
     """Yield the files of a directory: those on a disk once some shards are known to be whole, others by copies."""
     if (here := folder.local_path()) is not None:
-        _check_whole(here, shards)
+        for info in shards:
+            check_whole(here, info)
         yield Loaded(folder)
         return
     own = "" if cache_dir is not None else temporary_folder(folder)
@@ -799,20 +798,6 @@ def _as_counted(function: SampleTransform) -> tuple[Any, ...]:
     """Return what decides the result of a function of `map`."""
     transform, *options = function.arguments
     return (as_drawn(transform), *options)
-
-
-def _check_whole(folder: pathlib.Path, shards: Iterable[ShardInfo]) -> None:
-    """Raise where a shard differs from the manifest: not every format would notice when a record is read."""
-    for info in shards:
-        try:
-            is_same = info.is_whole(regular_path(folder, info.file))
-        except (FileNotFoundError, IsADirectoryError, CorruptDataError):
-            is_same = False
-        if not is_same:
-            report = verify(folder)
-            if report.ok:
-                raise OutputError(f"{folder} has changed since it was loaded; load it again, and save that")
-            raise CorruptDataError(f"{report}\nnothing was converted: repair the directory and convert again")
 
 
 def _shards_of(store: RowStore) -> np.ndarray:

@@ -27,7 +27,7 @@ from datamat.folders.base import ChangedError
 from datamat.plan.plan import fingerprint_without
 from datamat.run.merge import write_index
 from datamat.run.run import work_folder
-from datamat.run.stage import alone, begin, nothing_made, publish, stage_of, who
+from datamat.run.stage import alone, begin, nothing_made, publish, report_on_all, stage_of, who
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -137,9 +137,7 @@ def edit(job: Job, run: Callable[[Job], RunReport], change: Edit) -> RunReport:
         if not report.is_complete:
             return dataclasses.replace(report, output=job.place)
         manifest = _published(job, place, change, stage)
-    num_reused = len(manifest.shards) - report.num_shards_written
-    counts = {**manifest.counts.by_name(), "num_shards_reused": num_reused, "num_shards_held": 0}
-    return dataclasses.replace(report, output=job.place, **counts)
+    return report_on_all(report, job, manifest)
 
 
 def _published(job: Job, place: LocalOutput, change: Edit, stage: Job) -> Manifest:

@@ -33,6 +33,7 @@ from datamat.directory.sidecars.exporting import built_in_files, write_sidecars
 from datamat.directory.verify import verify
 from datamat.errors import CorruptDataError, OptionError, OutputError, join_problems
 from datamat.folders import AbsentError, LocalFolder
+from datamat.folders.base import ChangedError
 from datamat.folders.local import regular_path
 from datamat.folders.places import local_folder
 from datamat.parallel import get_logger
@@ -50,6 +51,7 @@ __all__ = [
     "FinishedSet",
     "Renamed",
     "check_size",
+    "check_whole",
     "differences",
     "joined_manifest",
     "merge",
@@ -259,7 +261,6 @@ def _merged(
         manifest = joined_manifest(sets, name, renamed, index)
         write_sidecars(target, manifest, built_in_files(manifest), logger)
         manifest.write(target, through=target / WORK)
-        shutil.rmtree(target / WORK / "shards", ignore_errors=True)
         ledger.write(
             "run_finished",
             is_complete=True,
@@ -306,18 +307,32 @@ def _renamed_split(
     return found
 
 
+def check_whole(folder: pathlib.Path, info: ShardInfo) -> None:
+    """Raise if a shard or its offsets differ from the manifest; not every format would notice when a record is read.
+
+    Raises:
+        CorruptDataError: they are damaged; the message is the report of `verify`.
+        ChangedError: the directory has changed since its manifest was read.
+    """
+    with contextlib.suppress(OSError, CorruptDataError):
+        if info.is_whole(regular_path(folder, info.file)) and info.has_offsets(folder / info.index_file):
+            return
+    report = verify(folder)
+    if report.ok:
+        raise ChangedError(f"{folder} has changed since it was loaded; load it again, and repeat the call")
+    raise CorruptDataError(f"{report}\nrepair the directory, and repeat the call")
+
+
 def _bring(folder: pathlib.Path, old: ShardInfo, target: pathlib.Path, new: ShardInfo) -> None:
     """Check a shard, then link or copy it with its offsets."""
-    path = regular_path(folder, old.file)
-    if not (old.is_whole(path) and old.has_offsets(folder / old.index_file)):
-        raise CorruptDataError(f"{verify(folder)}\nnothing was merged: repair {folder} and merge again")
-    for source, name in ((regular_path(folder, old.index_file), new.index_file), (path, new.file)):
-        final = target / name
+    check_whole(folder, old)
+    for source, name in ((old.index_file, new.index_file), (old.file, new.file)):
+        final, path = target / name, regular_path(folder, source)
         final.unlink(missing_ok=True)  # of a merge that was killed
         try:
-            os.link(source, final)
+            os.link(path, final)
         except OSError:  # another disk, or one without links
-            with open(source, "rb") as file, commit(final, through=target / WORK) as copy:
+            with open(path, "rb") as file, commit(final, through=target / WORK) as copy:
                 shutil.copyfileobj(file, copy, 1 << 20)
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from datamat.run.outputs import LocalOutput
 
 
-__all__ = ["MOMENT_S", "alone", "begin", "nothing_made", "publish", "stage_of", "who"]
+__all__ = ["MOMENT_S", "alone", "begin", "nothing_made", "publish", "report_on_all", "stage_of", "who"]
 
 MOMENT_S = 0.5  # between two looks at who publishes
 
@@ -175,6 +175,13 @@ def _plan_of(manifest: Manifest) -> Plan:
 def who() -> dict[str, str | int]:
     """Return what the ledger says of this process."""
     return {"host": socket.gethostname(), "pid": os.getpid()}
+
+
+def report_on_all(report: RunReport, job: Job, manifest: Manifest) -> RunReport:
+    """Return the report on the whole output of a job, given that on the stage, whose shards are published now."""
+    num_reused = len(manifest.shards) - report.num_shards_written
+    counts = {**manifest.counts.by_name(), "num_shards_reused": num_reused, "num_shards_held": 0}
+    return dataclasses.replace(report, output=job.place, **counts)
 
 
 def nothing_made(job: Job, place: LocalOutput, manifest: Manifest, began: float) -> RunReport:

@@ -192,12 +192,15 @@ def test_output_must_be_empty_and_apart(sets, tmp_path):
 
 
 def test_damaged_shard_is_not_merged(sets, tmp_path):
-    """It is named; once it is repaired, the same call completes."""
+    """It is named, and so is one that is gone; once it is repaired, the same call completes."""
     sets = [shutil.copytree(folder, tmp_path / folder.name) for folder in sets]
     path = next(sets[1].glob("*.parquet"))
     good = path.read_bytes()
     path.write_bytes(good[:-1] + b"x")
 
+    with pytest.raises(CorruptDataError, match=path.name):
+        merge(sets, tmp_path / "c")
+    path.unlink()
     with pytest.raises(CorruptDataError, match=path.name):
         merge(sets, tmp_path / "c")
     path.write_bytes(good)
