@@ -217,10 +217,10 @@ def test_labels_follow_boxes_that_are_dropped():
 
 REFUSED = {
     "pure tensors": (lambda: torchvision().Compose([torchvision().ToPureTensor()]), "leave out ToPureTensor"),
-    "several pictures": (lambda: torchvision().FiveCrop(4), "returned a tuple for the field 'image'"),
+    "several pictures": (lambda: torchvision().FiveCrop(4), "returned a tuple for field 'image'"),
     "a batch": (lambda: torchvision().MixUp(num_classes=2), "mixes the samples of a batch; call it on batches"),
     "a batch, kornia": (lambda: kornia().RandomMixUpV2(), "mixes the samples of a batch"),
-    "fractions": (lambda: kornia().Normalize(mean=0.5, std=0.5), "8 bits cannot hold"),
+    "fractions": (lambda: kornia().Normalize(mean=0.5, std=0.5), "does not fit in 8 bits"),
     "the first torchvision": (
         lambda: (torchvision(), library("torchvision.transforms").RandomHorizontalFlip())[1],
         "handles single pictures only; use torchvision.transforms.v2",

@@ -332,7 +332,7 @@ def test_tf_data_names_the_sample_that_a_transform_fails_for(photos):
 
     for transform, message in (
         (fails, "the transform .*no four"),
-        (changes, "its field 'vector' is float64.*, and float32"),
+        (changes, "its field 'vector' is float64.*, but float32"),
     ):
         with pytest.raises((SampleError, tf.errors.OpError), match=f"sample '4': {message}"):
             list(photos.to_tf(2, transform=transform))
