@@ -428,7 +428,7 @@ def test_nonsense_is_refused(rows, options, message):
 
 
 def test_value_without_a_tensor_is_named(rows):
-    with pytest.raises(OptionError, match=r"returns the field 'meta' as dict, .*\(JSON as text\)"):
+    with pytest.raises(OptionError, match=r"returns field 'meta' as dict, .*\(JSON as text\)"):
         rows["tfrecord"].map(lambda sample: {**sample, "meta": {"a": 1}}).to_tf(4)
 
 
