@@ -945,7 +945,7 @@ class Reach:
 
 @functools.lru_cache(maxsize=4096)
 def uses_of(code: types.CodeType, variable: str) -> Uses:
-    """Return how code, and code nested in it, uses a local or closure variable."""
+    """Return the uses of a local or closure variable in code, and in code nested in it."""
     found = Uses()
     steps = [step for step in _singly(dis.get_instructions(code)) if step.opname not in {"EXTENDED_ARG", "CACHE"}]
     for number, step in enumerate(steps):
@@ -1030,7 +1030,7 @@ def _is_empty(steps: Sequence[dis.Instruction], number: int) -> bool:
 
 
 def reach(value: Any, entries: Iterable[str]) -> Reach:
-    """Return how methods of an object, and the methods that they use, use it.
+    """Return the uses of an object in some of its methods, and in the methods that they use.
 
     Args:
         value: object whose methods are examined.
@@ -1069,7 +1069,7 @@ def _reach(value: Any, entries: Iterable[str], *, with_overridden: bool) -> tupl
 
 
 def _uses_of_function(function: Any) -> Uses:
-    """Return how a method uses its object."""
+    """Return the uses of its object in a method."""
     if not isinstance(function, types.FunctionType):
         return Uses(escapes=True)
     if function.__globals__.get("__name__") == _DATAMATS:

@@ -12,7 +12,7 @@ __all__ = ["geometry_of", "target_of"]
 
 @functools.singledispatch
 def target_of(feature: Feature) -> Target | None:
-    """Return how a value must follow the image, as in `Geometry.target`."""
+    """Return the way in which a value must follow the image, as in `Geometry.target`; None if it need not."""
     if isinstance(feature, Geometry):
         return feature.target()
     return "array" if feature.value_type()[1] and feature.class_names() is None else None
