@@ -244,15 +244,17 @@ class StoredView:
 def _mapped_features(dataset: ShardedDataset, stored: Features, errors: ErrorPolicy) -> Features:
     """Return the schema after the functions of `map`: fields whose values still fit keep their feature."""
     samples = _first_samples(dataset, errors)
-    first = dict(next(samples, None) or _refuse_nothing(dataset))
+    if (first := next(samples, None)) is None:
+        raise _nothing_left(dataset)
+    first = dict(first)
     known = {name: stored.as_declared[name] for name in first if _fits(stored.as_declared.get(name), name, first)}
     fill_lists(first, known, samples)
     new = Features.infer({name: value for name, value in first.items() if name not in known}).as_declared
     return Features({name: known.get(name, new.get(name)) for name in first})
 
 
-def _refuse_nothing(dataset: ShardedDataset) -> Any:
-    raise OptionError(f"save: no records are left in the view of {dataset.path}")
+def _nothing_left(dataset: ShardedDataset) -> OptionError:
+    return OptionError(f"save: no records are left in the view of {dataset.path}")
 
 
 def _first_samples(dataset: ShardedDataset, errors: ErrorPolicy) -> Iterator[Mapping[str, Any]]:
@@ -620,7 +622,7 @@ def convert(  # noqa: PLR0913 -- independent options, all but two by name
         part, view = path.stored_part(), StoredView.of(path, how.errors)
         folder = part.folder
         if not len(path):
-            _refuse_nothing(path)
+            raise _nothing_left(path)
     else:
         if is_url(path):
             source_options = options_of_source(path, source_options, place, storage_options)
