@@ -55,7 +55,7 @@ def stage_of(job: Job, name: str, existing: Existing) -> Job:
     """
     folder, output = job.folder.child(STAGES[name]), job.output / STAGES[name]
     how = dataclasses.replace(job.how, existing=existing)
-    return dataclasses.replace(job, folder=folder, output=output, sidecars=(), how=how)
+    return dataclasses.replace(job, folder=folder, output=output, sidecars=(), how=how, stage_of=job.place)
 
 
 def begin(job: Job) -> str:

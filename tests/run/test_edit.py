@@ -27,7 +27,7 @@ from datamat import (
     verify,
 )
 from datamat.errors import CorruptDataError
-from datamat.events import ShardFinished
+from datamat.events import RunEnded, ShardFinished
 from datamat.folders import open_folder
 from datamat.testing import InlineExecutor
 
@@ -163,6 +163,18 @@ def test_no_later_run_brings_dropped_rows_back(output):
 
     squares(range(60), output, version="2", existing="replace")
     assert numbers_of(output) == list(range(60)) and load(output).manifest.removed == ()
+
+
+def test_hooks_get_reports_on_the_output(output):
+    """Not on the folder in it where the shards are made that change, or that are new."""
+    squares(range(30), output)
+    ended = []
+    hooks = [lambda event: ended.append(event.report.output) if isinstance(event, RunEnded) else None]
+
+    drop(output, [3], hooks=hooks)
+    squares(range(35), output, existing="append", hooks=hooks)
+
+    assert len(ended) == 2 and {*map(str, ended)} == {str(output)}
 
 
 def test_dropped_row_may_be_gone_from_the_source_and_return(output):
