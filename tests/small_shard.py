@@ -60,9 +60,8 @@ def seal(place, formats, spec):
 
 def write_part(place, formats, spec, number, sizes=SIZES, run=""):
     """Write a part as a worker does, apart unless `run` is given; return its receipt."""
-    with PartWriter(
-        place / ".datamat", spec.parts[number], formats, FEATURES.columns, run, appends=bool(run)
-    ) as writer:
+    growing = GrowingShard(place / ".datamat", spec.name, spec.fingerprint, formats, len(spec.parts), run)
+    with PartWriter(growing, spec.parts[number], formats, FEATURES.columns, appends=bool(run)) as writer:
         outcome = Outcome(num_done=2)
         for key in keys_of(number, sizes):
             writer.append({"key": key.encode(), "text": key.encode() * 40})
