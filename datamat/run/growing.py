@@ -95,6 +95,10 @@ class GrowingShard:
         formats: formats of the shard.
         num_parts: number of its parts.
         run: mark of the run that writes to them, as returned by `begin_run`; "" for reading only.
+
+    Attributes:
+        names: the final names of its file and offsets in each format.
+        files, index_files: where they grow, by extension.
     """
 
     def __init__(
@@ -114,13 +118,14 @@ class GrowingShard:
         self._mark = work / "shards" / "run"
         self._shard = name
         self.folder = part_folder(work, name)
-        names = file_names(name, [made.extension for made in formats])
+        self.names = file_names(name, [made.extension for made in formats])
         self.files = {
-            made.extension: growing_path(work / "shards", file) for made, (file, _) in zip(formats, names, strict=True)
+            made.extension: growing_path(work / "shards", file)
+            for made, (file, _) in zip(formats, self.names, strict=True)
         }
         self.index_files = {
             made.extension: growing_path(work / "shards", index)
-            for made, (_, index) in zip(formats, names, strict=True)
+            for made, (_, index) in zip(formats, self.names, strict=True)
         }
 
     @contextlib.contextmanager

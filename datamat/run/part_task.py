@@ -652,7 +652,7 @@ class SharedByParts:
                 receipts.append(self._write_part(growing, part, watch, notes, lost, reused))
         return receipts
 
-    def _write_part(  # noqa: PLR0913 -- the part, and what it shares with the others of its call
+    def _write_part(
         self,
         growing: GrowingShard,
         spec: PartSpec,
