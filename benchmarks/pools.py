@@ -10,8 +10,8 @@ Each case is a program of its own, with two workers:
 - `killed`: how many of eight calls have a result if the fourth one kills its worker.
 - `guard`: four calls in a script without `if __name__ == "__main__"`.
 
-The start method is given where a pool takes one; loky starts its workers by fork and exec, pathos by fork. A program that
-takes longer than the limit, in seconds, hangs. A peer that is not installed is left out.
+The start method is given where a pool takes one; loky starts its workers by fork and exec, pathos by fork. A program
+that takes longer than the limit, in seconds, hangs. A peer that is not installed is left out.
 """
 
 from __future__ import annotations
