@@ -55,14 +55,21 @@ def growing_of(place, formats):
 
 def seal(place, formats, spec):
     """Seal the shard as a worker does; return its files."""
-    return GrowingShard(place / ".datamat", spec.name, spec.fingerprint, formats, len(spec.parts)).seal()
+    return unfinished(place, formats, spec).seal()
 
 
-def write_part(place, formats, spec, number, sizes=SIZES, run=""):
-    """Write a part as a worker does, apart unless `run` is given; return its receipt."""
-    with PartWriter(
-        place / ".datamat", spec.parts[number], formats, FEATURES.columns, run, appends=bool(run)
-    ) as writer:
+def unfinished(place, formats, spec, run=""):
+    """Return the unfinished shard, as a worker has it during a call."""
+    return GrowingShard(place / ".datamat", spec.name, spec.fingerprint, formats, len(spec.parts), run)
+
+
+def write_part(place, formats, spec, number, sizes=SIZES, run="", growing=None):
+    """Write a part as a worker does, apart unless `run` is given; return its receipt.
+
+    Without `growing`, it is the only part of its call.
+    """
+    growing = growing or unfinished(place, formats, spec, run)
+    with PartWriter(growing, spec.parts[number], formats, FEATURES.columns, appends=bool(run)) as writer:
         outcome = Outcome(num_done=2)
         for key in keys_of(number, sizes):
             writer.append({"key": key.encode(), "text": key.encode() * 40})

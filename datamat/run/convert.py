@@ -388,7 +388,8 @@ class StoredRecords:
         """Return the plan, with the old shard boundaries if they are kept; shards without records are left out."""
         if not self._keeps_shards:
             return plan
-        return _with_old_cuts(plan, store, fingerprint, self._manifest, self._old_bounds)
+        is_copied = isinstance(self.writer, _Stored)  # nobody knows how long functions take
+        return _with_old_cuts(plan, store, fingerprint, self._manifest, self._old_bounds, is_copied=is_copied)
 
     def _old_bounds(self, split: str, shard: int, store: RowStore, start: int, stop: int) -> list[int] | None:
         """Return where parts of a shard begin that is made again, and its end; None where it is cut anew.
@@ -544,6 +545,7 @@ class StoredRecords:
 
 _PART_BYTES = 32 << 20
 _PARTS_PER_PLAN = 40
+_LEAST_ROWS, _LEAST_BYTES = 256, 4 << 20  # either takes at least 10 ms to copy
 _MOST_PART_ROWS = 65_536
 _CACHE_BYTES = 100 << 30
 _MOST_OFFSET_BYTES = 1 << 32
@@ -815,6 +817,8 @@ def _with_old_cuts(
     fingerprint: Mapping[str, str],
     before: Manifest,
     old_bounds: Callable[[str, int, RowStore, int, int], list[int] | None],
+    *,
+    is_copied: bool,
 ) -> Plan:
     """Return the plan with the cuts between shards that a directory has; shards without records are left out."""
     shard_of = _shards_of(store)[store.order]
@@ -837,7 +841,7 @@ def _with_old_cuts(
                 ),
             )
             old = old_bounds(split, source, store, model.start, model.stop)
-            parts = _parts(model, old or _bounds(model, least_parts))
+            parts = _parts(model, old or _bounds(model, least_parts, is_copied=is_copied))
             shards.append(ShardSpec(model.shard, split, number, model.fingerprint, parts))
     return Plan(plan.name, tuple(shards))
 
@@ -859,9 +863,11 @@ def _parts_of_rows(of_records: np.ndarray, firsts: np.ndarray, counts: np.ndarra
     return np.maximum(before, parts[behind] - (behind - rows))
 
 
-def _bounds(whole: PartSpec, least: int) -> list[int]:
+def _bounds(whole: PartSpec, least: int, *, is_copied: bool) -> list[int]:
     """Return the bounds of even parts of a shard: by its bytes alone, never by the number of workers."""
     count = whole.stop - whole.start
+    if is_copied:
+        least = min(least, max(count // _LEAST_ROWS, whole.cost // _LEAST_BYTES))
     wanted = max(least, -(-whole.cost // _PART_BYTES), -(-count // _MOST_PART_ROWS))
     number = min(wanted, count)
     return [whole.start + count * part // number for part in range(number + 1)]

@@ -47,6 +47,7 @@ from datamat.plan.changes import open_reused
 from datamat.plan.inputs import OpenedFiles, PartInputs, content_digest, placeholders_refused
 from datamat.plan.memos import digests_of_memos, read_places
 from datamat.plan.pipeline import MadeColumns, stage_clock, without_urls
+from datamat.run.growing import GrowingShard
 from datamat.run.limits import limit_memory, resident_bytes
 from datamat.run.module_state import main_namespaces
 from datamat.run.parts import PartWriter
@@ -636,14 +637,36 @@ class SharedByParts:
             self._no_limit = (hard, hard)
             limit_memory(job.how.workers.max_rss)
 
-    def write_part(self, spec: PartSpec, lost: Sequence[FailedRow] | None, reused: ReusedRows | None) -> Receipt:
-        """Write a part, and return its receipt; see `PartWorker.write_parts`."""
+    def write_parts(
+        self, parts: Sequence[PartSpec], lost: Sequence[FailedRow] | None, reused: ReusedRows | None, until: float
+    ) -> list[Receipt]:
+        """Write parts until a time on the monotonic clock, at least the first; see `PartWorker.write_parts`."""
+        first = parts[0]
+        growing = GrowingShard(self.work, first.shard, first.fingerprint, self._formats, first.num_parts, self._run)
         watch = RowWatch(self._workers.sample_timeout_s)
-        made = PartWriter(self.work, spec, self._formats, self._columns, self._run, appends=self._appends)
+        receipts: list[Receipt] = []
+        with self._lock, global_state_kept(), watch, noting_files() as notes:
+            for part in parts:
+                if receipts and time.monotonic() > until:  # leave the rest to other workers
+                    break
+                receipts.append(self._write_part(growing, part, watch, notes, lost, reused))
+        return receipts
+
+    def _write_part(
+        self,
+        growing: GrowingShard,
+        spec: PartSpec,
+        watch: RowWatch,
+        notes: Notes,
+        lost: Sequence[FailedRow] | None,
+        reused: ReusedRows | None,
+    ) -> Receipt:
+        appends = self._appends and bool(self._run)
+        made = PartWriter(growing, spec, self._formats, self._columns, appends=appends)
         if not self._appends and (first := made.first()):
             return first  # written by a worker that was lost afterwards
         try:
-            with self._lock, global_state_kept(), watch, made as writer, noting_files() as notes:
+            with made as writer:
                 started, began_at, begun = time.process_time(), time.time(), time.perf_counter()
                 stage_clock.take()
                 reader = open_reused(reused, self._formats[0], self.source.features)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from datamat.formats.io import write_all
-from datamat.run.growing import SEAL_WAIT_S, GrowingShard, open_at
+from datamat.run.growing import SEAL_WAIT_S, open_at
 from datamat.run.receipts import (
     DamagedPartError,
     PartInfo,
@@ -20,7 +20,6 @@ from datamat.run.receipts import (
     part_path,
     replace_file,
     temporary_suffix,
-    write_receipt,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from datamat.features.base import Kind
     from datamat.formats import Block, Buffer, Record, ShardFormat
     from datamat.plan.plan import PartSpec
+    from datamat.run.growing import GrowingShard
     from datamat.run.receipts import Outcome
 
 
@@ -43,31 +43,29 @@ class PartWriter:
     """Writes the records of a part, each in every format. A context manager.
 
     Args:
-        work: the `.datamat` folder.
+        growing: the unfinished shard.
         spec: the part.
         formats: formats of the part.
         columns: kinds of the columns of the records.
-        run: mark of the run; "" for a part that belongs to none.
         appends: whether the part may be appended directly to the shard's files; never with an engine that may run a
             call twice at the same time.
     """
 
     def __init__(
         self,
-        work: pathlib.Path,
+        growing: GrowingShard,
         spec: PartSpec,
         formats: Sequence[ShardFormat],
         columns: Mapping[str, Kind],
-        run: str = "",
         *,
         appends: bool = False,
     ) -> None:
-        self._growing = GrowingShard(work, spec.shard, spec.fingerprint, formats, spec.num_parts, run)
+        self._growing = growing
         self._folder = self._growing.folder
         self._spec = spec
         self._formats = formats
         self._columns = columns
-        self._appends = appends and bool(run) and any(made.joins_parts for made in formats)
+        self._appends = appends and any(made.joins_parts for made in formats)
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> PartWriter:
@@ -148,7 +146,7 @@ class PartWriter:
             if not self._appends and (first := self.first()):
                 return first
             receipt = self._receipt(outcome, busy_s)
-            write_receipt(self._folder, receipt)
+            self._growing.write_receipt(receipt)
         sealed = self._join_others() if self._appends else None
         return dataclasses.replace(
             receipt,

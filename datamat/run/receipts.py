@@ -255,11 +255,8 @@ class Receipt:
         return cls(**{**value, **rows, "files": files, "statistics": tuple(value["statistics"])})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON value that is stored on disk."""
-        value = dataclasses.asdict(self)
-        for name in ("undeclared", "memos", "remarks", "sealed", "is_repeated", "trace"):  # they only concern this run
-            del value[name]
-        return value
+        """Return the JSON value that is stored on disk, with its files and rows as they are."""
+        return {name: getattr(self, name) for name in _STORED}
 
     def is_for(self, spec: PartSpec) -> bool:
         """Return True if the receipt is for a part of the present plan."""
@@ -269,6 +266,13 @@ class Receipt:
     def file_of(self, extension: str) -> PartInfo:
         """Return the file of one format, which must be among the formats of the receipt."""
         return next(file for file in self.files if file.extension == extension)
+
+
+_STORED = tuple(
+    field.name
+    for field in dataclasses.fields(Receipt)
+    if field.name not in {"undeclared", "memos", "remarks", "sealed", "is_repeated", "trace"}  # only for this run
+)
 
 
 def part_folder(work: pathlib.Path, shard: str) -> pathlib.Path:
@@ -309,7 +313,8 @@ def read_receipt(folder: pathlib.Path, number: int) -> Receipt | None:
 
 def write_receipt(folder: pathlib.Path, receipt: Receipt) -> None:
     """Write a receipt atomically; from then on its part counts."""
-    replace_file(receipt_path(folder, receipt.number), json.dumps(receipt.to_json()).encode())
+    text = json.dumps(receipt.to_json(), default=dataclasses.asdict)  # of files and rows
+    replace_file(receipt_path(folder, receipt.number), text.encode())
 
 
 def replace_file(path: pathlib.Path, data: bytes) -> None:

@@ -70,7 +70,7 @@ from datamat.run.wanted import NOTHING_WANTED, OtherBytesError
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import numpy as np
 
@@ -358,21 +358,25 @@ class Run:
     def _make(self) -> None:
         self._builders = {shard.name: self._builder(shard) for shard in self._planned.chosen}
         planned, waiting = {shard.name for shard in self._plan.shards}, run_folder(self._work)
-        for name, files in read_entries(waiting).items():
+        held = read_entries(waiting)
+        for name, files in held.items():
             if name not in planned:  # it waits for an obsolete plan, and takes up disk space
                 remove_waiting(waiting, files)
         if not self._is_repair:
-            self._take_over()
+            self._take_over(held)
         self._replaces = self._before is None and (self._has_others() or self._place.has_others)
         self._take_results(self._missing(list(self._builders.values())))
 
-    def _take_over(self) -> None:
-        """Reuse published shards for equal ones in the plan: they wait under their new names."""
+    def _take_over(self, held: Mapping[str, ShardFiles]) -> None:
+        """Reuse published shards for equal ones in the plan: they wait under their new names.
+
+        Args:
+            held: the shards that wait already.
+        """
         planned = {shard.name: shard for shard in self._planned.chosen}
-        waiting = read_entries(run_folder(self._work))
         for name, files in equal_shards(self._planned, self._listed).items():
             renamed = under_name(files, name, planned[name].split)
-            if waiting.get(name) == renamed:  # by an earlier run, which was killed
+            if held.get(name) == renamed:  # by an earlier run, which was killed
                 continue
             self._place.take_over(files, renamed)
 

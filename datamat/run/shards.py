@@ -36,7 +36,6 @@ from datamat.directory.keys import KeyDigest
 from datamat.directory.manifest import (
     MANIFEST_FILE,
     ShardInfo,
-    file_names,
     growing_path,
     read_entry,
     read_versions,
@@ -129,7 +128,7 @@ class ShardBuilder:
         self._waiting = run_folder(work)
         self._output = output
         self._listed = listed
-        self._names = file_names(spec.name, [made.extension for made in formats])
+        self._names = self._growing.names
         self._receipts: dict[int, Receipt] = {}
 
     def finished(self) -> ShardFiles | None:

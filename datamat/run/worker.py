@@ -178,12 +178,7 @@ class PartWorker:
             # object.
             made = SharedByParts(self.job, self.folder, self._run, opened, appends=self._is_own_pool)
             shared = self._shared.setdefault(os.getpid(), made)
-        until = time.monotonic() + 2 * LEAST_CALL_S
-        receipts = [shared.write_part(parts[0], lost, reused)]
-        for part in parts[1:]:
-            if time.monotonic() > until:  # leave the rest to other workers
-                break
-            receipts.append(shared.write_part(part, None, None))
+        receipts = shared.write_parts(parts, lost, reused, time.monotonic() + 2 * LEAST_CALL_S)
         if self._remark:
             receipts[0] = dataclasses.replace(receipts[0], remarks=(*receipts[0].remarks, self._remark))
         return receipts

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TableWriter"]
 
-OUTPUT_VERSION = 2
+OUTPUT_VERSION = 3
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
 
 
@@ -147,6 +147,11 @@ class TableWriter(DatasetWriter):
                 declared.
         """
         return Index(lambda: table_blocks(source, self._key, self._split, self._text, self._columns))
+
+    @property
+    def reads_cells(self) -> bool:
+        """Whether blocks hold cells as they are, thousands of which are read in the time that a part takes to begin."""
+        return self._declared is None and type(self) is TableWriter
 
     def read(self, row: IndexRow) -> Sample:
         return {name: self._cell(name, row) for name in self._names}

@@ -26,6 +26,7 @@ from small_shard import (
     make,
     make_spec,
     seal,
+    unfinished,
     write_part,
 )
 
@@ -389,6 +390,22 @@ def test_only_one_process_appends_at_a_time(place, formats, at, reference):
             receipt = write_part(place, formats, spec, number, run=run)
         joins = any(made.joins_parts for made in formats)
         assert any(file.start is not None for file in receipt.files) == (joins and number != at)
+        builder.add(receipt)
+
+    check_published(place, formats, builder, reference)
+
+
+def test_parts_of_a_call_follow_those_that_another_worker_joins_meanwhile(place, formats, reference):
+    """What a worker knows of its last part may be out of date: others join a part that lies apart."""
+    spec, builder = make_spec(), builder_of(place, formats)
+    run = begin_run(place / ".datamat")
+    call = unfinished(place, formats, spec, run)
+    builder.add(write_part(place, formats, spec, 1, run=run, growing=call))
+    builder.add(write_part(place, formats, spec, 0, run=run))
+
+    for number in range(2, 5):
+        receipt = write_part(place, formats, spec, number, run=run, growing=call)
+        assert any(file.start is not None for file in receipt.files) == any(made.joins_parts for made in formats)
         builder.add(receipt)
 
     check_published(place, formats, builder, reference)
