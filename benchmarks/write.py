@@ -37,11 +37,13 @@ are drawn twice, and the few of a second split, which come last, 200 times.
                    writes it without TensorFlow
     raw            one process: a plain loop over the rows, key and bytes written raw to one file
     block          datamat, everything on, `materialize(..., block=...)`
+    block-parquet  the same, as Parquet
     row            datamat, everything on, a call of the function for each row
     class          datamat, everything on, a class whose `index` yields rows, and `read` of each
     class-blocks   the same with an `index` that yields blocks of rows
     arrayrecord    one process, hand-made payloads, `ArrayRecordWriter` with one record per group
-    pyarrow        one process, one table, `pyarrow.parquet.write_table`
+    pyarrow        one process, one table, `pyarrow.parquet.write_table` with page checksums, flushed
+    pyarrow-pool   a pool of two processes, half of the rows each
     tf-pool        a pool of two processes, `tf.train.Example` and `tf.io.TFRecordWriter`
     tar-pool       a pool of two processes, `webdataset.TarWriter`
     litdata        `litdata.optimize` with two workers
@@ -711,7 +713,7 @@ def vectors_raw(num_rows: str, output: str) -> None:
             file.write(b"%08d" % number + values[number].tobytes() + bytes([int(labels[number])]))
 
 
-def vectors_datamat(num_rows: str, output: str, *, by_block: bool) -> None:
+def vectors_datamat(num_rows: str, output: str, *, by_block: bool, kind: str = "tfrecord") -> None:
     import numpy as np
 
     from datamat import Features, Scalar, Tensor, materialize
@@ -725,11 +727,16 @@ def vectors_datamat(num_rows: str, output: str, *, by_block: bool) -> None:
         return {"x": values[numbers], "label": labels[numbers]}
 
     features = Features({"x": Tensor((10,), "float32"), "label": Scalar("int64")})
-    materialize(one, np.arange(len(values)), output, features=features, block=many if by_block else None)
+    block = many if by_block else None
+    materialize(one, np.arange(len(values)), output, features=features, block=block, format=kind)
 
 
 def vectors_block(num_rows: str, output: str) -> None:
     vectors_datamat(num_rows, output, by_block=True)
+
+
+def vectors_block_parquet(num_rows: str, output: str) -> None:
+    vectors_datamat(num_rows, output, by_block=True, kind="parquet")
 
 
 def vectors_row(num_rows: str, output: str) -> None:
@@ -818,13 +825,24 @@ def vectors_arrayrecord(num_rows: str, output: str) -> None:
 
 
 def vectors_pyarrow(num_rows: str, output: str) -> None:
+    _write_vectors_by_pyarrow((os.path.join(output, "rows.parquet"), 0, *vectors(num_rows)))
+
+
+def _write_vectors_by_pyarrow(job) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    values, labels = vectors(num_rows)
+    path, start, values, labels = job
     rows = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), 10)
-    keys = pa.array([f"{number:08d}" for number in range(len(values))])
-    parquet.write_table(pa.table({"key": keys, "x": rows, "label": labels}), os.path.join(output, "rows.parquet"))
+    keys = pa.array([f"{number:08d}" for number in range(start, start + len(values))])
+    with open(path, "wb") as file:
+        parquet.write_table(pa.table({"key": keys, "x": rows, "label": labels}), file, write_page_checksum=True)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def vectors_pyarrow_pool(num_rows: str, output: str) -> None:
+    vectors_by_pool(_write_vectors_by_pyarrow, "parquet", num_rows, output, method="fork")
 
 
 def _write_vectors(job) -> None:
@@ -903,11 +921,13 @@ VECTORS = {
     "hand": vectors_hand,
     "raw": vectors_raw,
     "block": vectors_block,
+    "block-parquet": vectors_block_parquet,
     "row": vectors_row,
     "class": vectors_class,
     "class-blocks": vectors_class_blocks,
     "arrayrecord": vectors_arrayrecord,
     "pyarrow": vectors_pyarrow,
+    "pyarrow-pool": vectors_pyarrow_pool,
     "tf-pool": vectors_tf_pool,
     "tar-pool": vectors_tar_pool,
     "litdata": vectors_litdata,

@@ -1,8 +1,9 @@
 """Provides `frozen`, a frozen dataclass that is cheap to define.
 
 `dataclasses.dataclass(frozen=True)` compiles the source of six methods for each class, half a millisecond of the start
-of every program and worker, a third of the time of a short job. Here only `__init__` is compiled; the other methods are
-the same functions for all classes. Everything else is as in a dataclass: `fields`, `replace`, `asdict`, `match`.
+of every program and worker, a third of the time of a short job. Here only `__init__` is compiled, when the first object
+is made; the other methods are the same functions for all classes. Everything else is as in a dataclass: `fields`,
+`replace`, `asdict`, `match`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def frozen(*, slots: bool = True, eq: bool = True, kw_only: bool = False) -> Cal
         own = set(vars(cls))
         kind: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(cls)
         fields = dataclasses.fields(kind)
-        methods = {"__repr__": _repr, "__init__": _init_of(kind, fields)}
+        methods = {"__repr__": _repr, "__init__": _FirstInit(kind)}
         if eq:
             names = [field.name for field in fields if field.compare]
             kind.__compared__ = operator.attrgetter(*names, *names[:1]) if names else type  # at least two: a tuple
@@ -61,8 +62,21 @@ def frozen(*, slots: bool = True, eq: bool = True, kw_only: bool = False) -> Cal
     return made
 
 
-def _init_of(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Callable[..., None]:
+class _FirstInit:
+    """Stands for the `__init__` of a class until it is looked up: a job uses less than half of the classes."""
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+
+    def __get__(self, found: Any, owner: type) -> Any:
+        init = _init_of(self.cls)
+        self.cls.__init__ = init  # type: ignore[misc]
+        return init.__get__(found, owner)
+
+
+def _init_of(cls: type) -> Callable[..., None]:
     """Return the `__init__` of a class, which sets its fields and calls `__post_init__`."""
+    fields = dataclasses.fields(cls)
     module = cls.__module__  # which tracebacks go by
     outer: dict[str, Any] = {"_set": object.__setattr__, "_MISSING": _MISSING}  # what it closes over
     plain, named, body = ["self"], list[str](), list[str]()

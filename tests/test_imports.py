@@ -120,10 +120,13 @@ def test_caller_of_a_run_loads_no_pandas(tmp_path):
 
 NOT_OF_A_JOB = {
     "datamat.directory.describe",
+    "datamat.directory.verify",
     "datamat.parallel.engines",
     "datamat.readers.dataset",
     "datamat.readers.tf.pipeline",
+    "datamat.run.append",
     "datamat.run.estimate",
+    "datamat.run.merge",
     "datamat.run.replay",
     "datamat.run.status",
     "datamat.writers.sources",

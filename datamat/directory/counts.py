@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from datamat.values import frozen
+
 __all__ = ["Counts"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class Counts:
     """Numbers of rows, records and bytes, which are added together.
 

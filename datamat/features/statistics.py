@@ -336,16 +336,20 @@ def _exact_sums(numbers: np.ndarray) -> list[fractions.Fraction]:
     add and subtract a number 2**16 times as large rounds to multiples of 2**-52 of it (Rump, Ogita and Oishi, "Accurate
     floating-point summation", 2008). 2**16 numbers of 36 bits add up without rounding.
     """
-    totals = [fractions.Fraction(0)] * len(numbers)
+    pieces = [[0.0] * len(numbers)]
     while (most := np.abs(numbers).max(axis=1)).any():
         large = np.ldexp(1.5, np.frexp(most)[1] + 16)[:, None]
         upper = numbers + large - large
         numbers = numbers - upper
-        totals = [
-            total + fractions.Fraction(one) if one else total
-            for total, one in zip(totals, upper.sum(axis=1).tolist(), strict=True)
-        ]
-    return totals
+        pieces.append(upper.sum(axis=1).tolist())
+    return [_added(row) for row in zip(*pieces, strict=True)]
+
+
+def _added(numbers: Sequence[float]) -> fractions.Fraction:
+    """Return the exact sum of a few floats; their denominators are powers of 2, and `Fraction` adds slowly."""
+    ratios = [number.as_integer_ratio() for number in numbers]
+    common = max(denominator for _, denominator in ratios)
+    return fractions.Fraction(sum(number * (common // denominator) for number, denominator in ratios), common)
 
 
 def _plain(number: int | fractions.Fraction) -> int | fractions.Fraction:

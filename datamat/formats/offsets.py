@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from datamat.errors import CorruptDataError, OptionError
+from datamat.values import frozen
 
 __all__ = ["Offsets", "RecordSpan", "RecordSpans"]
 
@@ -30,7 +30,7 @@ class RecordSpans(Protocol):
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Offsets:
     """The place of each record in one file: the content of its `.idx` file.
 

@@ -853,7 +853,7 @@ def _drop_the_oldest(wanted: int) -> None:
     with contextlib.suppress(KeyError, RuntimeError):  # other threads do the same
         if len(_kept) <= least:
             return
-        left = sum(group.num_bytes for group in _kept.values())
+        left = sum(map(operator.attrgetter("num_bytes"), _kept.values()))  # hundreds, for each group read
         while len(_kept) > most or (len(_kept) > least and left > _MOST_KEPT_BYTES):
             left -= _kept.popitem(last=False)[1].num_bytes
 

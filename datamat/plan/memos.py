@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from datamat.directory.files import commit_json, read_json
+from datamat.directory.files import commit_json, read_json, render_json
 from datamat.fingerprint import Memo, content_of, is_filled, read_memos
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def digests_of_memos(
 def write_places(rows_folder: pathlib.Path, places: Iterable[Home]) -> None:
     """Write the places of memos beside the rows of a run, for its workers."""
     if places:
-        commit_json(rows_folder / _FILE, sorted(places))
+        (rows_folder / _FILE).write_bytes(render_json(sorted(places)))
 
 
 def read_places(rows_folder: pathlib.Path) -> list[Home]:

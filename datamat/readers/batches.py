@@ -77,6 +77,7 @@ __all__ = [
 
 
 _ROUNDS = 64
+_MOST_TABLED = 1 << 16  # places: a table of so many takes 10 ms, before the first batch
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK_RECORDS = 64  # for formats without groups: 13 MB of contiguous images of 200 KB
 
@@ -99,28 +100,71 @@ def permuted(places: NDArray[np.int64], size: int, *seeds: int) -> NDArray[np.in
         >>> permuted(np.arange(5), 5, 7).tolist()
         [4, 3, 2, 1, 0]
     """
-    name = ",".join(map(str, (size, *seeds)))
-    counter = np.arange(1, 2 * _ROUNDS + 1, dtype=np.uint64) * _GOLDEN
-    words = mix64(np.uint64(xxhash.xxh3_64_intdigest(name.encode())) ^ mix64(counter))
+    if size <= _MOST_TABLED:
+        return _table(size, *seeds)[places].astype(np.int64)
     found = places.astype(np.int64)
     # Reusing memory in each round takes a third of the time of an expression for each of these lines.
     partner, swaps = np.empty_like(found), np.empty(len(found), np.bool_)
     bits, shifted = np.empty((2, len(found)), np.uint64)
     signed = bits.view(np.int64)
-    for key, salt in zip((words[:_ROUNDS] % np.uint64(size)).astype(np.int64), words[_ROUNDS:], strict=True):
+    for key, salt in _rounds(size, *seeds):
         np.subtract(key, found, out=partner)
         np.right_shift(partner, 63, out=signed)  # all ones if it is negative
         np.bitwise_and(signed, size, out=signed)
         np.add(partner, signed, out=partner)
         np.maximum(found, partner, out=signed)
-        # `mix64` without its last line, which would not change the highest bit: that bit decides.
         np.bitwise_xor(bits, salt, out=bits)
-        for shift, factor in MIX64_STEPS:
-            np.right_shift(bits, shift, out=shifted)
-            np.bitwise_xor(bits, shifted, out=bits)
-            np.multiply(bits, factor, out=bits)
+        _mix(bits, shifted)
         np.less(signed, 0, out=swaps)
         np.copyto(found, partner, where=swaps)
+    return found
+
+
+def _rounds(size: int, *seeds: int) -> Iterator[tuple[int, np.uint64]]:
+    """Yield for each round the sum of two partners, modulo `size`, and the salt of the bit that decides for them."""
+    name = ",".join(map(str, (size, *seeds)))
+    counter = np.arange(1, 2 * _ROUNDS + 1, dtype=np.uint64) * _GOLDEN
+    words = mix64(np.uint64(xxhash.xxh3_64_intdigest(name.encode())) ^ mix64(counter))
+    return zip((words[:_ROUNDS] % np.uint64(size)).tolist(), words[_ROUNDS:], strict=True)
+
+
+def _mix(bits: NDArray[np.uint64], shifted: NDArray[np.uint64]) -> None:
+    """Apply `mix64` in place, without its last line, which would not change the highest bit: that bit decides."""
+    for shift, factor in MIX64_STEPS:
+        np.right_shift(bits, shift, out=shifted)
+        np.bitwise_xor(bits, shifted, out=bits)
+        np.multiply(bits, factor, out=bits)
+
+
+@functools.lru_cache(maxsize=16)
+def _table(size: int, *seeds: int) -> NDArray[np.int32]:
+    """Return the whole permutation of `permuted`, in a third to a quarter of its time.
+
+    All partners of a round are in two runs of places, of which the first is the last's, the second the last but one's:
+    each bit is hashed once, and neighbours are exchanged with neighbours.
+    """
+    places = np.arange(size)
+    numbers, items = places.view(np.uint64), places.copy()
+    bits, shifted = np.empty((2, size // 2), np.uint64)
+    for key, salt in _rounds(size, *seeds):
+        end = key + 1
+        near, far = end // 2, (size - end) // 2  # pairs in each of the runs
+        upper, rest = bits[: near + far], shifted[: near + far]
+        np.bitwise_xor(numbers[end - near : end], salt, out=upper[:near])
+        np.bitwise_xor(numbers[size - far :], salt, out=upper[near:])
+        _mix(upper, rest)
+        swaps, changes = upper.view(np.int64), rest.view(np.int64)
+        np.right_shift(swaps, 63, out=swaps)  # all ones if the two swap
+        for low, high, pairs in (
+            (items[:near][::-1], items[end - near : end], slice(near)),
+            (items[end : end + far][::-1], items[size - far :], slice(near, None)),
+        ):
+            np.bitwise_xor(low, high, out=changes[pairs])
+            np.bitwise_and(changes[pairs], swaps[pairs], out=changes[pairs])
+            np.bitwise_xor(low, changes[pairs], out=low)
+            np.bitwise_xor(high, changes[pairs], out=high)
+    found = np.empty(size, np.int32)
+    found[items] = places
     return found
 
 

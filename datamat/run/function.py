@@ -204,6 +204,9 @@ class _Search:
         """Include the state of the user's modules, as the run does."""
         return {**self.__dict__, "state": ModuleState.of(self._pipeline, is_own_pool=self.is_own_pool)}
 
+    def _datamat_changing(self) -> None:
+        """Return nothing to compare between calls: the search is the same for all."""
+
     @property
     def _pipeline(self) -> Pipeline:
         return Pipeline(self.writer, Augmenter(Features({})), self.seed)

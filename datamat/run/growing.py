@@ -347,7 +347,7 @@ class GrowingShard:
             os.fsync(file.fileno())
             head, tail = ends_of(file, sum(part.num_bytes for part in parts), len(trailer))
         offsets, num_bytes = xxhash.xxh3_128(), 0
-        with commit(self.index_files[made.extension]) as index:
+        with commit(self.index_files[made.extension], flushes_name=False) as index:  # the entry's is flushed later
             for text in lines:
                 index.write(text)
                 offsets.update(text)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from datamat.directory.files import commit, publish
+from datamat.directory.files import commit, fsync_folder, publish
 from datamat.directory.index_files import DIGEST, KIND, SIZE, column_of_field
 from datamat.directory.keys import packed_hashes
 from datamat.directory.manifest import IndexInfo, index_file, keys_file
@@ -82,7 +82,8 @@ def write_index_files(
     """
     known = {info.name: info for info in wanted}
     by_name = {info.name: info for info in infos}
-    written = []
+    written: list[IndexInfo] = []
+    folders: set[pathlib.Path] = set()
     for split, shards in groupby(plan.shards, key=lambda shard: shard.split):
         specs = [(shard, by_name[shard.name]) for shard in shards]
         files: dict[str, Callable[[BinaryIO], None]] = {
@@ -105,8 +106,11 @@ def write_index_files(
                 )
             path = place(info) / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            publish(made, path)
+            publish(made, path, flushes_name=False)
+            folders.add(path.parent)
             written.append(info)
+    for folder in folders:
+        fsync_folder(folder)
     return tuple(written)
 
 

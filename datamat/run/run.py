@@ -24,6 +24,7 @@ from datamat.directory.files import (
     check_lock,
     disk_errors_explained,
     empty_folder,
+    fsync_folder,
     locked,
     refuse_links,
 )
@@ -612,8 +613,9 @@ class Run:
         going = sorted(visible - (manifest.file_names - waiting))
         if going or waiting:
             self._place.withdraw_sidecars(self._before, self._logger)
+            fsync_folder(self._output)
         else:
-            self._write_sidecars(manifest)
+            self._write_sidecars(manifest)  # which flushes the folder, with the names of the shards
         self._place.publish(manifest, waiting, going)
         if going or waiting:
             self._write_sidecars(manifest)

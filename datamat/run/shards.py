@@ -281,6 +281,7 @@ class ShardBuilder:
         entry = self._entry(waits=waits)
         if waits:
             self._waiting.mkdir(exist_ok=True)
+            fsync_folder(self._entries)  # with the names of the files; otherwise that of the entry is flushed there
         else:
             self._drop_other_formats(files)
         write_entry(entry.parent, files, functools.partial(growing_path, self._entries))
@@ -320,11 +321,15 @@ class ShardBuilder:
         shutil.rmtree(self._growing.folder, ignore_errors=True)
 
     def _name(self, info: ShardInfo, folder: pathlib.Path) -> None:
-        """Name a file and its offsets in a folder, the offsets first."""
+        """Name a file and its offsets in a folder, the offsets first.
+
+        The names in the output are flushed before the manifest: until then, a file that lost its name in a power cut
+        gets it again by its entry.
+        """
         index = self._growing.index_files[info.extension]
         if index.exists():
             publish(index, folder / info.index_file, flushes_name=False)
-        publish(self._growing.files[info.extension], folder / info.file)
+        publish(self._growing.files[info.extension], folder / info.file, flushes_name=folder == self._waiting)
 
     def inputs(self) -> np.ndarray:
         """Return `INPUT` (rows, file fields): the content of the input files when the shard was made."""

@@ -33,7 +33,6 @@ from datamat.plan.changes import (
     write_snapshot,
 )
 from datamat.plan.inputs import InputFiles
-from datamat.run.append import append
 from datamat.run.existing import judge_existing, refuse_other_dataset
 from datamat.run.limits import interrupted, signals_raised
 from datamat.run.outputs import slices_folder
@@ -93,7 +92,8 @@ def start(
                 run = functools.partial(run_job, mode=mode, wanted=wanted)
             else:
                 run = functools.partial(_run_task, task=TaskNumber(how.task_index, how.num_tasks, lease_s))
-            through = through or (append if how.existing == "append" else None)
+            if through is None and how.existing == "append":
+                from datamat.run.append import append as through
             return run(job) if through is None else through(job, run)
         except SampleError as error:
             fold(error)

@@ -104,8 +104,10 @@ class PartWorker:
         return {**self.__dict__, "_has_travelled": True, "_shared": {}}
 
     def _datamat_changing(self) -> None:
-        """Return nothing to compare between calls: the job and the state of modules are fixed at the first call."""
-        self.__getstate__()
+        """Return nothing to compare between calls: the job is fixed, and the state of modules once it is pickled.
+
+        Forked workers, to which it does not travel, never need that state.
+        """
 
     def settle(self) -> None:
         """In a worker, set libraries and the user's modules to their state in the caller.

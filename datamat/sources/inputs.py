@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from datamat.directory.files import commit_json, read_json
+from datamat.directory.files import read_json, render_json
 from datamat.directory.row_values import FILES, files_of_text, looks_like_path
 from datamat.errors import SourceError, join_problems
 from datamat.folders.urls import is_url
@@ -76,7 +76,7 @@ class InputFinder:
         identities.flush()
         fields = [dataclasses.replace(field, holds_file=field.name in is_strict) for field in fields]
         head = store.folder / "rows.json"
-        commit_json(head, read_json(head) | {"fields": [*map(dataclasses.asdict, fields)]})
+        head.write_bytes(render_json(read_json(head) | {"fields": [*map(dataclasses.asdict, fields)]}))
 
     def _fields_with_files(self, fields: Sequence[RowField]) -> dict[str, bool]:
         """Return the fields that hold files, and whether every value that is not blank must be one."""

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import xxhash
 
-from datamat.directory.files import commit_json
+from datamat.directory.files import render_json
 from datamat.directory.keys import SPLIT_NAME, bad_key, safe_keys
 from datamat.directory.row_values import FILES, decode_value, encode_value, looks_like_path
 from datamat.errors import SourceError, join_problems
@@ -196,7 +196,7 @@ class _RowWriter:
             "fields": [dataclasses.asdict(field) for field in fields],
             "origins": self._origins,
         }
-        commit_json(self._folder / "rows.json", head)
+        (self._folder / "rows.json").write_bytes(render_json(head))
         return fields
 
     def _append_further(self, block: RowBlock, digests: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datamat import OptionError
+from datamat.readers import batches
 from datamat.readers.batches import Order, Schedule, permuted
 
 SIZES = (130, 0, 70, 1, 64)
@@ -22,6 +23,17 @@ counts = st.integers(1, 9)
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**63))
 def test_permutation_has_every_place_once(size, seed):
     assert sorted(permuted(np.arange(size), size, seed)) == list(range(size))
+
+
+@given(size=st.integers(1, 3000), seed=st.integers(0, 2**63))
+def test_permutation_from_a_table_is_that_of_single_places(size, seed):
+    """Small permutations are tabled, large ones computed place by place."""
+    places = np.arange(size)[::3]
+    tabled = permuted(places, size, seed)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "_MOST_TABLED", 0)
+        assert np.array_equal(permuted(places, size, seed), tabled)
 
 
 def test_permutations_are_those_of_the_first_version():
