@@ -883,8 +883,11 @@ def _scalar_of(feature: Feature, value: Any, dtype: np.dtype[Any]) -> np.ndarray
     if not isinstance(value, fits) or (isinstance(value, bool) and dtype.kind != "b"):
         raise mismatch(feature, f"{value!r} ({type(value).__name__})", "cast it in read")
     try:
-        with np.errstate(over="ignore"):
+        if dtype.kind in "biu" or dtype.char == "d":  # nothing overflows to infinity
             found = np.asarray(value, dtype)
+        else:
+            with np.errstate(over="ignore"):
+                found = np.asarray(value, dtype)
     except OverflowError as error:
         raise mismatch(feature, f"{value!r}, which does not fit", "declare a wider dtype") from error
     if _is_changed(value, found):
@@ -896,7 +899,7 @@ def _is_changed(value: Any, found: np.ndarray) -> bool:
     """Return True if conversion changed a number; only rounding of floats is permitted."""
     if isinstance(value, int):
         return bool(found.item() != value)
-    return bool(np.isfinite(value) and not np.isfinite(found))
+    return bool(not np.isfinite(found) and np.isfinite(value))
 
 
 def _without_items(value: Any, shape: Shape, dtype: str) -> Any:

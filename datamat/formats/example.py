@@ -461,21 +461,20 @@ def _span(data: Buffer, position: int, tag: int, stop: int) -> tuple[int, int]:
     return begin, begin + size
 
 
-def _canonical_bytes(data: Buffer, begin: int, end: int) -> list[bytes]:
-    values = []
-    while begin < end:
-        start, begin = _span(data, begin, 0x0A, end)
-        values.append(bytes(data[start:begin]))
-    return values
-
-
-def _canonical_floats(data: Buffer, begin: int, end: int) -> NDArray[np.float32]:
+def _canonical_list(kind: Kind, data: Buffer, begin: int, end: int) -> Column:
+    """Return the values of a list: those of any number of fields of bytes, or of at most one of packed numbers."""
+    if kind == "bytes":
+        values = []
+        while begin < end:
+            start, begin = _span(data, begin, 0x0A, end)
+            values.append(bytes(data[start:begin]))
+        return values
     if begin == end:
-        return np.empty(0, np.float32)
+        return np.empty(0, DTYPE_OF_KIND[kind])
     start, stop = _span(data, begin, 0x0A, end)
     if stop != end:
         raise _NotCanonicalError
-    return _floats(data, start, stop)
+    return _CANONICAL_FIELD[kind](data, start, stop)
 
 
 def _floats(data: Buffer, start: int, stop: int) -> NDArray[np.float32]:
@@ -484,24 +483,13 @@ def _floats(data: Buffer, start: int, stop: int) -> NDArray[np.float32]:
     return np.frombuffer(data, DTYPE_OF_KIND["float32"], (stop - start) // 4, start).astype(np.float32)
 
 
-def _canonical_ints(data: Buffer, begin: int, end: int) -> NDArray[np.int64]:
-    if begin == end:
-        return np.empty(0, np.int64)
-    start, stop = _span(data, begin, 0x0A, end)
-    if stop != end:
-        raise _NotCanonicalError
-    return unpack_varints(data, start, stop)
-
-
-_CANONICAL_LIST: dict[Kind, Callable[[Buffer, int, int], Column]] = {
-    "bytes": _canonical_bytes,
-    "float32": _canonical_floats,
-    "int64": _canonical_ints,
-}
 _CANONICAL_FIELD: dict[Kind, Callable[[Buffer, int, int], Column]] = {
     "bytes": lambda data, start, stop: [bytes(data[start:stop])],
     "float32": _floats,
     "int64": unpack_varints,
+}
+_CANONICAL_LIST: dict[Kind, Callable[[Buffer, int, int], Column]] = {
+    kind: functools.partial(_canonical_list, kind) for kind in _CANONICAL_FIELD
 }
 
 
@@ -992,7 +980,9 @@ def _block_column(
         return [data[one:other] for one, other in zip(start.tolist(), stop.tolist(), strict=True)]
     if kind == "bytes_list":
         # A loop is as fast as a cursor here: each value is a separate object.
-        rows = [_canonical_bytes(data, one, other) for one, other in zip(begin.tolist(), end.tolist(), strict=True)]
+        rows = [
+            _canonical_list("bytes", data, one, other) for one, other in zip(begin.tolist(), end.tolist(), strict=True)
+        ]
         values = bytes_array([value for row in rows for value in row])
         return RaggedColumn(values, np.fromiter(map(len, rows), np.int64, len(rows)))
     filled = begin < end  # an empty list has no packed field
