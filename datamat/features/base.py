@@ -833,8 +833,11 @@ def array_of(feature: Feature, value: Any) -> np.ndarray:
 def check_array(
     feature: Feature, dtype: Any, shape: tuple[int, ...], wanted: Shape, wanted_dtype: np.dtype[Any]
 ) -> None:
-    same_dtype = np.dtype(dtype).newbyteorder("=") == wanted_dtype  # both byte orders hold the same numbers
-    same_shape = len(shape) == len(wanted) and all(w in (None, s) for s, w in zip(shape, wanted, strict=True))
+    # Both byte orders hold the same numbers.
+    same_dtype = dtype == wanted_dtype or np.dtype(dtype).newbyteorder("=") == wanted_dtype
+    same_shape = shape == wanted or (
+        len(shape) == len(wanted) and all(w in (None, s) for s, w in zip(shape, wanted, strict=True))
+    )
     if same_dtype and same_shape:
         return
     found = f"{np.dtype(dtype).name} {shape_text(shape)}"

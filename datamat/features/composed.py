@@ -39,24 +39,8 @@ class Composed(Feature):
         group: the kind of `Group` that a dict of fields forms in this type.
     """
 
-    __slots__ = ("_layout",)  # neither compared nor pickled
-
     group: ClassVar[Literal["list", "optional"]]
     feature: Any
-    _layout: Any
-
-    @property
-    def layout(self) -> Any:
-        """Result of `_laid_out`, cached since computing it takes longer than encoding a value."""
-        try:
-            return self._layout
-        except AttributeError:
-            object.__setattr__(self, "_layout", self._laid_out())
-            return self._layout
-
-    @abc.abstractmethod
-    def _laid_out(self) -> Any:
-        """Return the storage layout of a field's columns."""
 
     @property
     @abc.abstractmethod

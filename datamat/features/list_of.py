@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -103,8 +104,7 @@ class ListOf(Composed):
     @property
     def packed(self) -> Mapping[str, Packed]:
         """The layout of each column of the items; empty if they are one array."""
-        found: _ListLayout = self.layout
-        return found.columns
+        return self.layout.columns
 
     @property
     def type(self) -> ArrowType | dict[str, ArrowType]:
@@ -154,7 +154,7 @@ class ListOf(Composed):
             raise
 
     def _encoded_block(self, values: Any, rows: Any) -> Any:
-        layout: _ListLayout = self.layout
+        layout = self.layout
         columns: dict[str, Any] = {}
         if layout.has_gaps:
             present = [np.array([item is not None for item in row], np.int64) for row in rows]
@@ -175,7 +175,7 @@ class ListOf(Composed):
         return whole(columns)
 
     def decode_into(self, stored: Any, out: np.ndarray | None, *, are_intact: bool = False) -> Any:
-        layout: _ListLayout = self.layout
+        layout = self.layout
         if layout.array and not layout.has_gaps:
             return layout.array.decode_into(stored, out, are_intact=are_intact)
         if layout.array:
@@ -188,7 +188,7 @@ class ListOf(Composed):
         return _spread(found, stored["/present"]) if layout.has_gaps else found
 
     def decode_many(self, stored: Any) -> np.ndarray | list[Any] | None:
-        layout: _ListLayout = self.layout
+        layout = self.layout
         if layout.array:
             rows: Any = layout.array.decode_many(layout.of_array(stored))
         else:
@@ -200,7 +200,7 @@ class ListOf(Composed):
         return list(map(_spread, rows, stored["/present"].rows())) if layout.has_gaps else rows
 
     def encoded_value(self, stored: Any) -> Any:
-        layout: _ListLayout = self.layout
+        layout = self.layout
         if layout.array:
             found = layout.array.encoded_value(layout.of_array(stored))
         else:
@@ -213,7 +213,7 @@ class ListOf(Composed):
         return [None if item is None and self.has_gaps else self.item.prepare(item) for item in value]
 
     def observe(self, stored: Any) -> FieldStatistics:
-        layout: _ListLayout = self.layout
+        layout = self.layout
         lengths = [f"{part}/lengths" for part, how in layout.columns.items() if how.has_lengths]
         if layout.array:
             found = layout.array.observe(layout.of_array(stored))
@@ -236,6 +236,19 @@ class ListOf(Composed):
             merged(found, {} if item is None else self.item.observe_value(item))
         return found
 
+    def num_items(self, stored: Any) -> int | list[int]:
+        """Return the number of items of one record, or of each in a block, from `encode` or `encode_many`."""
+        part, unit, is_bytes = self.layout.counted
+        column = by_part(stored)[part]
+        if isinstance(column, RaggedColumn):
+            found: list[int] = (column.lengths // unit).tolist()
+            return found
+        if isinstance(column, np.ndarray) and column.ndim > 1:
+            return [column.shape[1] // unit] * len(column)
+        if is_bytes and not isinstance(column, bytes):
+            return [len(value) // unit for value in column]
+        return len(column) // unit
+
     def declared(self) -> str:
         return f"list of {alone(self.feature, 'ListOf').declared()}"
 
@@ -255,14 +268,22 @@ class ListOf(Composed):
                 return _of_item(self, number, item, found)
         return declared_as(self, self.stored, error)
 
-    def _laid_out(self) -> _ListLayout:
+    @functools.cached_property
+    def layout(self) -> _ListLayout:
+        """The storage layout of the columns."""
         item, array = self.item, self.array
         dtype, shape = item.value_type()
         sizes = [0, *(size for size in shape if size is not None)]
         is_one = array is None and holds_numbers(dtype) and None not in shape
         nothing = np.empty(sizes, dtype_of(dtype)) if is_one else None
         columns = {} if array else _packed_columns(item)
-        return _ListLayout(item, array, self.has_gaps, item.decodes_many(), nothing, columns)
+        counted = "/present" if self.has_gaps else "/lengths", 1, False
+        if not self.has_gaps and not (columns and columns[""].has_lengths):
+            kind = array.columns("")[""].kind if array else columns[""].kind
+            width = 1 if kind == "bytes_list" else math.prod(size for size in shape if size)
+            is_bytes = kind == "bytes"
+            counted = "", width * (dtype_of(dtype).itemsize if is_bytes else 1), is_bytes
+        return _ListLayout(item, array, self.has_gaps, item.decodes_many(), nothing, columns, counted)
 
 
 class _ListLayout(NamedTuple):
@@ -275,6 +296,7 @@ class _ListLayout(NamedTuple):
         decodes_many: whether many items are decoded at once.
         nothing: the array of no items if decoded values are one array; else None.
         columns: the layout of each column of the items, if they are not one array.
+        counted: the column that counts the items, its values per item, or bytes, and whether it is one of bytes.
     """
 
     item: Feature
@@ -283,6 +305,7 @@ class _ListLayout(NamedTuple):
     decodes_many: bool
     nothing: np.ndarray | None
     columns: Mapping[str, Packed]
+    counted: tuple[str, int, bool]
 
     def of_array(self, stored: Any) -> Any:
         """Return the stored array, without the separate column that marks present items."""

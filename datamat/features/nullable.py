@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -142,7 +143,7 @@ class Nullable(Composed):
         return self.stored.value_type()
 
     def encode(self, value: Any) -> Any:
-        columns: Mapping[str, Maybe] = self.layout.columns
+        columns = self.layout.columns
         if value is None:
             return whole({part: how.nothing() for part, how in columns.items()})
         try:
@@ -193,7 +194,9 @@ class Nullable(Composed):
     def declared(self) -> str:
         return f"{self.feature.declared()}, or None"
 
-    def _laid_out(self) -> _Layout:
+    @functools.cached_property
+    def layout(self) -> _Layout:
+        """The storage layout of the columns."""
         own = {part: Maybe.of_type(one) for part, one in self.stored.columns("").items()}
         if all(one.of != "bytes_list" for one in own.values()):
             return _Layout(own, own)
@@ -229,8 +232,8 @@ class _Layout(NamedTuple):
         own: columns of its feature, without the mark of present values.
     """
 
-    columns: Mapping[str, Maybe]
-    own: Mapping[str, Maybe]
+    columns: dict[str, Maybe]
+    own: dict[str, Maybe]
 
 
 built_in(Nullable)

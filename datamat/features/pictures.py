@@ -53,8 +53,6 @@ _MOST_IDS = {"uint8": 256, "uint16": 65536}
 class PictureFile(Feature, Geometry, Preview):
     """Common code of all pictures: one file each, decoded in Python."""
 
-    __slots__ = ()
-
     dtype: str
     shape: Shape
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
@@ -19,7 +18,6 @@ from datamat.features.base import (
     RaggedColumn,
     as_array,
     by_column,
-    dtype_of,
     holds_numbers,
     is_block_of_kind,
     is_of_kind,
@@ -166,7 +164,8 @@ class Features(Mapping[str, Feature]):
             SchemaError: a field is missing or unknown, or does not match its declaration.
             InputError: the bytes of an image do not decode.
         """
-        sample = self.nesting.split(sample, strict=True)
+        if self.nesting:
+            sample = self.nesting.split(sample, strict=True)
         if sample.keys() != self._fields.keys():
             raise self._wrong_fields(sample)
         columns: dict[str, Column] = {}
@@ -421,8 +420,12 @@ class Features(Mapping[str, Feature]):
         for path, group in self.nesting.items():
             if group.kind != "list":
                 continue
-            leaves = [name for name in self._fields if name.startswith(f"{path}/")]
-            counts = {name: _num_items(self._fields[name], name, columns) for name in leaves}
+            leaves = {name: feature for name, feature in self._fields.items() if name.startswith(f"{path}/")}
+            counts = {
+                name: feature.num_items(self.stored(name, columns))
+                for name, feature in leaves.items()
+                if isinstance(feature, ListOf)
+            }
             if len({str(count) for count in counts.values()}) > 1:
                 found = ", ".join(f"{name}: {count}" for name, count in counts.items())
                 raise SchemaError(
@@ -558,18 +561,3 @@ def _open_sizes(feature: Feature) -> dict[int, str]:
         return {place: f"size[{place}]" for place in places}
     name = {Tensor: "length", ClassLabel: "length", Tokens: "tokens"}.get(type(stored))
     return dict.fromkeys(places, name) if name else {}
-
-
-def _num_items(feature: Feature, name: str, columns: Mapping[str, Any]) -> Any:
-    """Return the number of items in the lists of a field, for one record or each in a block."""
-    types = feature.columns(name)
-    mark = next((mark for mark in (f"{name}/present", f"{name}/lengths") if mark in types), name)
-    stored, column = types[mark], columns[mark]
-    size = 1 if stored.kind == "bytes_list" else stored.width
-    if isinstance(column, RaggedColumn):
-        return (column.lengths // size).tolist()
-    if stored.kind != "bytes":
-        return len(column) // size
-    dtype, shape = feature.value_type()
-    size = dtype_of(dtype).itemsize * math.prod(one for one in shape if one)
-    return len(column) // size if isinstance(column, bytes) else [len(value) // size for value in column]

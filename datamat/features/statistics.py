@@ -4,14 +4,14 @@
     driver   parts of a shard, added ──────────────────────────────────> the same lines in the shard's entry
     reader   shards of a split, added ── summarized ───────────────────> means, deviations, counts by class name
 
-Sums are exact: integers, or fractions for floats. So the lines are the same, byte for byte, however records were
-divided into parts, whichever worker made them, and whether a run was killed and resumed. Rounded sums would differ: the
-number of records of a part that are observed together depends on what its process has done before.
+Sums are exact: integers, in a unit of which every float64 is a multiple. So the lines are the same, byte for byte,
+however records were divided into parts, whichever worker made them, and whether a run was killed and resumed. Rounded
+sums would differ: the number of records of a part that are observed together depends on what its process has done
+before, and a conversion or another number of shards adds the same records in other groups.
 """
 
 from __future__ import annotations
 
-import fractions
 import math
 import re
 import urllib.parse
@@ -35,17 +35,20 @@ __all__ = [
     "summarized_in_words",
 ]
 
+_UNIT_BITS = 1074
+"""Every finite float64 is a multiple of 2**-1074."""
 _SMALL = 1 << 31
 """Integers below this have squares within int64."""
 _LARGEST = 1e150
 """Floats above have no finite square; they count as not finite."""
-_MOST_ADDED = 1 << 16
+_MANY_IDS = 1 << 16
+_MOST_ADDED = 1 << 14  # numbers at once: they stay in cache, which makes sums of floats twice as fast
 _LEAST_RUN = 8
 """Mean length of runs of one class id above which runs are counted instead of pixels."""
 _MOST_IN_WORDS = 4
 _MOST_IDS = 1024
 """Maximum number of different class ids to count; more would fill manifests of many shards."""
-_SUM = re.compile(r"-?[0-9]{1,2000}(/[0-9]{1,2000})?")
+_SUM = re.compile(r"(-?[0-9]{1,2000})(?:/([0-9]{1,324}))?")
 _MOST_BIN = 1100
 
 
@@ -77,7 +80,7 @@ class Counts:
     def of(cls, ids: np.ndarray) -> Counts:
         """Return the counts of ids: non-negative integers of any shape."""
         flat = ids.reshape(-1)
-        if flat.size > _MOST_ADDED:
+        if flat.size > _MANY_IDS:
             ends = np.flatnonzero(flat[1:] != flat[:-1])
             if len(ends) < len(flat) // _LEAST_RUN:  # as in masks: a quarter of the time
                 ends = np.append(ends, len(flat) - 1)
@@ -85,7 +88,7 @@ class Counts:
             if flat.dtype == np.uint8 and not flat.size % 2 and flat.flags.c_contiguous:
                 both = np.bincount(flat.view(np.uint16), minlength=1 << 16).reshape(256, 256)
                 return cls._of_counted(both.sum(axis=0) + both.sum(axis=1))
-        if len(flat) > 16 and int(flat.max()) < max(4 * len(flat), _MOST_ADDED):
+        if len(flat) > 16 and int(flat.max()) < max(4 * len(flat), _MANY_IDS):
             return cls._of_counted(np.bincount(flat))
         values, times = np.unique(flat, return_counts=True)
         return cls(dict(zip(values.tolist(), times.tolist(), strict=True)))
@@ -149,8 +152,8 @@ class Numbers:
     Attributes:
         count: number of finite numbers.
         least, most: the smallest and the largest; 0 if there are none.
-        total: their sum: int, or `Fraction` for floats.
-        squares: the sum of their squares; those of floats are rounded to float64 one by one.
+        total: their sum, in units of 2**-1074.
+        squares: the sum of their squares, in the same units; those of floats are rounded to float64 one by one.
         bins: number in each bin: 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, ...; empty unless requested.
         num_others: number that are NaN, infinite, or beyond 1e150.
 
@@ -166,8 +169,7 @@ class Numbers:
         self.count = self.num_others = 0
         self.least: int | float = 0
         self.most: int | float = 0
-        self.total: int | fractions.Fraction = 0
-        self.squares: int | fractions.Fraction = 0
+        self.total = self.squares = 0
         self.bins: dict[int, int] = {}
 
     @classmethod
@@ -205,14 +207,14 @@ class Numbers:
         width = rows.shape[1]
         if not 0 < width <= _MOST_ADDED:
             return [cls.of(row) for row in rows]
-        if len(rows) > (step := max(_MOST_ADDED // width, 1)):  # more would fit into no cache
+        if len(rows) > (step := max(_MOST_ADDED // width, 1)):
             return [one for start in range(0, len(rows), step) for one in cls.of_rows(rows[start : start + step])]
         if rows.dtype.kind in "iub":
             if int(rows.min()) <= -_SMALL or int(rows.max()) >= _SMALL:
                 return [cls.of(row) for row in rows]
             numbers = rows.astype(np.int64)
-            totals: Sequence[Any] = numbers.sum(axis=1).tolist()
-            squares: Sequence[Any] = _exact_int_sums(numbers * numbers)
+            totals = [one << _UNIT_BITS for one in numbers.sum(axis=1).tolist()]
+            squares = _exact_int_sums(numbers * numbers)
         else:
             numbers = rows.astype(np.float64)
             if not (np.abs(numbers) <= _LARGEST).all():  # False for NaN
@@ -227,19 +229,19 @@ class Numbers:
         return made
 
     def _add_sums(self, flat: np.ndarray) -> None:
-        """Add up to 65,536 numbers; the contribution of each is independent of the others."""
+        """Add up to 16,384 numbers; the contribution of each is independent of the others."""
         if flat.dtype.kind == "f":
             (total,), (squares,) = _exact_sums(flat[None]), _exact_sums((flat * flat)[None])
             self.total += total
             self.squares += squares
         elif self.least > -_SMALL and self.most < _SMALL:
             numbers = flat.astype(np.int64, copy=False)
-            self.total += int(numbers.sum())
+            self.total += int(numbers.sum()) << _UNIT_BITS
             self.squares += _exact_int_sums((numbers * numbers)[None])[0]
         else:
             numbers = flat.tolist()
-            self.total += sum(numbers)
-            self.squares += sum(one * one for one in numbers)
+            self.total += sum(numbers) << _UNIT_BITS
+            self.squares += sum(one * one for one in numbers) << _UNIT_BITS
 
     def add(self, other: Numbers) -> None:
         """Add the statistics of other numbers."""
@@ -271,7 +273,7 @@ class Numbers:
 
     def to_text(self) -> str:
         """Return it as words: count, minimum, maximum, sum, sum of squares, bins, and count of non-finite numbers."""
-        sums = f"{self.count} {self.least!r} {self.most!r} {_plain(self.total)} {_plain(self.squares)}"
+        sums = f"{self.count} {self.least!r} {self.most!r} {_sum_to_text(self.total)} {_sum_to_text(self.squares)}"
         return f"{sums} {_pairs_to_text(dict(sorted(self.bins.items())))} {self.num_others}"
 
     @classmethod
@@ -281,9 +283,7 @@ class Numbers:
         found = cls()
         found.count, found.num_others = int(count), int(others)
         found.least, found.most = _number(least), _number(most)
-        if not (_SUM.fullmatch(total) and _SUM.fullmatch(squares)):  # others may exhaust the memory
-            raise ValueError("no sum")
-        found.total, found.squares = _plain(fractions.Fraction(total)), _plain(fractions.Fraction(squares))
+        found.total, found.squares = _sum_from_text(total), _sum_from_text(squares)
         found.bins = _pairs_from_text(bins)
         if any(not 0 <= place <= _MOST_BIN for place in found.bins):
             raise ValueError("no bin")
@@ -292,7 +292,7 @@ class Numbers:
     @property
     def mean(self) -> float:
         """Their mean; NaN if there are none."""
-        return float(fractions.Fraction(self.total) / self.count) if self.count else math.nan
+        return self.total / (self.count << _UNIT_BITS) if self.count else math.nan
 
     @property
     def std(self) -> float:
@@ -301,8 +301,8 @@ class Numbers:
             return math.nan
         if self.least == self.most:
             return 0.0
-        mean = fractions.Fraction(self.total) / self.count
-        return math.sqrt(max(float(fractions.Fraction(self.squares) / self.count - mean * mean), 0.0))
+        variance = (self.squares * self.count << _UNIT_BITS) - self.total**2  # times the square of count and unit
+        return math.sqrt(max(variance / (self.count << _UNIT_BITS) ** 2, 0.0))
 
     def summary(self) -> dict[str, Any]:
         """Return count, min, max, mean and std; and, if present, `histogram` by powers of two and `not_finite`."""
@@ -324,36 +324,44 @@ FieldStatistics: TypeAlias = dict[str, Observed]
 
 
 def _exact_int_sums(squares: np.ndarray) -> list[int]:
-    """Return the sum of each row of (k, n) integers from 0 to 2**62, n at most 65,536."""
+    """Return the sum of each row of (k, n) integers from 0 to 2**62, n at most 16,384, in units of 2**-1074."""
     upper, lower = (squares >> 32).sum(axis=1).tolist(), (squares & 0xFFFFFFFF).sum(axis=1).tolist()
-    return [(high << 32) + low for high, low in zip(upper, lower, strict=True)]
+    return [(high << 32) + low << _UNIT_BITS for high, low in zip(upper, lower, strict=True)]
 
 
-def _exact_sums(numbers: np.ndarray) -> list[fractions.Fraction]:
-    """Return the exact sum of each row of (k, n) finite float64 numbers, n at most 65,536.
+def _exact_sums(numbers: np.ndarray) -> list[int]:
+    """Return the exact sum of each row of (k, n) finite float64 numbers, n at most 16,384, in units of 2**-1074.
 
-    A pass takes the upper 36 bits of all numbers, counted from the largest, and leaves the lower ones to the next: to
-    add and subtract a number 2**16 times as large rounds to multiples of 2**-52 of it (Rump, Ogita and Oishi, "Accurate
-    floating-point summation", 2008). 2**16 numbers of 36 bits add up without rounding.
+    A pass takes the upper 38 bits of all numbers, counted from the largest, and leaves the lower ones to the next: to
+    add and subtract a number 2**14 times as large rounds to multiples of 2**-52 of it (Rump, Ogita and Oishi, "Accurate
+    floating-point summation", 2008). 2**14 numbers of 38 bits add up without rounding.
     """
-    pieces = [[0.0] * len(numbers)]
+    totals = [0] * len(numbers)
     while (most := np.abs(numbers).max(axis=1)).any():
-        large = np.ldexp(1.5, np.frexp(most)[1] + 16)[:, None]
-        upper = numbers + large - large
+        large = np.ldexp(1.5, np.frexp(most)[1] + 14)[:, None]
+        upper = numbers + large
+        upper -= large
         numbers = numbers - upper
-        pieces.append(upper.sum(axis=1).tolist())
-    return [_added(row) for row in zip(*pieces, strict=True)]
+        for row, one in enumerate(upper.sum(axis=1).tolist()):
+            numerator, denominator = one.as_integer_ratio()  # a power of two
+            totals[row] += numerator << _UNIT_BITS + 1 - denominator.bit_length()
+    return totals
 
 
-def _added(numbers: Sequence[float]) -> fractions.Fraction:
-    """Return the exact sum of a few floats; their denominators are powers of 2, and `Fraction` adds slowly."""
-    ratios = [number.as_integer_ratio() for number in numbers]
-    common = max(denominator for _, denominator in ratios)
-    return fractions.Fraction(sum(number * (common // denominator) for number, denominator in ratios), common)
+def _sum_to_text(total: int) -> str:
+    """Return a sum as an integer or a fraction in lowest terms."""
+    bits = min((total & -total).bit_length() - 1, _UNIT_BITS) if total else _UNIT_BITS
+    return f"{total >> bits}" + (f"/{1 << _UNIT_BITS - bits}" if bits < _UNIT_BITS else "")
 
 
-def _plain(number: int | fractions.Fraction) -> int | fractions.Fraction:
-    return number.numerator if number.denominator == 1 else number
+def _sum_from_text(text: str) -> int:
+    found = _SUM.fullmatch(text)  # other numbers may exhaust the memory
+    if not found:
+        raise ValueError("no sum")
+    total, rest = divmod(int(found[1]) << _UNIT_BITS, int(found[2] or 1))
+    if rest:
+        raise ValueError("no sum of float64 numbers")
+    return total
 
 
 def _number(word: str) -> int | float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 
 from datamat.errors import SchemaError, count_of
 from datamat.features.base import (
+    DTYPE_OF_KIND,
     KIND_OF_DTYPE,
     ArrowType,
     Column,
@@ -154,6 +156,8 @@ class ClassLabel(Feature):
         return self.names
 
     def _id(self, value: Any) -> int:
+        if type(value) is int and 0 <= value < (self.num_classes or 0):
+            return value
         if isinstance(value, str):
             if value not in self.names:
                 raise mismatch(self, f"the name {value!r}", f"use one of {join_names(self.names)}")
@@ -546,7 +550,7 @@ class Scalar(Feature):
         return _block_column(values[:, None], None, kind) if kind == "bytes" else _to_column(values, kind)
 
     def decode(self, column: Column) -> Any:
-        return _only(_from_column(column, self.dtype))
+        return _only(_from_column(column, dtype_of(self.dtype)))
 
     def decode_many(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
         return _block_of(column, (), self.dtype)
@@ -603,12 +607,16 @@ class Tensor(Feature, Preview):
         if self.encoding == "list" and KIND_OF_DTYPE[self.dtype] == "bytes":
             raise SchemaError(f"Tensor: {self.dtype} cannot be stored exactly as a list; leave encoding out")
 
-    @property
+    @functools.cached_property
+    def _dtype(self) -> np.dtype[Any]:
+        return dtype_of(self.dtype)
+
+    @functools.cached_property
     def _kind(self) -> Kind:
         is_raw = self.encoding == "raw" or (self.encoding is None and _is_raw_by_default(self.shape, self.dtype))
         return "bytes" if is_raw else KIND_OF_DTYPE[self.dtype]
 
-    @property
+    @functools.cached_property
     def keeps_shape(self) -> bool:
         """Whether the shape of each value is stored in a separate column."""
         return self.shape.count(None) > (0 if 0 in self.shape else 1)
@@ -657,7 +665,7 @@ class Tensor(Feature, Preview):
 
     def encode(self, value: Any) -> Stored:
         array = array_of(self, _without_items(value, self.shape, self.dtype))
-        check_array(self, array.dtype, array.shape, self.shape, dtype_of(self.dtype))
+        check_array(self, array.dtype, array.shape, self.shape, self._dtype)
         column = _to_column(array.reshape(-1), self._kind)
         return {"": column, "/shape": np.array(array.shape, np.int64)} if self.keeps_shape else column
 
@@ -670,11 +678,11 @@ class Tensor(Feature, Preview):
 
     def decode(self, stored: Any) -> np.ndarray:
         if self.keeps_shape:
-            return _from_column(stored[""], self.dtype).reshape(tuple(int(size) for size in stored["/shape"]))
-        flat = _from_column(stored, self.dtype)
+            return _from_column(stored[""], self._dtype).reshape(tuple(int(size) for size in stored["/shape"]))
+        flat = _from_column(stored, self._dtype)
         if None not in self.shape:
             return flat.reshape(self.shape)  # type: ignore[arg-type]
-        known = int(np.prod([size for size in self.shape if size is not None]))
+        known = math.prod(size for size in self.shape if size is not None)
         return flat.reshape([flat.size // known if size is None else size for size in self.shape])
 
     def decode_many(self, stored: Any) -> np.ndarray | list[Any] | None:
@@ -756,7 +764,7 @@ class Tokens(Feature):
         return _block_column(ids.reshape(-1).astype(self.dtype), lengths, "bytes")
 
     def decode(self, column: Column) -> np.ndarray:
-        return _from_column(column, str(self.dtype))
+        return _from_column(column, np.dtype(self.dtype))
 
     def decode_many(self, column: ColumnBlock) -> np.ndarray | list[Any] | None:
         return _block_of(column, (None,), str(self.dtype))
@@ -875,8 +883,11 @@ def _scalar_of(feature: Feature, value: Any, dtype: np.dtype[Any]) -> np.ndarray
     if not isinstance(value, fits) or (isinstance(value, bool) and dtype.kind != "b"):
         raise mismatch(feature, f"{value!r} ({type(value).__name__})", "cast it in read")
     try:
-        with np.errstate(over="ignore"):
+        if dtype.kind in "biu" or dtype.char == "d":  # nothing overflows to infinity
             found = np.asarray(value, dtype)
+        else:
+            with np.errstate(over="ignore"):
+                found = np.asarray(value, dtype)
     except OverflowError as error:
         raise mismatch(feature, f"{value!r}, which does not fit", "declare a wider dtype") from error
     if _is_changed(value, found):
@@ -888,7 +899,7 @@ def _is_changed(value: Any, found: np.ndarray) -> bool:
     """Return True if conversion changed a number; only rounding of floats is permitted."""
     if isinstance(value, int):
         return bool(found.item() != value)
-    return bool(np.isfinite(value) and not np.isfinite(found))
+    return bool(not np.isfinite(found) and np.isfinite(value))
 
 
 def _without_items(value: Any, shape: Shape, dtype: str) -> Any:
@@ -1002,7 +1013,7 @@ def _are_boxes(boxes: np.ndarray) -> np.ndarray:
 def _to_column(flat: np.ndarray, kind: Kind) -> Column:
     if kind == "bytes":
         return np.ascontiguousarray(flat, flat.dtype.newbyteorder("<")).tobytes()
-    return flat.astype(np.int64 if kind == "int64" else np.float32, copy=False)
+    return flat.astype(DTYPE_OF_KIND[kind], copy=False)
 
 
 def _only(numbers: np.ndarray) -> Any:
@@ -1011,11 +1022,11 @@ def _only(numbers: np.ndarray) -> Any:
     return numbers[0]
 
 
-def _from_column(column: Column, dtype: str) -> np.ndarray:
+def _from_column(column: Column, dtype: np.dtype[Any]) -> np.ndarray:
     if isinstance(column, np.ndarray):
-        return column.astype(dtype_of(dtype))
+        return column.astype(dtype)
     data = column if isinstance(column, bytes) else column[0]
-    return np.frombuffer(data, dtype_of(dtype).newbyteorder("<")).astype(dtype_of(dtype))
+    return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype)
 
 
 def _block_of(column: ColumnBlock, shape: Shape, dtype: str) -> np.ndarray | list[Any]:

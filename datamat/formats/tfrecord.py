@@ -71,9 +71,11 @@ __all__ = [
 FRAMING_BYTES = 16
 _HEADER_BYTES = 12
 _TRAILER_BYTES = 4
+_LARGE_BYTES = 4096  # values that are not copied; to copy smaller ones costs less than a view of them
 _DENSE = 16  # ratio of possible lengths to records, above which a table of all lengths is too large
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
+_LENGTH_AND_CRC = struct.Struct("<QI")
 
 _Crc = TypeVar("_Crc", int, "NDArray[np.uint64]")
 
@@ -123,12 +125,13 @@ def record_size(buffer: Buffer, start: int) -> int:
     return _checked_length(memoryview(buffer)[start : start + _HEADER_BYTES]) + FRAMING_BYTES
 
 
-def unframe(buffer: Buffer, start: int) -> tuple[memoryview, int]:
-    """Return the payload of the record at `start`, and the length of the whole record."""
-    view = memoryview(buffer)[start:]
-    length = _checked_length(view[:_HEADER_BYTES])
-    payload = view[_HEADER_BYTES : _HEADER_BYTES + length]
-    _check_payload(payload, length, view[_HEADER_BYTES + length : FRAMING_BYTES + length])
+def unframe(buffer: Buffer, start: int) -> tuple[Buffer, int]:
+    """Return the payload of the record at `start`, a view if it is large, and the length of the whole record."""
+    view, begin = memoryview(buffer), start + _HEADER_BYTES
+    length = _checked_length(view[start:begin])
+    end = begin + length
+    payload = bytes(view[begin:end]) if length < _LARGE_BYTES else view[begin:end]
+    _check_payload(payload, length, view[end : end + _TRAILER_BYTES])
     return payload, length + FRAMING_BYTES
 
 
@@ -138,6 +141,7 @@ def _mask(crc: _Crc) -> _Crc:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFF_FFFF  # type: ignore[return-value]
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def _header(length: int) -> bytes:
     packed = _LENGTH.pack(length)
     return packed + _CRC.pack(_mask(google_crc32c.value(packed)))
@@ -159,9 +163,9 @@ def _block_headers(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
 def _checked_length(header: Buffer) -> int:
     if len(header) < _HEADER_BYTES:
         raise CorruptDataError(f"the data ends inside the header, after {len(header)} of its {_HEADER_BYTES} bytes")
-    stored, length = _CRC.unpack_from(header, 8)[0], _LENGTH.unpack_from(header)[0]
-    found = _mask(google_crc32c.value(bytes(header[:8])))
-    if found != stored:
+    length, stored = _LENGTH_AND_CRC.unpack(header)
+    if (wanted := _header(length)) != header:
+        found = _CRC.unpack_from(wanted, 8)[0]
         raise CorruptDataError(f"the checksum of the length is {found:#010x}, but {stored:#010x} is stored")
     if length > MAX_EXAMPLE_BYTES:
         raise CorruptDataError(f"the record claims {length} bytes, but no Example exceeds {MAX_EXAMPLE_BYTES}")

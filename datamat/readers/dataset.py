@@ -895,9 +895,10 @@ class ShardedDataset(Sequence[dict[str, Any]]):
                 f"a sample has a position and a key, but {reprlib.repr(item)} is neither; for several samples: "
                 "select([2, 5]) or [2:5]"
             ) from error
-        if not -len(self) <= position < len(self):
-            raise IndexError(f"position {item} in a dataset of {count_of(len(self), 'record')}")
-        return position % len(self)
+        size = len(self)
+        if not -size <= position < size:
+            raise IndexError(f"position {item} in a dataset of {count_of(size, 'record')}")
+        return position % size
 
     def _sample_transform(self, transform: Any, seed: int, untouched: Collection[str]) -> SampleTransform | None:
         names = field_names(untouched)

@@ -456,6 +456,22 @@ def test_dicts_read_by_blocks_are_the_same():
                 )
 
 
+@pytest.mark.parametrize("dtype", ["int64", "float64"])
+def test_array_of_lists_counts_as_the_lists_beside_it(dtype):
+    """In a block, lists of numbers of one length may be an array (n, k)."""
+    features = Features({"parts": ListOf({"n": Scalar(dtype), "name": Text()})})
+    numbers = np.arange(6).astype(dtype).reshape(3, 2)
+
+    block = features.encode_block({"key": list("abc"), "parts": {"n": numbers, "name": [["x", "y"]] * 3}})
+
+    for number, row in enumerate(numbers):
+        parts = [{"n": one, "name": name} for one, name in zip(row, "xy", strict=True)]
+        alone = features.encode({"key": "a", "parts": parts})
+        assert np.array_equal(block["parts/n"][number], alone["parts/n"])
+    with pytest.raises(SchemaError, match=r"lists in field 'parts' differ in length .*parts/n: \[2, 2, 2\]"):
+        features.encode_block({"key": list("abc"), "parts": {"n": numbers, "name": [["x", "y"], ["x"], []]}})
+
+
 def test_dict_of_lists_is_taken_for_a_list_of_dicts():
     """As it reads back; lists of different lengths are refused."""
     sample = {"key": "a", **nested(2)}

@@ -1544,6 +1544,25 @@ DEFECTS = {
             "tests/readers/test_blocks.py::test_records_come_in_the_order_of_the_epoch",
         ),
         Defect(
+            "head-of-an-entry-not-compared",
+            "a list that claims to be longer than its feature is read from what follows it",
+            "datamat.formats.example:_short_entry",
+            replace(
+                """kind is None or head[:begin] != _entry_heads(
+                    b"\\n" + head[3:key_end] + b"\\x12", head[key_end + 2 : key_end + 3], size
+                )""",
+                "kind is None",
+            ),
+            "tests/formats/test_formats_example.py::test_decode_refuses_what_is_no_example",
+        ),
+        Defect(
+            "sums-rounded",
+            "statistics of floats depend on how records were divided into parts",
+            "datamat.features.statistics:_exact_sums",
+            replace("np.frexp(most)[1] + 14", "np.frexp(most)[1]"),
+            "tests/run/test_statistics.py::test_sums_are_exact_in_any_order",
+        ),
+        Defect(
             "ragged-block-of-another-form",
             "a list without values gets a head in a block and none in a row: how rows were read shows in the bytes",
             "datamat.formats.example:_ragged_fields",
