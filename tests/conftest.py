@@ -220,7 +220,7 @@ def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     multiprocessing.util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-200)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)
-        patch.setattr(tempfile, "tempdir", None)
+        patch.setattr(tempfile, "tempdir", folder)  # known, so that no test sees how it is looked for
         yield
 
 
