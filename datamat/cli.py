@@ -88,9 +88,6 @@ if TYPE_CHECKING:
 
     from datamat.run.report import RunReport
 
-
-__all__ = ["COMMANDS", "Command", "build_parser", "main"]
-
 OK, NOT_WELL, NOTHING_THERE = 0, 1, 2
 INTERRUPTED, PIPE_CLOSED, TERMINATED = (128 + number for number in (2, 13, 15))  # as shells count signals
 

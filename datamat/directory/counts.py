@@ -7,8 +7,6 @@ from typing import Any
 
 from datamat.values import frozen
 
-__all__ = ["Counts"]
-
 
 @frozen()
 class Counts:

@@ -34,21 +34,6 @@ if TYPE_CHECKING:
     from datamat.codecs import ImageInfo
     from datamat.features import Feature
 
-
-__all__ = [
-    "EXAMPLE",
-    "RAW",
-    "SEQUENCE",
-    "ColumnProfile",
-    "ColumnProfiler",
-    "Description",
-    "Values",
-    "describe",
-    "parse_payload",
-    "picture_of",
-    "preview_values",
-]
-
 # ---------------------------------------------------------------- findings
 #
 # Common properties of the values of a field: kind, lengths, range, images and their sizes, text.

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
     from datamat.features import Features
 
-
-__all__ = ["Table", "feature_table", "render_html", "shorten", "statistics_table"]
-
 _BOX = "color:inherit;background:transparent;font-size:inherit"
 _CELL = "text-align:left;padding:1px 1em 1px 0;color:inherit;background:transparent;vertical-align:top"
 _NUMBER = _CELL.replace("left", "right", 1) + ";font-variant-numeric:tabular-nums"

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     import pathlib
     from collections.abc import Iterable, Mapping, Sequence
 
-
-__all__ = ["EqualInputs", "equal_inputs"]
-
 _MOST_COMPARED = 20_000_000  # rows, of 40 bytes each
 _MOST_NAMED = 3
 _LARGEST = np.dtype([("split", "i4"), ("row", "i8"), ("field", "i4"), ("size", "i8"), ("digest", "<u8", 2)])

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from datamat.directory.ledger import LedgerEntry
     from datamat.directory.manifest import ShardInfo
 
-
-__all__ = ["Failure", "failures", "failures_in"]
-
 _ACTIONS = {"sample_skipped": "skip", "sample_quarantined": "quarantine"}
 
 

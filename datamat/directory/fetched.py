@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from datamat.folders import Folder
 
 
-__all__ = ["FilesHere"]
-
-
 @final
 class FilesHere:
     """The files of a folder: the files themselves if they are on this machine, else copies of fetched ones.

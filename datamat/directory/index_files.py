@@ -25,22 +25,6 @@ if TYPE_CHECKING:
     from datamat.directory.keys import RecordNames
     from datamat.directory.manifest import IndexInfo, ShardInfo
 
-
-__all__ = [
-    "DIGEST",
-    "KIND",
-    "SIZE",
-    "HashedKeys",
-    "IndexTable",
-    "MappedKeys",
-    "RecordPlace",
-    "SplitIndex",
-    "column_of_field",
-    "column_values",
-    "field_of_column",
-    "read_index",
-]
-
 _FILES = "files"
 _OWN = ("key", "shard", "record", _FILES)
 KIND = b"datamat"  # kind of a column, in the metadata of its Arrow field

@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
     from datamat.folders import Folder
 
-
-__all__ = ["LEDGER_FILE", "FailedRow", "Ledger", "LedgerEntry", "cut_text", "ledger_in", "parse_ledger", "read_ledger"]
-
 _KEYS_PER_LINE = 10_000  # of the ledger
 _MOST_BYTES = 1 << 40  # largest ledger
 _MOST_LINE_BYTES = 1 << 24  # longer than any traceback; a file without line ends must not fill the memory

@@ -38,46 +38,6 @@ from datamat.values import frozen
 if TYPE_CHECKING:
     from datamat.formats import Buffer
 
-
-__all__ = [
-    "CONVERTED",
-    "INDEX_FOLDER",
-    "MANIFEST_FILE",
-    "MOST_MANIFEST_BYTES",
-    "FilePart",
-    "IndexInfo",
-    "ListedFile",
-    "Manifest",
-    "ShardFiles",
-    "ShardInfo",
-    "TreeHash",
-    "by_shard",
-    "content_of_manifest",
-    "counts_of",
-    "ends_of",
-    "file_names",
-    "formats_of",
-    "growing_path",
-    "head_of",
-    "index_file",
-    "is_manifest",
-    "keys_file",
-    "manifest_bytes",
-    "part_of",
-    "read_entries",
-    "read_entry",
-    "read_versions",
-    "refuse_file",
-    "run_folder",
-    "salvaged_shards",
-    "shard_pattern",
-    "shards_of",
-    "summarized_fields",
-    "tree_checksum",
-    "under_name",
-    "write_entry",
-]
-
 # ---------------------------------------------------------------- manifest
 #
 # The description of a finished directory: `manifest.json`, written last and read first.

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from datamat.directory.manifest import Manifest
     from datamat.folders import Folder
 
-__all__ = ["Provenance", "ProvenanceFinder"]
-
 
 @frozen()
 class Provenance:

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from datamat.folders.base import Folder, Mode
 
 
-__all__ = ["check_published", "finish_publication", "publish_manifest", "remove_unlisted", "version_there"]
-
-
 def version_there(folder: Folder, name: str = MANIFEST_FILE) -> str:
     """Return the version of a file, by default the manifest; "" if there is none."""
     found = folder.stat(name)

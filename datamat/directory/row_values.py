@@ -18,16 +18,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "FILES",
-    "decode_value",
-    "encode_value",
-    "files_of_text",
-    "looks_like_path",
-    "nested_paths",
-    "typed_paths",
-]
-
 FILES = ":files"
 """Name of the field for further files of rows; no field of an index can have it."""
 

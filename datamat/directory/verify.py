@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from datamat.folders import Folder
     from datamat.formats import ShardFormat
 
-
-__all__ = ["CheckRecord", "Problem", "ShardCheck", "VerifyReport", "examine", "unreadable", "verify"]
-
 # ---------------------------------------------------------------- shard check
 #
 # Look for damage in one shard: the file as a whole, each of its records, and its offsets.

@@ -36,46 +36,6 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from importlib.metadata import Distribution
 
-
-__all__ = [
-    "ATOMS",
-    "DESCRIBING",
-    "CodeInPackage",
-    "Environment",
-    "Home",
-    "Import",
-    "Origin",
-    "Parts",
-    "Reach",
-    "Reached",
-    "Uses",
-    "assume_versions",
-    "constants_of",
-    "find_spec",
-    "home_of",
-    "is_installed",
-    "is_users_module",
-    "is_users_object",
-    "known_versions",
-    "memos_of",
-    "named",
-    "origin_of_file",
-    "origin_of_function",
-    "origin_of_module",
-    "parts_of_class",
-    "parts_of_code",
-    "parts_of_function",
-    "parts_of_import",
-    "parts_of_module",
-    "reach",
-    "read_globals",
-    "read_imported",
-    "unseen_of",
-    "uses_of",
-    "versions_of",
-    "written_attributes",
-]
-
 # ---------------------------------------------------------------- parts
 #
 # The parts of one object, in the form that the graph walk expects.

@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
     from datamat.fingerprint.code import Home
 
-
-__all__ = ["Examined", "ModuleValue", "content_of", "examine", "fingerprint"]
-
 _UNREADABLE = (
     TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError, OSError, ReferenceError,
     pickle.PickleError,

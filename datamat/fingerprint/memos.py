@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
     from datamat.fingerprint.code import Home
 
-
-__all__ = ["Memo", "clear_caches", "is_filled", "read_memos", "set_memo"]
-
 _MOST_CALLS = 16  # caches with more results are filled row by row
 _COLLECTIONS = frozenset(
     {dict, list, set, collections.OrderedDict, collections.Counter, collections.defaultdict, collections.deque}

@@ -46,9 +46,6 @@ from datamat.fingerprint.code import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-
-__all__ = ["held_here", "hidden_in", "parts_of"]
-
 _LAST_IMAGE = frozenset(
     {
         "params", "seed", "random_generator", "py_random", "_key2func", "processors", "check_each_transform",

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
 
-__all__ = ["Switches"]
-
-
 @frozen()
 class _Switch:
     """One switch.

@@ -12,25 +12,6 @@ from typing import Any, Literal, NamedTuple
 
 from datamat.errors import CorruptDataError, OptionError, OutputError
 
-__all__ = [
-    "ASIDE",
-    "AT_ONCE",
-    "AbsentError",
-    "ChangedError",
-    "DeniedError",
-    "ExistsError",
-    "Folder",
-    "Mode",
-    "Range",
-    "ReplaceIf",
-    "Stat",
-    "UnsupportedError",
-    "checked",
-    "create_once",
-    "each",
-    "not_written",
-]
-
 AT_ONCE = 32
 """Concurrent requests of a process."""
 ASIDE = ".datamat-tmp-"

@@ -28,8 +28,6 @@ from datamat.errors import OutputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["asked"]
-
 _T = TypeVar("_T")
 
 _has_used = _must_not_use = False

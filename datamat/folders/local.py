@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from io import BufferedReader
     from typing import BinaryIO
 
-
-__all__ = ["LocalFolder", "expand_home", "look_anew", "open_regular", "read_regular", "regular_path", "version_of"]
-
 _BLOCK_BYTES = 4 << 20
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)

@@ -46,8 +46,6 @@ from datamat.values import frozen
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
-__all__ = ["ObjectFolder", "bucket_region"]
-
 _T = TypeVar("_T")
 
 _STREAM_BYTES = 1 << 20

@@ -13,8 +13,6 @@ from typing import Any
 
 from datamat.errors import OptionError
 
-__all__ = ["GOOGLE_SCHEMES", "OBJECT_SCHEMES", "S3_SCHEMES", "configured", "translated"]
-
 S3_SCHEMES = ("s3", "s3a")
 GOOGLE_SCHEMES = ("gs", "gcs")
 AZURE_SCHEMES = ("az", "abfs", "abfss")

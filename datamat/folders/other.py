@@ -60,9 +60,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
     from typing import BinaryIO
 
-
-__all__ = ["FsspecFolder", "UrlPath"]
-
 _T = TypeVar("_T")
 
 _READ_BYTES = 1 << 20

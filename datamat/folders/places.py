@@ -25,8 +25,6 @@ from datamat.folders.urls import (
 )
 from datamat.options import check_mappings
 
-__all__ = ["local_folder", "open_file", "open_folder", "open_output", "register_folder"]
-
 _registered: dict[str, Callable[[str, Mapping[str, Any]], Folder]] = {}
 
 

@@ -18,9 +18,6 @@ from datamat.errors import DatamatError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-
-__all__ = ["ATTEMPTS", "chain_of", "is_transient", "is_unreachable", "reason_of", "retried", "status_of", "wait_before"]
-
 _T = TypeVar("_T")
 
 ATTEMPTS = 5

@@ -15,25 +15,6 @@ from datamat.errors import InputError, OptionError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-
-__all__ = [
-    "READ_ONLY",
-    "SENT_ANYWHERE",
-    "WEB_SCHEMES",
-    "halves",
-    "is_inline",
-    "is_url",
-    "lasting",
-    "options_for",
-    "place_of",
-    "redacted",
-    "refuse_braces",
-    "refuse_chain",
-    "scheme_of",
-    "url_of_table",
-    "without_secrets",
-]
-
 WEB_SCHEMES = ("http", "https")
 READ_ONLY = frozenset({*WEB_SCHEMES, "github", "zip", "tar", "data", "reference", "git"})
 _OF_TABLES = (*WEB_SCHEMES, "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "data")

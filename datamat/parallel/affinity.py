@@ -17,23 +17,6 @@ from dataclasses import dataclass
 
 from datamat.parallel.errors import OptionError
 
-__all__ = [
-    "at_rest",
-    "bind",
-    "core_mask",
-    "find",
-    "library_against_fork",
-    "limit_loaded_libraries",
-    "limit_thread_environment",
-    "mappings",
-    "native_threads",
-    "note_thread_pools",
-    "num_cpus",
-    "parse_cpu_list",
-    "physical_cores",
-    "worker_masks",
-]
-
 # ---------------------------------------------------------------- native threads
 #
 # Native threads, started by libraries rather than Python: which library owns them, and whether they survive a fork.

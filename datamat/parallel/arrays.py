@@ -19,11 +19,6 @@ from typing import Any
 
 from datamat.parallel.affinity import find, mappings
 
-__all__ = [
-    "rule_for",
-    "storage_of",
-]
-
 ArrayReduction = Any  # as returned by `__reduce__`
 
 

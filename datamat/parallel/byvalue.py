@@ -24,41 +24,6 @@ from datamat.parallel import process_role
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-
-__all__ = [
-    "SINGLETON_TYPES",
-    "UnknownClassError",
-    "class_by_id",
-    "class_id",
-    "class_parts",
-    "fill_function",
-    "force_by_value",
-    "global_names",
-    "id_at_home",
-    "inherit_globals",
-    "install_globals",
-    "is_by_value",
-    "is_forced",
-    "is_imported",
-    "is_installed",
-    "lookup",
-    "lost_its_name",
-    "make_context",
-    "make_function",
-    "make_function_in",
-    "module_of",
-    "namespace",
-    "namespace_key",
-    "namespaces_around",
-    "register_inherited",
-    "remember_globals",
-    "run_top_level_once",
-    "set_cell",
-    "single_dispatch_of",
-    "singleton_parts",
-    "version_of",
-]
-
 # ---------------------------------------------------------------- namespaces
 #
 # The globals of code that travels by value, and who may change them.

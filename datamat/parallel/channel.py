@@ -18,20 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pickle import PickleBuffer
 
-
-__all__ = [
-    "Claims",
-    "Descriptor",
-    "PackedFunction",
-    "ParentChannel",
-    "WorkerChannel",
-    "close_in_forks",
-    "no_forks",
-    "place_of",
-    "reopen",
-    "unpack",
-]
-
 # ---------------------------------------------------------------- descriptors that forks close
 #
 # Descriptors that belong to this process alone: every fork of it closes them, whatever other threads are doing.

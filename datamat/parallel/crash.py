@@ -12,8 +12,6 @@ from typing import Self
 
 from datamat.parallel.channel import Descriptor, close_in_forks
 
-__all__ = ["CrashNote", "WorkerExit", "own_note"]
-
 # ---------------------------------------------------------------- the note
 #
 # A small file in memory. The worker records what it is working on; its parent reads that after its death.

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from datamat.parallel.tasks import RemoteFunction, Task, TaskSource
     from datamat.parallel.workers import WorkerHandle
 
-
-__all__ = ["MAX_UNBEGUN", "Blame", "Dispatcher", "blame"]
-
 # ---------------------------------------------------------------- blame for a death
 #
 # Which task of a dead worker is to blame, and which go to another worker.

@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 
     from datamat.parallel.workers import PoolOptions
 
-
-__all__ = ["EngineExecutor", "check_engine", "open_engine"]
-
 _IDLE_S = 60.0  # without a call, until a child process ends
 _MOST_OTHERS = 2  # idle children that a worker keeps for jobs other than that of its last call
 _LARGE = 64 << 10  # bytes of a function from which Dask sends it once per worker instead of with each call

@@ -26,9 +26,6 @@ from datamat.parallel.workers import PoolOptions, PoolProgress, UserObjects, Wor
 if TYPE_CHECKING:
     from datamat.parallel.tasks import RemoteFunction
 
-
-__all__ = ["PathosExecutor", "PoolStats", "run_now"]
-
 # ---------------------------------------------------------------- calls in the caller's own process
 #
 # Calls that run immediately in this process: a pool inside a worker does this, since the outer pool has all the cores.

@@ -24,20 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-
-__all__ = [
-    "LoggingState",
-    "capture_state",
-    "forward_in_worker",
-    "get_logger",
-    "label_of",
-    "remote_handler",
-    "remote_logger",
-    "replay",
-    "set_task",
-    "target_key",
-]
-
 _PLAIN = (str, int, float, bool, type(None))
 _targets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _forwarder: ForwardingHandler | None = None

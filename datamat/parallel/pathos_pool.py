@@ -14,8 +14,6 @@ from datamat.parallel.affinity import physical_cores
 from datamat.parallel.errors import OptionError
 from datamat.parallel.executor import PathosExecutor, run_now
 
-__all__ = ["AsyncResult", "PathosPool"]
-
 
 class AsyncResult:
     """The result of `amap` and `apipe`, to be fetched later, as in `multiprocessing.pool`.

@@ -31,25 +31,6 @@ from datamat.parallel.errors import UnpicklableError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-
-__all__ = [
-    "PLAIN",
-    "PickledFunction",
-    "Rows",
-    "describe_path",
-    "digest",
-    "dumps_code",
-    "dumps_data",
-    "dumps_items",
-    "dumps_results",
-    "is_found",
-    "join_results",
-    "load_code",
-    "loads_data",
-    "loads_results",
-    "refuse_local",
-]
-
 # ---------------------------------------------------------------- callables
 #
 # How callables travel.

@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Iterator
 
-
-__all__ = [
-    "NestedRunError",
-    "become_worker",
-    "importing",
-    "is_retiring",
-    "is_worker",
-    "modules_being_run",
-    "refuse_in_fork",
-    "refuse_while_importing",
-    "retire",
-]
-
 _is_worker = False
 _is_retiring = False
 _importer: types.FrameType | None = None  # the frame that is importing the caller's modules, if any

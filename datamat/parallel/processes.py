@@ -45,22 +45,6 @@ else:  # Windows, where these modules cannot be imported; there a pool says what
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-
-__all__ = [
-    "ForkPopen",
-    "Server",
-    "ServerLauncher",
-    "SpawnPopen",
-    "choose_start_method",
-    "current_umask",
-    "danger_of_fork",
-    "forget_idle_tracker",
-    "interrupts_held",
-    "is_frozen",
-    "serve",
-    "start_process",
-]
-
 # ---------------------------------------------------------------- the choice of a start method
 #
 # Chooses the fastest start method that is safe here and now.

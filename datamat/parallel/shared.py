@@ -24,16 +24,6 @@ from typing import Any, cast
 
 from datamat.parallel.channel import place_of, reopen
 
-__all__ = [
-    "begin_worker",
-    "end_worker",
-    "is_shared",
-    "may_be_shared",
-    "parts",
-    "rebuild",
-    "why_not",
-]
-
 _LIBRARIES = ("multiprocessing", "multiprocess")
 _MODULES = frozenset(
     f"{library}.{name}" for library in _LIBRARIES for name in ("synchronize", "queues", "sharedctypes")

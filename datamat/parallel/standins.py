@@ -32,25 +32,6 @@ from datamat.parallel import logs
 from datamat.parallel.errors import OptionError, UnpicklableError
 from datamat.parallel.shared import is_shared, may_be_shared, parts, rebuild, why_not
 
-__all__ = [
-    "REMEDY",
-    "Reduction",
-    "is_a",
-    "is_local",
-    "is_registered",
-    "is_special",
-    "name_in_places",
-    "per_type",
-    "register_standin",
-    "registrations",
-    "replacement",
-    "shared_name",
-    "standin_of",
-    "standin_reduction",
-    "take_over",
-    "type_name",
-]
-
 Reduction = tuple["Callable[..., Any]", tuple[Any, ...]]
 Place = Callable[[], str]
 Answer = TypeVar("Answer")

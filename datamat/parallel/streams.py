@@ -48,9 +48,6 @@ if TYPE_CHECKING:
     from datamat.parallel.dispatcher import Dispatcher
     from datamat.parallel.tasks import RemoteFunction
 
-
-__all__ = ["Items", "ResultStream"]
-
 _MANY = 1 << 40
 _MAX_HELD_BYTES = 1 << 28  # of results that may wait behind a long item before an iterator is no longer pulled
 _LARGE_BYTES = 1 << 16  # of a chunk's results; smaller chunks may be kept until their last result has been taken

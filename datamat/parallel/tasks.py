@@ -26,27 +26,6 @@ from datamat.parallel.errors import BrokenPoolError, OptionError, ParallelError,
 if TYPE_CHECKING:
     from datamat.parallel.crash import WorkerExit
 
-__all__ = [
-    "MESSAGE_COST_S",
-    "PREFETCH_COST_S",
-    "SLICE_S",
-    "CallFuture",
-    "CallLost",
-    "FunctionTable",
-    "LightFuture",
-    "RemoteFunction",
-    "Task",
-    "TaskSource",
-    "Wakeup",
-    "compute_chunksize",
-    "identity_of",
-    "least_chunksize",
-    "prefetch_depth",
-    "split",
-    "warn",
-    "warned_once",
-]
-
 
 class CallLost(ParallelError):  # noqa: N818 -- reads as the event, as `WorkerDied` does
     """An engine has lost a call: its worker or its scheduler is gone.

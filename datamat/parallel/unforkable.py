@@ -17,12 +17,6 @@ from datamat.parallel.pickling import describe_path
 from datamat.parallel.shared import is_shared
 from datamat.parallel.standins import is_a, is_registered, is_special, per_type, replacement, standin_of
 
-__all__ = [
-    "Unforkables",
-    "innermost",
-    "roots_of",
-]
-
 _HOLDERS = (
     dict, list, tuple, set, frozenset, deque, functools.partial, types.MethodType, types.FunctionType, types.CellType,
 )  # fmt: skip

@@ -42,26 +42,6 @@ if TYPE_CHECKING:
     from datamat.parallel.channel import Claims
     from datamat.parallel.crash import CrashNote
 
-
-__all__ = [
-    "FUNCTION",
-    "TASK",
-    "TRACE_SIGNAL",
-    "Mode",
-    "Reply",
-    "Request",
-    "WorkerConfig",
-    "call",
-    "call_each",
-    "inherit",
-    "main",
-    "note_item",
-    "pack_error",
-    "peak_rss_bytes",
-    "text_of",
-    "unpack_outcome",
-]
-
 # ---------------------------------------------------------------- calls and their results
 #
 # Calls in a worker, and their errors on the way to the caller: with the item, and with the traceback as text.

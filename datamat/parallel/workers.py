@@ -39,23 +39,6 @@ if TYPE_CHECKING:
 
     from datamat.parallel.tasks import RemoteFunction, Task
 
-
-__all__ = [
-    "PoolOptions",
-    "PoolProgress",
-    "RemoteTraceback",
-    "UserObjects",
-    "WorkerGroup",
-    "WorkerHandle",
-    "WorkerStats",
-    "death_error",
-    "describe_start_error",
-    "result_error",
-    "timeout_error",
-    "unpack_error",
-    "unpack_results",
-]
-
 # ---------------------------------------------------------------- errors of a death
 #
 # Errors of tasks as callers see them: with the worker's traceback, or the description of its death.

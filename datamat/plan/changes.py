@@ -46,35 +46,6 @@ if TYPE_CHECKING:
     from datamat.plan.plan import Plan, ShardSpec
     from datamat.sources.store import RowStore
 
-
-__all__ = [
-    "NOT_MADE",
-    "Comparison",
-    "PlannedShard",
-    "ReusedRows",
-    "ShardChange",
-    "compared",
-    "edited_in_words",
-    "equal_shards",
-    "find_changes",
-    "find_loss",
-    "find_reusable",
-    "index_reader",
-    "known_shards",
-    "lacking_shards",
-    "lost_files",
-    "measured_fields",
-    "missing_files",
-    "open_reused",
-    "parse_snapshot",
-    "read_snapshot",
-    "render_snapshot",
-    "short_name",
-    "waiting_shards",
-    "with_seen",
-    "write_snapshot",
-]
-
 # ---------------------------------------------------------------- reused records
 
 

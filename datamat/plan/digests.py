@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from datamat.formats import ShardFormat
     from datamat.plan.pipeline import RecordSource
 
-
-__all__ = ["JobDigests", "as_drawn", "as_written", "changed_digests"]
-
 _DRAWN = "drawn."
 _PACKAGE, _VARIABLE, _FILE, _SWITCH, _MEMO = "package.", "environment.", "file.", "switch.", "memo."
 

@@ -21,9 +21,6 @@ from datamat.features.base import as_array
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-
-__all__ = ["SampleColumns"]
-
 _MOST_SAMPLES, _MOST_BYTES = 1024, 1 << 20
 _LARGE_BYTES = 1 << 16  # of one array
 _IMMUTABLE = frozenset({str, bytes, int, float, bool, datetime.datetime, type(None)})

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from datamat.sources.store import RowStore
 
 
-__all__ = ["Generations"]
-
-
 @frozen(slots=False, eq=False)
 class Generations:
     """The generations of a finished set.

@@ -31,17 +31,6 @@ if TYPE_CHECKING:
     from datamat.plan.plan import ShardSpec
     from datamat.sources.store import RowStore
 
-
-__all__ = [
-    "InputFiles",
-    "Neighbourhood",
-    "OpenedFiles",
-    "PartInputs",
-    "content_digest",
-    "placeholders_refused",
-    "read_inputs",
-]
-
 # ---------------------------------------------------------------- undeclared files
 #
 # Files that a worker opens but no row declares: edits of these go unnoticed, and the old shards stay.

@@ -50,9 +50,6 @@ if TYPE_CHECKING:
     from datamat.sources.store import RowStore
     from datamat.sources.url_files import UrlFiles
 
-
-__all__ = ["Job", "PlannedJob", "checked_version", "resolve_formats"]
-
 # Bytes in the manifest per shard and per part, in each format: at least about 500 and 40.
 _SHARD_BYTES, _PART_BYTES = 500, 40
 

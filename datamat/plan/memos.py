@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
     from datamat.fingerprint.code import Home
 
-
-__all__ = ["KnownMemos", "digests_of_memos", "read_places", "write_places"]
-
 _FILE = "memos.json"
 _VARIES = "varies"
 

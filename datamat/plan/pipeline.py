@@ -63,9 +63,6 @@ if TYPE_CHECKING:
     _Made: TypeAlias = "MadeColumns | Skip"
     """The columns of a record, or the reason why it was left out."""
 
-
-__all__ = ["GatheredRows", "MadeColumns", "Pipeline", "RecordSource", "without_urls"]
-
 OUTPUT_VERSION = 2
 """Incremented when rows give different records or keys: then all shards are rebuilt."""
 

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from datamat.plan.generations import Generations
     from datamat.sources.store import RowStore
 
-
-__all__ = ["PartSpec", "Plan", "ShardSpec", "SplitTerms", "fingerprint_without", "make_plan", "plan_without"]
-
 OUTPUT_VERSION = 1
 """Incremented when the order of rows or the division into parts changes: then all shards are rebuilt."""
 

@@ -45,9 +45,6 @@ if TYPE_CHECKING:
     from datamat.run.outputs import LocalOutput
     from datamat.run.report import RunReport
 
-
-__all__ = ["append"]
-
 _MOST_ROUNDS = 10  # in each of which another has published meanwhile
 
 

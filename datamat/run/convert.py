@@ -81,9 +81,6 @@ if TYPE_CHECKING:
     from datamat.sources.store import RowStore
     from datamat.transforms.augmenter import SampleTransform
 
-
-__all__ = ["SHARD", "StoredRecords", "convert"]
-
 # ---------------------------------------------------------------- records as they are stored
 #
 #     _index/SPLIT.index  ──> StoredRecords.index: one row per input row, with the place of its records

@@ -63,9 +63,6 @@ if TYPE_CHECKING:
     from datamat.run.slices import TaskClaims
     from datamat.sources.store import RowStore
 
-
-__all__ = ["PartOrder", "PartQueue", "count_workers", "describe_death", "open_executor", "result_of"]
-
 _CALLERS = ("/datamat/run/worker.py", "/datamat/run/function.py")
 
 _PRELOAD = ("datamat.run.worker",)

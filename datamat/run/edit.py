@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from datamat.run.report import RunReport
 
 
-__all__ = ["Edit", "edit"]
-
-
 @frozen(eq=False)
 class Edit:
     """What changes in a finished set.

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from datamat.plan.plan import ShardSpec
     from datamat.sources.rows import IndexRow
 
-
-__all__ = ["Estimate", "Measurement", "SampledRows", "choose_rows", "estimate", "measure_rows"]
-
 # ---------------------------------------------------------------- measuring a few rows
 #
 # Writer, features and augmenter are wrapped in timers, so that rows take the same path as in a run.

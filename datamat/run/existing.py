@@ -38,12 +38,6 @@ if TYPE_CHECKING:
     from datamat.directory.manifest import ShardFiles
     from datamat.plan.job import Job, PlannedJob
 
-
-__all__ = [
-    "judge_existing",
-    "refuse_other_dataset",
-]
-
 Finished: TypeAlias = "tuple[Manifest | None, Mapping[str, ShardFiles]]"
 
 _SILENT_SHARE = 0.1  # of the finished rows: rebuilding more than this causes a warning

@@ -54,9 +54,6 @@ if TYPE_CHECKING:
     from datamat.sources.rows import IndexRow
     from datamat.writers.function import FunctionWriter
 
-
-__all__ = ["infer_features", "materialize"]
-
 # ---------------------------------------------------------------- features of what a function returns
 #
 # Features are inferred from the function's first sample, which a worker makes. An empty list has no type; then further

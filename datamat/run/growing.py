@@ -58,15 +58,6 @@ if TYPE_CHECKING:
 
     from datamat.formats import Offsets, ShardFormat
 
-
-__all__ = [
-    "SEAL_WAIT_S",
-    "WAIT_S",
-    "GrowingShard",
-    "inputs_of_shard",
-    "open_at",
-]
-
 _COPY_BYTES = 1 << 20
 _FLUSH_BYTES = 8 << 20  # larger writes are no faster
 _MOST_WALKED = 64  # consecutive separate parts past which a worker still looks for the end of the file

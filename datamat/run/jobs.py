@@ -25,8 +25,6 @@ from datamat.run.report import RunReport
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-__all__ = ["RUN_OPTIONS", "NamedJob", "find_job"]
-
 RUN_OPTIONS = tuple(RunKeywords.__annotations__)
 """The names of run options in a file or a job's dict."""
 

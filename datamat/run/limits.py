@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     from datamat.directory.ledger import FailedRow
     from datamat.options import ErrorPolicy
 
-
-__all__ = [
-    "DiskLimit",
-    "ErrorLimit",
-    "free_bytes",
-    "interrupted",
-    "limit_memory",
-    "raise_swallowed",
-    "resident_bytes",
-    "signals_raised",
-    "tree_bytes",
-]
-
 # ---------------------------------------------------------------- time, disk and failed samples
 #
 # Each limit stops a run in a state from which the next one continues.

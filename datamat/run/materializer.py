@@ -48,9 +48,6 @@ if TYPE_CHECKING:
     from datamat.sources.url_files import UrlFiles
 
 
-__all__ = ["DATASET_PARAMETERS", "Materializer", "output_place"]
-
-
 class Materializer:
     """Turn a source into finished shards.
 

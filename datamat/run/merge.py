@@ -46,21 +46,6 @@ if TYPE_CHECKING:
     from datamat.features import Features
     from datamat.folders import Folder
 
-
-__all__ = [
-    "FinishedSet",
-    "Renamed",
-    "check_size",
-    "check_whole",
-    "differences",
-    "joined_manifest",
-    "merge",
-    "renamed_in",
-    "take_samples",
-    "write_index",
-    "write_joined_index",
-]
-
 Renamed: TypeAlias = "dict[str, list[list[tuple[ShardInfo, ShardInfo]]]]"
 
 _GROUP_ROWS = 65_536

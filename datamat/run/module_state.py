@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from datamat.fingerprint.code import Home, Origin
     from datamat.plan.pipeline import RecordSource
 
-
-__all__ = ["ModuleState", "main_namespaces"]
-
 _LARGEST = 256 << 20  # largest value that is sent; larger ones belong on the writer
 _MOST_NAMED = 3
 _Place = TypeVar("_Place")

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from datamat.plan.plan import Plan
 
 
-__all__ = ["STAGES", "LocalOutput", "StoredObject", "StoredShard", "UploadTask", "aside_names", "slices_folder"]
-
-
 def slices_folder(work: pathlib.Path) -> pathlib.Path:
     """Return the shared folder of tasks, in the `.datamat` of an output."""
     return work / "slices"

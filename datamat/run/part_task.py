@@ -76,15 +76,6 @@ if TYPE_CHECKING:
     from datamat.sources.rows import IndexRow
     from datamat.writers.base import Sample
 
-
-__all__ = [
-    "PartTask",
-    "SharedByParts",
-    "exit_error",
-    "may_pass",
-    "pause",
-]
-
 _ROWS_PER_CHECK = 200  # one of this many rows is processed twice, at half a per cent of the cost
 _MOST_READS = 4  # attempts to read a row whose files change meanwhile
 _MOST_TOLD = 2  # parts after which a worker reports the contents of memos

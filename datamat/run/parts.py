@@ -34,11 +34,6 @@ if TYPE_CHECKING:
     from datamat.run.receipts import Outcome
 
 
-__all__ = [
-    "PartWriter",
-]
-
-
 class PartWriter:
     """Writes the records of a part, each in every format. A context manager.
 

@@ -24,11 +24,6 @@ from datamat.events import (
 from datamat.run.report import RunReport
 from datamat.run.timeline import Totals
 
-__all__ = [
-    "ProgressBar",
-    "RunLog",
-]
-
 _LINE_EVERY_S, _DRAW_EVERY_S = 30.0, 0.1
 _BAR_WIDTH = 10
 

@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from datamat.sources.rows import Texts
     from datamat.sources.store import RowField, RowStore
 
-
-__all__ = ["write_index_files"]
-
 _GROUP_ROWS = 65_536
 
 

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from datamat.directory.ledger import FailedRow
     from datamat.sources.rows import IndexRow
 
-
-__all__ = ["QUARANTINE_FOLDER", "kept_names", "quarantine", "release", "safe_name"]
-
 QUARANTINE_FOLDER = "quarantine"
 _LARGEST_FILE = 64 << 20
 _LONGEST_NAME = 100  # bytes of a key or name in a file name, whose limit is 255

@@ -37,25 +37,6 @@ if TYPE_CHECKING:
     from datamat.events import PartTrace
     from datamat.plan.plan import PartSpec
 
-
-__all__ = [
-    "DamagedPartError",
-    "Outcome",
-    "PartInfo",
-    "Receipt",
-    "Sealed",
-    "SealedFile",
-    "inputs_path",
-    "part_folder",
-    "part_path",
-    "read_offsets",
-    "read_receipt",
-    "receipt_path",
-    "replace_file",
-    "temporary_suffix",
-    "write_receipt",
-]
-
 _MOST_OFFSETS_BYTES = 1 << 32
 
 

@@ -66,9 +66,6 @@ if TYPE_CHECKING:
     from datamat.plan.plan import PartSpec, ShardSpec
     from datamat.run.report import RunReport
 
-
-__all__ = ["repair", "repair_without_source"]
-
 _COPY_BYTES = 1 << 20
 _MOST_ROUNDS = 4  # what one round repairs may have hidden more damage from `verify`
 _FILES_OF_WORK = ("lock", "inputs", "ledger.jsonl", "names.json", "sidecars.json")

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from datamat.writers.base import Sample
 
 
-__all__ = ["Recomputation", "preview_copies", "replay", "verify_sample"]
-
-
 def replay(planned: PlannedJob, key: str, copy: int) -> Sample:
     """Process a row here and now, and return the sample that a run would store for it, decoded.
 

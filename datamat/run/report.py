@@ -35,13 +35,6 @@ from datamat.values import frozen
 if TYPE_CHECKING:
     from datamat.plan.job import Job
 
-
-__all__ = [
-    "RunReport",
-    "RunTally",
-    "describe_dropped",
-]
-
 _MOST_FAILURES = 10  # shown in a notebook
 _LARGEST_FILE, _MOST_PIXELS, _THUMBNAIL = 16 << 20, 32 << 20, 96  # of their pictures: bytes, pixels, pixels per side
 

@@ -40,13 +40,6 @@ if TYPE_CHECKING:
 from datamat.run.progress import ProgressBar, RunLog
 from datamat.run.report import RunReport, RunTally
 
-__all__ = [
-    "LedgerHook",
-    "RunEvents",
-    "reporting",
-]
-
-
 # ---------------------------------------------------------------- hooks
 
 

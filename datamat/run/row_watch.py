@@ -18,12 +18,6 @@ if TYPE_CHECKING:
     from datamat.errors import WorkerDied
 
 
-__all__ = [
-    "RowMark",
-    "RowWatch",
-]
-
-
 @frozen()
 class RowMark:
     """The rows that a worker is processing.

@@ -88,14 +88,6 @@ if TYPE_CHECKING:
     from datamat.run.wanted import Wanted
     from datamat.sources.store import RowStore
 
-
-__all__ = [
-    "Mode",
-    "Run",
-    "run_job",
-    "work_folder",
-]
-
 Mode: TypeAlias = Literal["make", "finalize", "repair"]
 """The purpose of a run: "make" makes what is missing; "finalize" only commits existing shards; "repair" restores the
 output to its former state, which may lack failed rows."""

@@ -66,15 +66,6 @@ if TYPE_CHECKING:
     from datamat.plan.inputs import InputFiles
     from datamat.plan.plan import PartSpec, ShardSpec
 
-
-__all__ = [
-    "ShardBuilder",
-    "begin_run",
-    "remove_folder",
-    "remove_waiting",
-    "take_over",
-]
-
 _ASIDE = ".done"  # suffix of the folder of a published shard's parts, until it is removed
 
 

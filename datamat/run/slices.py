@@ -62,15 +62,6 @@ if TYPE_CHECKING:
     from datamat.plan.job import Job, PlannedJob
     from datamat.plan.plan import ShardSpec
 
-
-__all__ = [
-    "LEASE_S",
-    "TaskClaims",
-    "TaskNumber",
-    "TaskSession",
-    "session_of",
-]
-
 LEASE_S = 60.0
 """Seconds without a heartbeat after which another task takes over a task's shards."""
 

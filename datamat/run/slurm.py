@@ -14,8 +14,6 @@ from datamat.options import Deadline, seconds_until
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["as_slurm_says"]
-
 _ENDS_BEFORE_S = 60.0  # before the end set by Slurm, so that parts in progress and the program can finish
 
 

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from datamat.run.merge import Renamed
     from datamat.run.outputs import LocalOutput
 
-
-__all__ = ["MOMENT_S", "alone", "begin", "nothing_made", "publish", "report_on_all", "stage_of", "who"]
-
 MOMENT_S = 0.5  # between two looks at who publishes
 
 

@@ -66,9 +66,6 @@ if TYPE_CHECKING:
     from datamat.folders import Folder
     from datamat.plan.job import Job, PlannedJob
 
-
-__all__ = ["Done", "State", "Status", "compared_status", "output_status", "status"]
-
 State = Literal["empty", "running", "unfinished", "complete", "damaged"]
 _LAST_EVENTS = 3
 _ENTRY = re.compile(r"(shards|run-\d+)/(?!plan\.json$)[^/]+\.json$")

@@ -45,9 +45,6 @@ if TYPE_CHECKING:
     from datamat.plan.job import Job, PlannedJob
     from datamat.plan.plan import Plan
 
-
-__all__ = ["claim_names", "foreign_names", "refuse_own_source", "series_of"]
-
 _RECORD = f"{WORK}/names.json"
 _NUMBER = re.compile(r"-\d{5}(?=-of-\d{5}\.)")
 

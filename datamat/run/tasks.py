@@ -59,9 +59,6 @@ if TYPE_CHECKING:
     from datamat.run.run import Mode
     from datamat.run.wanted import Wanted
 
-
-__all__ = ["start"]
-
 _MOMENT_S = 0.5  # between two checks of who writes the manifest
 
 

@@ -12,8 +12,6 @@ from datamat.errors import count_of
 from datamat.events import PartTrace
 from datamat.values import frozen
 
-__all__ = ["Timeline", "TimelineBuilder", "Totals"]
-
 STAGES = ("read", "decode", "transform", "encode", "write")
 """Stages in order; "read" is everything that is not in another stage."""
 _REMEDIES = {

@@ -95,16 +95,6 @@ if TYPE_CHECKING:
     from datamat.plan.job import Job
     from datamat.plan.plan import Plan
 
-
-__all__ = [
-    "RemoteOutput",
-    "laid_out",
-    "opened_output",
-    "output_of",
-    "scratch_folder",
-    "upload",
-]
-
 _PLAN = "plan.json"
 _OF_RUN = re.compile(r"run-(\d{5})/")
 _SMALL = ("sidecars.json", "inputs")

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from datamat.directory.manifest import IndexInfo, Manifest, ShardFiles, ShardInfo
 
 
-__all__ = ["NOTHING_WANTED", "OtherBytesError", "Wanted"]
-
-
 @frozen()
 class Wanted:
     """The result that a repair must reach.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from datamat.run.status import Status
 
-__all__ = ["watch"]
-
 _WINDOW_S = 60.0  # long enough for some parts to end in it, short enough to show that a run has slowed down
 
 

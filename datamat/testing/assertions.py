@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["bits", "compare", "digests", "normal", "plain", "preview", "raises"]
-
-
 _MOST_SHOWN = 6
 _MOST_CHARACTERS = 200
 

@@ -33,9 +33,6 @@ from datamat.features.base import dtype_of
 if TYPE_CHECKING:
     from datamat.writers.base import Sample
 
-__all__ = ["BOXES", "CASES", "IMAGES", "MIXED", "ODD_KEYS", "TABLE", "mixed"]
-
-
 PIXELS = np.random.default_rng(0).integers(0, 256, (8, 6, 4), np.uint8)
 BOXES = np.array([[0, 0.25, 0.5, 1], [0.1, 0.1, 0.3, 0.7]], np.float32)
 DEEP = np.random.default_rng(1).integers(0, 65536, (8, 6, 3), np.uint16)

@@ -17,8 +17,6 @@ from datamat.readers.dataset import load
 from datamat.testing.assertions import compare, digests, plain, preview, raises
 from datamat.testing.small_run import run_numbers
 
-__all__ = ["ExecutorConformance", "InlineExecutor"]
-
 
 class _Scale:
     """An object whose bound method is sent to workers."""

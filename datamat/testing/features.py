@@ -34,9 +34,6 @@ from datamat.writers.base import DatasetWriter
 if TYPE_CHECKING:
     from datamat.writers.base import Sample
 
-__all__ = ["FeatureConformance"]
-
-
 FORMATS = ["tfrecord", "tfrecord.gz", "parquet", "webdataset", "arrayrecord"]
 """The built-in formats; tests of a format whose package is missing are skipped."""
 

@@ -18,9 +18,6 @@ from datamat.errors import CorruptDataError, DatamatError, OptionError
 from datamat.folders import AbsentError, ChangedError, ExistsError, Folder, ReplaceIf, Stat, create_once
 from datamat.testing.assertions import compare, raises
 
-__all__ = ["FolderConformance"]
-
-
 _FOLDER_FILES = {
     "manifest.json": b"{}",
     "empty": b"",

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from datamat.formats import ShardWriter
     from datamat.writers.base import Sample
 
-__all__ = ["MadeShard", "ShardFormatConformance"]
-
 
 def _append_each(writer: ShardWriter, records: Sequence[Mapping[str, Any]]) -> None:
     for record in records:

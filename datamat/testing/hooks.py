@@ -10,8 +10,6 @@ from datamat.options import Hook
 from datamat.testing.assertions import compare, digests, raises
 from datamat.testing.small_run import run_numbers
 
-__all__ = ["HookConformance"]
-
 
 class _Overheard:
     """Passes events on to a hook, and keeps the errors that it raises."""

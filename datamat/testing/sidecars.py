@@ -17,8 +17,6 @@ from datamat.testing.assertions import compare
 from datamat.testing.executors import InlineExecutor
 from datamat.testing.small_run import Numbers
 
-__all__ = ["SidecarConformance"]
-
 
 class SidecarConformance:
     """What every `Sidecar` does: its files follow from the manifest alone."""

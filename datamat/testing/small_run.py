@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from datamat.run.report import RunReport
     from datamat.writers.base import Sample
 
-__all__ = ["Numbers", "run_numbers"]
-
 
 class Numbers(DatasetWriter):
     """Rows whose records depend on their number and the seed; one of them may fail."""

@@ -16,8 +16,6 @@ from datamat.writers.sources import open_source
 if TYPE_CHECKING:
     from datamat.run.report import RunReport
 
-__all__ = ["DataSourceConformance"]
-
 
 class DataSourceConformance:
     """What every `DataSource` does, and every object with `len` and items that is passed as a dataset.

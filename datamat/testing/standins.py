@@ -12,8 +12,6 @@ from datamat.parallel import PathosExecutor
 from datamat.parallel.standins import registrations
 from datamat.testing.assertions import compare
 
-__all__ = ["StandinConformance"]
-
 
 @contextlib.contextmanager
 def _one_worker(start_method: Any) -> Iterator[PathosExecutor]:

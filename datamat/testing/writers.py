@@ -13,8 +13,6 @@ from datamat.testing.assertions import compare, digests, plain
 from datamat.testing.executors import InlineExecutor
 from datamat.writers.base import DatasetWriter
 
-__all__ = ["DatasetWriterConformance"]
-
 
 class DatasetWriterConformance:
     """What every `DatasetWriter` does: the same rows, in any order and process, make the same records.

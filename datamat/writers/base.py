@@ -30,18 +30,6 @@ from datamat.folders.local import expand_home
 from datamat.sources.rows import IndexRow, RowBlock
 from datamat.writers.kinds import SOURCE_KINDS, layout_of
 
-__all__ = [
-    "DataSource",
-    "DatasetWriter",
-    "Sample",
-    "always_needed",
-    "bind_writer",
-    "identity_of",
-    "resolve_writer",
-    "writer_and_source",
-    "writer_names",
-]
-
 Sample: TypeAlias = dict[str, Any]
 """The values of one sample, by feature name."""
 

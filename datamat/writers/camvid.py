@@ -28,9 +28,8 @@ from datamat.errors import SchemaError, SourceError
 from datamat.features import Features, Image, Mask
 from datamat.sources.rows import IndexRow
 from datamat.writers.base import DatasetWriter, Sample
-from datamat.writers.index import Index, files_below, pair_files
-
-__all__ = ["CamVidWriter"]
+from datamat.writers.index import Index, pair_files
+from datamat.writers.paths import files_below
 
 OUTPUT_VERSION = 1
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""

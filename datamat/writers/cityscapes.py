@@ -23,9 +23,8 @@ from datamat.errors import OptionError, SourceError
 from datamat.features import Features, Image, Mask
 from datamat.sources.rows import IndexRow
 from datamat.writers.base import DatasetWriter, Sample
-from datamat.writers.index import files_below, pair_files
-
-__all__ = ["CityscapesWriter"]
+from datamat.writers.index import pair_files
+from datamat.writers.paths import files_below
 
 OUTPUT_VERSION = 1
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""

@@ -37,8 +37,6 @@ from datamat.features import Feature, Keypoints, Scalar
 from datamat.sources.rows import IndexRow
 from datamat.writers.detection import DetectionWriter, Objects, Picture, clipped, key_of
 
-__all__ = ["CocoWriter"]
-
 OUTPUT_VERSION = 2
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
 

@@ -32,8 +32,6 @@ from datamat.writers.sources import open_source
 from datamat.writers.spool import SpooledSource
 from datamat.writers.unpacking import SpoolOptions
 
-__all__ = ["ImportWriter"]
-
 OUTPUT_VERSION = 3
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
 

@@ -38,8 +38,6 @@ from datamat.features import BBoxes, ClassLabel, Feature, Features, Image, Keypo
 from datamat.sources.rows import IndexRow
 from datamat.writers.base import DatasetWriter, Sample
 
-__all__ = ["DetectionWriter", "Objects", "Picture", "clipped"]
-
 OUTPUT_VERSION = 1
 """Incremented when the same source gives other samples, so that shards of these writers are rebuilt."""
 

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
     from datamat.sources.rows import IndexRow
 
-
-__all__ = ["ITEM", "MOST_CONCURRENCY", "AsyncFunctionWriter", "FunctionWriter", "function_writer"]
-
 OUTPUT_VERSION = 2
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
 

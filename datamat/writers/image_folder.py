@@ -24,9 +24,8 @@ from datamat.features import ClassLabel, Features, Image
 from datamat.sources.files import describe_files
 from datamat.sources.rows import IndexRow
 from datamat.writers.base import DatasetWriter, Sample
-from datamat.writers.index import Index, files_below
-
-__all__ = ["ImageFolderWriter"]
+from datamat.writers.index import Index
+from datamat.writers.paths import files_below
 
 OUTPUT_VERSION = 1
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""

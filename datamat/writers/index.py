@@ -39,8 +39,6 @@ from datamat.writers.text_tables import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Index", "files_below", "pair_files"]
-
 _LARGEST_NUMBER = 8  # bytes: Python has no 16-byte float
 
 

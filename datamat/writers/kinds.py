@@ -14,8 +14,6 @@ from datamat.values import frozen
 if TYPE_CHECKING:
     import pathlib
 
-__all__ = ["KINDS", "PACKINGS", "SOURCE_KINDS", "SourceKind", "layout_of"]
-
 PACKINGS = (".gz", ".bz2", ".xz", ".zst", ".zlib")
 """Extensions of compressed files, which follow those of their content."""
 

@@ -31,13 +31,11 @@ from datamat.features import Features, Image, Mask
 from datamat.sources.files import note_files
 from datamat.sources.rows import IndexRow
 from datamat.writers.base import DatasetWriter, Sample
-from datamat.writers.index import files_below, pair_files
+from datamat.writers.index import pair_files
+from datamat.writers.paths import files_below
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
-
-
-__all__ = ["PedestrianWriter"]
 
 OUTPUT_VERSION = 1
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""

@@ -34,7 +34,6 @@ from datamat.writers.splits import SplitSource
 from datamat.writers.text_tables import TEXT_TABLES
 from datamat.writers.unpacking import SpoolOptions
 
-__all__ = ["open_source"]
 _WANTED = (
     "a folder finished by datamat, prepared by TFDS or saved by Hugging Face datasets; Parquet or Arrow files, or a "
     "folder of them; an object with len() and items by position (list, torch Dataset, datasets.Dataset); an iterator, "

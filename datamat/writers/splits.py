@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from datamat.features import Feature
 
 
-__all__ = ["SplitSource"]
-
-
 @final
 class SplitSource(DataSource):
     """The samples of several sources, one after another.

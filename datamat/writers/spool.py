@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
     from datamat.features import Feature
 
-
-__all__ = ["RowStream", "SpooledSource", "packed", "unpacked"]
 _ROWS, _STATE = "rows.arrow", "state.json"
 _BATCH_ROWS = 4096
 _BATCH_BYTES = 16 << 20

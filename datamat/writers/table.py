@@ -36,8 +36,6 @@ from datamat.writers.text_tables import TextOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["TableWriter"]
-
 OUTPUT_VERSION = 3
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
 

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-__all__ = ["TableRows", "content_of", "is_arrow_dataset", "is_of_package", "listed_column", "table_of"]
-
-
 def table_of(value: Any) -> pa.Table | None:
     """Return a table of any package in `_TABLES`, or any other that exports Arrow, as a pyarrow table; otherwise None.
 

@@ -33,8 +33,6 @@ from datamat.writers.paths import files_below
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-__all__ = ["VocWriter"]
-
 OUTPUT_VERSION = 1
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
 

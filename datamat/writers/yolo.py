@@ -33,8 +33,6 @@ from datamat.sources.rows import IndexRow
 from datamat.writers.detection import DetectionWriter, Objects, Picture, clipped, extent, key_of
 from datamat.writers.paths import files_below
 
-__all__ = ["YoloWriter"]
-
 OUTPUT_VERSION = 1
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
 

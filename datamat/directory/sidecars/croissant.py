@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from datamat.directory.manifest import Manifest, ShardInfo
     from datamat.features import Feature
 
-
-__all__ = ["croissant_sidecars", "croissant_type"]
-
 # The context of the specification, verbatim, since consumers compare it.
 _CONTEXT = {
     "@language": "en",

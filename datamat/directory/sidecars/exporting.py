@@ -64,19 +64,6 @@ from datamat.folders.local import read_regular, regular_path
 from datamat.folders.places import local_folder
 from datamat.values import frozen
 
-__all__ = [
-    "BUILT_IN",
-    "RECORD",
-    "ExportReport",
-    "built_in_files",
-    "export",
-    "known_sidecars",
-    "sidecar_names",
-    "sidecar_problems",
-    "withdraw_sidecars",
-    "write_sidecars",
-]
-
 BUILT_IN: tuple[Sidecar, ...] = (
     tfds_sidecars,
     hugging_face_sidecars,

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from datamat.directory.manifest import Manifest
     from datamat.features import Feature, Features
 
-
-__all__ = ["hugging_face_sidecars", "hugging_face_type"]
-
 _OPENED = ("parquet", "webdataset")  # `datasets` (5.2) uses one reader: the first here
 _STORED = dict.fromkeys(["float16", "bfloat16"], "float32")  # numbers whose type in Parquet differs from their own
 _WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})  # not texts in YAML

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from datamat.directory.manifest import Manifest
 
-
-__all__ = ["dali_sidecars", "index_ahead", "litdata_sidecars", "prepare_index", "tar_index", "wids_sidecars"]
-
 # ---------------------------------------------------------------- DALI
 #
 # For NVIDIA DALI, to find samples in tar shards: `SHARD.tar.idx`, which lists the members of each sample.

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from datamat.features import Feature, Features
     from datamat.features.base import ArrowType, Shape
 
-
-__all__ = ["tfds_entries", "tfds_sidecars"]
-
 _FORMATS = {"tfrecord": "tfrecord", "arrayrecord": "array_record"}  # our names to theirs; TFDS reads no others
 _FEATURES = "tensorflow_datasets.core.features."
 _NOT_DECODED = {"uint32"}  # not supported by `tf.io.decode_raw`
