@@ -72,11 +72,7 @@ class ColumnProfile:
 
 @final
 class ColumnProfiler:
-    """Examines the values of a field, record by record.
-
-    Args:
-        name: name of the field, as the report shows it.
-    """
+    """Examines the values of a field, record by record."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -49,10 +49,6 @@ def equal_inputs(folder: pathlib.Path, splits: Iterable[str]) -> EqualInputs:
     For a row with several files the largest counts: many masks are equal, but pictures should not be. A file shared by
     several rows of a split is a container of samples, whose digest does not show whether they are equal.
 
-    Args:
-        folder: a finished directory, or a folder with copies of its index files.
-        splits: names of its splits.
-
     Returns:
         None if the index cannot be read, which `verify` reports, or is too large to compare.
     """

@@ -27,9 +27,6 @@ class FilesHere:
 
     The copies are in a temporary folder, which is removed with this object. Thread-safe.
 
-    Args:
-        root: the folder.
-
     Attributes:
         path: the local folder with the files: the folder itself, or a temporary one in `TMPDIR`.
         are_copies: whether it is a temporary one.

@@ -461,10 +461,6 @@ def file_names(shard: str, extensions: Iterable[str]) -> list[tuple[str, str]]:
 
     The first offsets file has the name that DALI uses for TFRecord; FILE.idx would be DALI's own index of a tar file.
 
-    Args:
-        shard: name of the shard, without extension.
-        extensions: extension of each format, without a leading dot.
-
     Example:
         >>> file_names("set-train-00000-of-00001", ["tfrecord", "tar"])[1]
         ('set-train-00000-of-00001.tar', 'set-train-00000-of-00001.tar.offsets')
@@ -1013,12 +1009,7 @@ def shard_pattern(manifest: Manifest, split: str, shards: tuple[ShardInfo, ...])
 
 
 def growing_path(entries: pathlib.Path, file: str) -> pathlib.Path:
-    """Return the path of a shard's growing file, until its entry is written and it gets its name.
-
-    Args:
-        entries: folder of the entries.
-        file: its final name.
-    """
+    """Return the path of a shard's growing file, until its entry is written and it gets its name."""
     return entries / f"{file}.growing"
 
 

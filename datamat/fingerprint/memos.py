@@ -103,13 +103,7 @@ def clear_caches(places: Iterable[Home], main: Sequence[dict[str, Any]] = ()) ->
 
 
 def set_memo(memo: Memo, value: Any, main: Sequence[dict[str, Any]] = ()) -> None:
-    """Set a memo, or another value that code reads from a module.
-
-    Args:
-        memo: location to set.
-        value: its new value.
-        main: as for `read_memos`.
-    """
+    """Set a memo, or another value that code reads from a module."""
     module, path = memo.home
     if path.endswith(_CALL):
         holder, name = _holder(memo.home, main)

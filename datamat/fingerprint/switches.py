@@ -246,11 +246,7 @@ class Switches:
         _thread.token = self.token
 
     def counting(self, packages: Collection[str]) -> dict[str, str]:
-        """Return the switches that decide bytes and differ from their defaults, as text by name.
-
-        Args:
-            packages: names of the packages that the code uses.
-        """
+        """Return the switches that decide bytes and differ from their defaults, as text by name."""
         found = {}
         for name, value in self.values.items():
             switch = _SWITCHES[name]

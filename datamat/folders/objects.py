@@ -377,12 +377,7 @@ _PLACES_OF_S3 = ("AWS_ENDPOINT", "AWS_REGION", "AWS_DEFAULT_REGION")
 
 
 def bucket_region(bucket: str, address: str = "https://s3.amazonaws.com") -> str:
-    """Return the region of an S3 bucket, which S3 tells anyone; "us-east-1" if it does not.
-
-    Args:
-        bucket: name of the bucket.
-        address: address of any S3 server.
-    """
+    """Return the region of an S3 bucket, which S3 tells anyone; "us-east-1" if it does not."""
     import http.client
 
     parts = urllib.parse.urlsplit(address)

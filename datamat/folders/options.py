@@ -69,10 +69,6 @@ def configured(scheme: str) -> dict[str, Any]:
 def translated(scheme: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the equivalent options of obstore.
 
-    Args:
-        scheme: scheme of the URL.
-        options: options of fsspec, or obstore's own.
-
     Raises:
         OptionError: an option has no equivalent; says what to give instead.
     """

@@ -103,13 +103,7 @@ _SLOW_AFTER_S, _LEAST_BYTES_PER_S, _ENDLESS_AFTER_S = 60, 1 << 10, 600
 
 
 def _check_pace(num_bytes: int, elapsed_s: float, *, has_end: bool) -> None:
-    """Raise `InputError` if a server drips, or streams endlessly, like radio and cameras: it is never silent.
-
-    Args:
-        num_bytes: bytes received so far.
-        elapsed_s: time that they took.
-        has_end: whether the server has told the size.
-    """
+    """Raise `InputError` if a server drips, or streams endlessly, like radio and cameras: it is never silent."""
     if elapsed_s > _SLOW_AFTER_S and num_bytes < _LEAST_BYTES_PER_S * elapsed_s:
         raise InputError(
             f"comes too slowly: {num_bytes} bytes in {elapsed_s:.0f} s; run again later, or remove the row"
@@ -379,10 +373,6 @@ class FsspecFolder(Folder):
     If a filesystem may show incomplete files, a file is written under a hidden name and moved. Few filesystems have
     conditions: see `keeps`. On others a condition is checked before the write, which is not atomic, and versions are
     only as fine as the filesystem's clock.
-
-    Args:
-        url: URL of the folder, `SCHEME://PLACE`.
-        options: options of the filesystem.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:

@@ -24,9 +24,6 @@ _URL = re.compile(r"[A-Za-z][\w+.-]+(://|::)|(?i:data):[\w/+.-]*[;,]")  # one le
 def is_url(path: str | os.PathLike[str]) -> bool:
     """Return True if a path is a URL for fsspec.
 
-    Args:
-        path: path or URL.
-
     Example:
         >>> is_url("s3://bucket/camvid"), is_url("out/camvid"), is_url("C:/camvid")
         (True, False, False)
@@ -172,12 +169,7 @@ _PLACE_VARIABLE = re.compile(
 
 
 def place_of(url: str, options: Mapping[str, Any]) -> str:
-    """Return a text that identifies a URL in its store, independent of signatures; it may contain secrets.
-
-    Args:
-        url: URL, `SCHEME://PLACE`.
-        options: options for fsspec.
-    """
+    """Return a text that identifies a URL in its store, independent of signatures; it may contain secrets."""
     said = {
         *_places_in(options),
         *(f"{name}={value}" for name, value in os.environ.items() if _PLACE_VARIABLE.fullmatch(name)),

@@ -231,9 +231,6 @@ class _Child(PathosExecutor):
 
     In the worker itself, other threads (an event loop, further calls) draw from the random generators that samples use,
     and each worker has another hash seed.
-
-    Args:
-        first: function that it is started for.
     """
 
     _idle: ClassVar[list[_Child]] = []  # of this process, and those that a fork inherits from its parent
@@ -363,11 +360,6 @@ class Engine(Protocol):
 
 class EngineExecutor(Executor):
     """An executor that makes its calls on an engine, and replays their log records here.
-
-    Args:
-        engine: the engine.
-        preload: modules that processes for its calls import once.
-        calls_here: called once if the engine turns out to make calls in this very thread.
 
     Attributes:
         job: unique name of the job that its calls belong to.
@@ -500,11 +492,7 @@ class _Futures:
 
 
 class _Dask:
-    """A cluster of Dask.
-
-    Args:
-        client: the user's client, or the address of a scheduler.
-    """
+    """A cluster of Dask."""
 
     def __init__(self, client: Any) -> None:
         self._is_mine = isinstance(client, str)

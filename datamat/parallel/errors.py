@@ -99,11 +99,7 @@ def count_of(number: int, noun: str) -> str:
 
 
 def require_posix(what: str) -> None:
-    """Raise `MissingDependencyError` on a system without the file locks and processes that writing needs.
-
-    Args:
-        what: the feature that needs them, for the message.
-    """
+    """Raise `MissingDependencyError` on a system without the file locks and processes that writing needs."""
     try:
         import fcntl
         import resource

@@ -71,11 +71,6 @@ def is_retiring() -> bool:
 def refuse_in_fork(owner: int, what: str, remedy: str) -> None:
     """Refuse to continue in a fork of the process that began something: its threads do not run here, so it would hang.
 
-    Args:
-        owner: id of the process that began it.
-        what: what was begun.
-        remedy: how to begin it here.
-
     Raises:
         ParallelError: this is another process.
     """

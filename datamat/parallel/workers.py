@@ -569,10 +569,6 @@ class WorkerGroup:
     def start_worker(self, first: RemoteFunction, user_objects: UserObjects) -> None:
         """Start one worker; if the first ones were forked, it comes from a server.
 
-        Args:
-            first: function that the worker will call first.
-            user_objects: initializer and callbacks of the pool.
-
         Raises:
             OSError, EOFError: the system, or the server, did not start one.
         """

@@ -90,11 +90,6 @@ def open_reused(
 ) -> Iterator[Callable[[int], list[tuple[str, dict[str, Column]]]]]:
     """Open the shard that holds the reused records.
 
-    Args:
-        reused: places of the records; None if none are reused.
-        shard_format: format of the shard, bound to its features.
-        features: schema of the records.
-
     Yields:
         A function that returns (key, columns) of each record of a row, given its position in the plan; nothing for a
         row to compute. It raises `CorruptDataError` if the shard is damaged.
@@ -241,10 +236,6 @@ def equal_shards(planned: PlannedJob, listed: Mapping[str, ShardFiles]) -> dict[
     """Return the published files that match shards of a plan except for their names, by planned name.
 
     If a split is renamed or gets another shard, its other shards keep their rows, and so their bytes.
-
-    Args:
-        planned: source and options as they are now, and the directory.
-        listed: shards of the published manifest by name.
     """
     extensions = [made.extension for made in planned.job.formats]
     known = {files[0].fingerprint: files for files in listed.values() if not files[0].num_failed}
@@ -260,11 +251,7 @@ def equal_shards(planned: PlannedJob, listed: Mapping[str, ShardFiles]) -> dict[
 
 
 def find_changes(planned: PlannedJob) -> list[ShardChange]:
-    """Return the shards of a plan that are missing or outdated.
-
-    Args:
-        planned: source and options as they are now, and the directory.
-    """
+    """Return the shards of a plan that are missing or outdated."""
     manifest, known = known_shards(planned.job.output, planned.job.work)
     waiting = waiting_shards(planned.job.work, planned.plan.shards)
     comparison = None if manifest is None else Comparison(planned, manifest)
@@ -299,10 +286,6 @@ def find_loss(planned: PlannedJob, known: Mapping[str, ShardFiles]) -> str:
     """Return which finished rows a run would remove because the source lacks them, and the remedy; "" if none.
 
     Finished rows are those that are counted in a published manifest and gave records.
-
-    Args:
-        planned: source and options as they are now, and the directory.
-        known: finished shards by name, as returned by `known_shards`.
     """
     job = planned.job
     wanted = {shard.name: shard for shard in planned.plan.shards}
@@ -348,12 +331,7 @@ def edited_in_words(manifest: Manifest) -> str:
 
 
 def _lost_rows(planned: PlannedJob, manifest: Manifest) -> list[str]:
-    """Return the keys of rows that gave records but are not in the source now, by comparing key hashes.
-
-    Args:
-        planned: source and options as they are now, and the directory.
-        manifest: the published manifest of the directory.
-    """
+    """Return the keys of rows that gave records but are not in the source now, by comparing key hashes."""
     output, lost = planned.job.output, list[str]()
     hashes = np.sort(planned.store.hashes)
     for split, infos in manifest.splits.items():
@@ -394,12 +372,7 @@ def _row_keys(planned: PlannedJob, manifest: Manifest, info: ShardInfo) -> set[s
 
 
 def _has_other_items(planned: PlannedJob, manifest: Manifest) -> bool:
-    """Return True if the rows are keyed by position and none of the finished items is in the source now.
-
-    Args:
-        planned: source and options as they are now, and the directory.
-        manifest: the published manifest of the directory.
-    """
+    """Return True if the rows are keyed by position and none of the finished items is in the source now."""
     from datamat.writers.function import ITEM, FunctionWriter
 
     store, writer = planned.store, planned.job.records.writer
@@ -451,12 +424,7 @@ def lost_files(output: pathlib.Path, work: pathlib.Path, info: ShardInfo) -> lis
 
 
 class Comparison:
-    """The last finished run compared with the present rows, plan and digests.
-
-    Args:
-        planned: source and options as they are now, and the directory.
-        manifest: manifest of the last finished run.
-    """
+    """The last finished run compared with the present rows, plan and digests."""
 
     def __init__(self, planned: PlannedJob, manifest: Manifest) -> None:
         self._output = planned.job.output
@@ -615,15 +583,7 @@ def index_reader(output: pathlib.Path, manifest: Manifest | None) -> Callable[[s
 def find_reusable(
     planned: PlannedJob, before: Manifest, shard: ShardSpec, info: ShardInfo, index: Callable[[str], IndexTable]
 ) -> ReusedRows | None:
-    """Return the places of the records of a shard's rows in the last run's file; None if none can be reused.
-
-    Args:
-        planned: source and options as they are now, and the directory.
-        before: manifest of the last finished run.
-        shard: the shard as planned.
-        info: its present file, in the first of the formats.
-        index: returns the index of a split of the last run; see `index_reader`.
-    """
+    """Return the places of the records of a shard's rows in the last run's file; None if none can be reused."""
     output, job = planned.job.output, planned.job
     with contextlib.suppress(OSError, CorruptDataError):
         if not _is_made_alike(planned, before, shard) or not info.is_whole(output / info.file):

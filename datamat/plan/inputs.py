@@ -96,11 +96,7 @@ class Neighbourhood:
 
 @final
 class OpenedFiles:
-    """Records the files that this process opens for reading, between `start` and `stop`.
-
-    Args:
-        near: the places whose files count.
-    """
+    """Records the files that this process opens for reading, between `start` and `stop`."""
 
     def __init__(self, near: Neighbourhood) -> None:
         self._near = near
@@ -124,11 +120,7 @@ class OpenedFiles:
             self._paths |= dict.fromkeys([path for path in _held_open() if path not in self._held], False)
 
     def undeclared(self, declared: Iterable[Iterable[Iterable[str]]]) -> tuple[str, ...]:
-        """Return the undeclared files that count, in the order of opening.
-
-        Args:
-            declared: paths of declared files and folders, by row and field.
-        """
+        """Return the undeclared files that count, in the order of opening."""
         known = {os.path.realpath(path) for row in declared for field in row for path in field}
         found = {os.path.realpath(path): is_run for path, is_run in self._paths.items()}
         return tuple(
@@ -141,9 +133,6 @@ class OpenedFiles:
 @contextlib.contextmanager
 def placeholders_refused(declared: Callable[[], Iterable[Iterable[Iterable[str]]]] = tuple) -> Iterator[None]:
     """Refuse results of the block if it opened unfetched files of a mirror: root can read them, as zeros.
-
-    Args:
-        declared: returns the paths of declared files and folders, by row and field.
 
     Raises:
         SourceError: a file was opened that is not here; says how to declare it.
@@ -278,12 +267,7 @@ class PartInputs:
         self.is_as_indexed = True
 
     def settle(self, number: int, notes: Notes) -> bool:
-        """Return True if the files of a row did not change while it was read; otherwise it must be read again.
-
-        Args:
-            number: position of the row in the part.
-            notes: notes of `read_file` about the files that it read for the row.
-        """
+        """Return True if the files of a row did not change while it was read; otherwise it must be read again."""
         is_settled = True
         for place, paths in enumerate(self._paths[number]):
             if not paths or self._are_urls[number][place] or not self._is_single[place]:
@@ -329,10 +313,6 @@ class PartInputs:
 
 class InputFiles:
     """The known state of a plan's input files, which decides whether finished work is up to date.
-
-    Args:
-        store: the rows, in the order of the plan.
-        work: the `.datamat` folder of the directory.
 
     Attributes:
         has_files: whether rows have input files at all.

@@ -32,10 +32,6 @@ def digests_of_memos(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the digests of the filled memos in this process, by name.
 
-    Args:
-        places: places of memos.
-        main: as for `read_memos`.
-
     Returns:
         The digests, and the names of memos with too many values to compare, or of caches whose results are
         inaccessible.
@@ -68,12 +64,7 @@ def read_places(rows_folder: pathlib.Path) -> list[Home]:
 
 
 class KnownMemos:
-    """The contents of memos seen by runs on an output.
-
-    Args:
-        work: `.datamat` folder of the output.
-        code: digest of everything that decides how the code fills memos.
-    """
+    """The contents of memos seen by runs on an output."""
 
     def __init__(self, work: pathlib.Path, code: str) -> None:
         self._path, self._code = work / _FILE, code
@@ -85,11 +76,7 @@ class KnownMemos:
                 self._filled = dict(known["filled"])
 
     def counting(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return the caller's memos that count, by name.
-
-        Args:
-            given: digests of the memos in the caller.
-        """
+        """Return the caller's memos that count, by name."""
         return {name: digest for name, digest in given.items() if self._filled.get(name) not in {digest, _VARIES}}
 
     def add(self, given: Mapping[str, str], seen: Mapping[str, str]) -> None:

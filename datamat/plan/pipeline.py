@@ -406,11 +406,6 @@ class Pipeline:
     ) -> Iterator[tuple[str, dict[str, Column]]]:
         """Do what `records` does, for one untransformed copy of samples that `read` has returned.
 
-        Args:
-            row: the input row.
-            found: the row's samples, or a `Skip` instead of one.
-            dropped: receives the reasons why records were left out, by key.
-
         Raises:
             SampleError: any error, as for `records`.
         """
@@ -553,12 +548,7 @@ class Pipeline:
         return MadeColumns.of(features.encode_block(values), features.observe_value_block(values))
 
     def check_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> None:
-        """Raise `OptionError` if the same rows give two results; rows of tables are read by no code of the user's.
-
-        Args:
-            keys: keys of the rows of a block.
-            fields: index fields of these rows, by name.
-        """
+        """Raise `OptionError` if the same rows give two results; rows of tables are read by no code of the user's."""
         if self._reads_cells:
             return
         few = list(keys[:_ROWS_COMPARED])
@@ -777,14 +767,7 @@ class Pipeline:
     def _copies(
         self, sample: Sample | Skip, name: str, copies: int, remarks: MutableSet[str]
     ) -> Iterator[tuple[int, Iterable[_Made]]]:
-        """Yield each copy of a sample, with its number; each must be consumed before the next is drawn.
-
-        Args:
-            sample: the sample as read.
-            name: name of its random streams.
-            copies: number of copies.
-            remarks: receives a sentence if copies are equal.
-        """
+        """Yield each copy of a sample, with its number; each must be consumed before the next is drawn."""
         if isinstance(sample, Skip):
             yield from ((copy, [sample]) for copy in range(copies))
             return
@@ -1023,12 +1006,7 @@ def _places_of(features: Features) -> Mapping[str, bool | None]:
 
 
 def without_urls(text: str, paths: Iterable[str]) -> str:
-    """Return a message or traceback with URLs instead of paths of local copies, and without secrets.
-
-    Args:
-        text: text that may quote paths and URLs.
-        paths: paths and URLs of its row.
-    """
+    """Return a message or traceback with URLs instead of paths of local copies, and without secrets."""
     text = with_urls(text)
     for url in filter(is_url, paths):  # opened by `read` itself: libraries quote them
         text = redacted(text.replace(url, without_secrets(url)), url, {})

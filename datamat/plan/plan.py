@@ -404,13 +404,7 @@ def make_plan(  # noqa: PLR0913 -- everything that decides a plan, by name
 
 
 def plan_without(plan: Plan, removed: Sequence[str], store: RowStore) -> Plan:
-    """Return the plan in which some rows and records are left out where they lie, so that no other row moves.
-
-    Args:
-        plan: the plan.
-        removed: their keys.
-        store: the rows, in the order of the plan.
-    """
+    """Return the plan in which some rows and records are left out where they lie, so that no other row moves."""
     if not removed:
         return plan
     of_parts: dict[tuple[str, int], list[str]] = {}
@@ -436,13 +430,7 @@ def plan_without(plan: Plan, removed: Sequence[str], store: RowStore) -> Plan:
 
 
 def fingerprint_without(fingerprint: str, removed: Iterable[str], restored: Iterable[str] = ()) -> str:
-    """Return the fingerprint of a shard that lacks some keys: however many edits removed them, and in whichever order.
-
-    Args:
-        fingerprint: that of the shard.
-        removed: keys of the rows and records that are left out of it.
-        restored: keys that were, and are not any more.
-    """
+    """Return the fingerprint of a shard that lacks some keys, in whichever order they were removed."""
     gone, back = (
         sum(xxhash.xxh3_128_intdigest(f"without {key}".encode()) for key in keys) for keys in (removed, restored)
     )
@@ -507,12 +495,7 @@ def _rows_of(codes: np.ndarray, code: int) -> np.ndarray:
 
 
 class _Places:
-    """The place of each row in the order of its split: uint64, uniform, drawn from (seed, key).
-
-    Args:
-        hashes: uint64 (n,), hash of the key of each row.
-        seed: base seed.
-    """
+    """The place of each row in the order of its split: uint64, uniform, drawn from (seed, key)."""
 
     def __init__(self, hashes: np.ndarray, seed: int) -> None:
         self._hashes = hashes

@@ -51,10 +51,6 @@ _MOST_ROUNDS = 10  # in each of which another has published meanwhile
 def append(job: Job, run: Callable[[Job], RunReport]) -> RunReport:
     """Append the rows that the output of a job has not got; make all of them where nothing is published.
 
-    Args:
-        job: the job of the whole output.
-        run: makes the output of a job, alone or as one of several tasks.
-
     Raises:
         OptionError: the rows have positions as keys, or are those of a conversion.
         OutputError: new shards would not fit those that are there; or as `run` does.

@@ -106,11 +106,6 @@ def _removed(keys: Sequence[str], stays: np.ndarray) -> frozenset[str]:
 def edit(job: Job, run: Callable[[Job], RunReport], change: Edit) -> RunReport:
     """Change a finished set where it is.
 
-    Args:
-        job: makes the shards that change.
-        run: makes the output of a job.
-        change: what changes.
-
     Raises:
         ChangedError: the set is no longer the one of which `change` is an edit.
         OutputError: as `run` does.

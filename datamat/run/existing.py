@@ -47,10 +47,6 @@ _MOST_COMPARED = 4  # shards whose rows are compared for the reasons: common rea
 def refuse_other_dataset(job: Job, finished: Finished) -> None:
     """Refuse to write where another dataset is: it would be removed once this one is finished.
 
-    Args:
-        job: the job, with its output and the name of its dataset.
-        finished: manifest and shards of earlier runs, as `known_shards` returns them.
-
     Raises:
         OutputError: the output holds finished shards or parts of a dataset of another name.
     """
@@ -105,10 +101,6 @@ def _shards_by_their_files(output: pathlib.Path) -> dict[str, str]:
 
 def judge_existing(planned: PlannedJob, finished: Finished) -> None:
     """Before a run, warn about the finished shards that it will rebuild, and why; or refuse.
-
-    Args:
-        planned: the present source and options, and the directory.
-        finished: manifest and shards of earlier runs, as `known_shards` returns them.
 
     Raises:
         OutputError: `existing` forbids what the run would remove: "update" refuses if finished rows are no longer in

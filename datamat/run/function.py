@@ -69,11 +69,6 @@ _MOST_FAILED = 1000  # failures in a row after which no item is expected to work
 def infer_features(writer: FunctionWriter, seed: int, how: RunOptions) -> tuple[Features, float]:
     """Return the features of the function's first sample, and the seconds that it took.
 
-    Args:
-        writer: writer that calls the function.
-        seed: base seed of the function's random draws.
-        how: engine, worker options and error policy.
-
     Raises:
         SampleError: an item failed, killed its worker or timed out, and the policy is to raise.
         IncompleteRunError: more items failed than the policy allows, or all of the first ones.

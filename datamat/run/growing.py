@@ -67,12 +67,7 @@ SEAL_WAIT_S = 600.0  # for the same call, which another executor may run twice a
 
 
 def inputs_of_shard(shards: pathlib.Path, name: str) -> pathlib.Path:
-    """Return the file that records the content of a shard's input files.
-
-    Args:
-        shards: folder of the entries of shards.
-        name: name of the shard.
-    """
+    """Return the file that records the content of a shard's input files."""
     return shards / f"{name}.inputs"
 
 
@@ -124,9 +119,6 @@ class GrowingShard:
         """Hold the lock of the files for the block; the system releases it when the process ends.
 
         Yields False if another process keeps the lock, and None if the file system has no locks.
-
-        Args:
-            wait_s: seconds to wait for the lock.
         """
         import fcntl
 

@@ -42,12 +42,7 @@ class NamedJob(NamedTuple):
     options: dict[str, Any]
 
     def call(self, method: str, **given: Any) -> Any:
-        """Call a method of the `Materializer` with the job's options that it accepts; `given` ones take precedence.
-
-        Args:
-            method: name of the method.
-            given: its arguments.
-        """
+        """Call a method of the `Materializer` with the job's options that it accepts; `given` ones take precedence."""
         called, chosen = getattr(self.materializer, method), {**self.options, **given}
         for name, field in (("workers", "num_workers"), ("errors", "action")):  # keeps their other limits
             whole = self.options.get(name)

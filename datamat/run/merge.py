@@ -159,14 +159,7 @@ def _check_alike(first: FinishedSet, other: FinishedSet) -> None:
 
 
 def differences(manifest: Manifest, features: Features, formats: Sequence[str], copies: Mapping[str, int]) -> list[str]:
-    """Return the reasons why shards do not fit a finished set; empty if they do.
-
-    Args:
-        manifest: manifest of the set.
-        features: schema of the shards.
-        formats: names of their formats.
-        copies: records per row, by split.
-    """
+    """Return the reasons why shards do not fit a finished set; empty if they do."""
     problems = []
     if manifest.features != features:
         names = [*manifest.features, *(field for field in features if field not in manifest.features)]
@@ -257,13 +250,7 @@ def _merged(
 
 
 def renamed_in(sets: Sequence[FinishedSet], name: str, *, keeps_first: bool = False) -> Renamed:
-    """Return the files of each split and directory, with their old and new names.
-
-    Args:
-        sets: the directories.
-        name: name of the dataset.
-        keeps_first: whether files of the first directory keep their names.
-    """
+    """Return the files of each split and directory, with their old and new names."""
     splits = dict.fromkeys(split for one in sets for split in one.manifest.splits)
     return {split: _renamed_split(sets, name, split, keeps_first=keeps_first) for split in splits}
 
@@ -324,14 +311,7 @@ def _bring(folder: pathlib.Path, old: ShardInfo, target: pathlib.Path, new: Shar
 def write_joined_index(
     sets: Sequence[FinishedSet], split: str, target: pathlib.Path, through: pathlib.Path
 ) -> list[IndexInfo]:
-    """Write the index of a split: the rows of all directories, with the new numbers of their shards.
-
-    Args:
-        sets: the directories.
-        split: the split.
-        target: folder whose `_index` receives the files.
-        through: folder for temporary files.
-    """
+    """Write the index of a split: the rows of all directories, with the new numbers of their shards."""
     import pyarrow as pa
 
     tables, first = [], 0
@@ -386,14 +366,7 @@ def joined_manifest(
     renamed: Renamed,
     index: tuple[IndexInfo, ...],
 ) -> Manifest:
-    """Return the manifest of all sets as one.
-
-    Args:
-        sets: the directories.
-        name: name of the dataset.
-        renamed: their files, as returned by `renamed_in`.
-        index: the files of the new index.
-    """
+    """Return the manifest of all sets as one."""
     first = sets[0].manifest
     new = [info for each in renamed.values() for _, info in itertools.chain(*each)]
     formats = list(first.by_format)

@@ -116,9 +116,6 @@ class UploadTask:
 class LocalOutput:
     """An output in a folder, whose lock must be held. The subclass for stores does more at each step of a run.
 
-    Args:
-        folder: the folder.
-
     Attributes:
         holds_shards: whether finished shards are files in the folder, which can be read and renamed there.
         is_shared: whether other tasks write there, too.
@@ -143,12 +140,7 @@ class LocalOutput:
         """Have the folder show what the output holds now, without writing to the output."""
 
     def of_task(self, job: Job, task: str) -> tuple[Job, Job]:
-        """Return the job of the whole output, for one of several tasks, and that of the task's own folder.
-
-        Args:
-            job: the job of the whole output.
-            task: name of the task.
-        """
+        """Return the job of the whole output, for one of several tasks, and that of the task's own folder."""
         output = slices_folder(self._folder / WORK) / task
         return job, dataclasses.replace(job, folder=LocalFolder(output), output=output)
 
@@ -223,11 +215,6 @@ class LocalOutput:
     def publish(self, manifest: Manifest, waiting: Collection[str], going: Iterable[str]) -> None:
         """Publish a finished set, as `publish_manifest` does, unless it is published already.
 
-        Args:
-            manifest: its manifest; the files of its index are in the folder.
-            waiting: names of the files that wait to be published.
-            going: names of files of the previous set that are to be removed.
-
         Raises:
             OutputError: another run has published meanwhile; or a shard is gone.
         """
@@ -256,14 +243,7 @@ class LocalOutput:
     def write_sidecars(
         self, manifest: Manifest, logger: logging.Logger, sidecars: Sequence[Sidecar], before: Manifest | None
     ) -> None:
-        """Write the sidecars of a finished set, and store all small files.
-
-        Args:
-            manifest: its manifest.
-            logger: receives warnings about edited files.
-            sidecars: the user's sidecars.
-            before: manifest of the previous set.
-        """
+        """Write the sidecars of a finished set, and store all small files."""
         files = built_in_files(manifest)
         self.fetch_edited(files, shards={info.name for info in manifest.all_files})
         write_sidecars(self._folder, manifest, files, logger, sidecars=sidecars, trusted=before)

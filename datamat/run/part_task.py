@@ -94,9 +94,6 @@ class _RowRecords:
 
     They are held in memory, or, if large, in an unnamed file, which vanishes with the process.
 
-    Args:
-        folder: folder on a disk with room for the file.
-
     Attributes:
         dropped: reason why a record was intentionally left out, by key.
     """
@@ -140,11 +137,7 @@ class _RowRecords:
 
 
 class _Observer:
-    """Collects the statistics of a part's records, hundreds at a time, in a tenth of the time.
-
-    Args:
-        features: schema of the records.
-    """
+    """Collects the statistics of a part's records, hundreds at a time, in a tenth of the time."""
 
     def __init__(self, features: Features) -> None:
         self._features = features
@@ -360,14 +353,7 @@ class PartTask:
             self._note_time(row.key, time.perf_counter() - begun)
 
     def _write_gathered(self, rows: Sequence[IndexRow], first: int, position: int, columns: SampleColumns) -> int:
-        """Write rows whose samples are encoded together, and the next one if it cannot be; return their number.
-
-        Args:
-            rows: rows, in order.
-            first: number of the first row to write.
-            position: position of that row in the order of the plan.
-            columns: collects the samples.
-        """
+        """Write rows whose samples are encoded together, and the next one if it cannot be; return their number."""
         assert self._pipeline is not None, "it reads them"
         self._notes.clear()
         found = self._pipeline.gather(rows, first, position, self._watch.at, columns)

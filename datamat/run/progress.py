@@ -110,11 +110,7 @@ class ProgressBar:
 
 
 class _Screen:
-    """The place where the bar is drawn; this one writes a line every half minute.
-
-    Args:
-        every_s: minimum seconds between two lines.
-    """
+    """The place where the bar is drawn; this one writes a line every half minute."""
 
     def __init__(self, every_s: float = _LINE_EVERY_S) -> None:
         self._every_s = every_s
@@ -218,11 +214,7 @@ def _clock_text(seconds: float) -> str:
 
 
 class RunLog:
-    """Logs problems and the report.
-
-    Args:
-        logger: receives warnings and, at the end, the report.
-    """
+    """Logs problems and the report."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger

@@ -121,10 +121,6 @@ def _clear_the_way(job: Job) -> None:
 def _prepared(job: Job, report: VerifyReport) -> Wanted:
     """Prepare a damaged output for a run that rebuilds what is damaged, and nothing else; while the job is locked.
 
-    Args:
-        job: the job, whose rows and plan must equal those of the output.
-        report: damage that `verify` found.
-
     Returns:
         What must come out of that run.
 
@@ -273,9 +269,6 @@ def _checksums(output: pathlib.Path, info: ShardInfo) -> tuple[str, ...]:
 
 def repair_without_source(output: pathlib.Path) -> tuple[list[str], VerifyReport]:
     """Rewrite what is damaged in a finished directory and needs no source: offsets, and files for other readers.
-
-    Args:
-        output: the directory.
 
     Returns:
         What was done, in lines, and what `verify` finds then.

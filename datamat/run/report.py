@@ -40,11 +40,7 @@ _LARGEST_FILE, _MOST_PIXELS, _THUMBNAIL = 16 << 20, 32 << 20, 96  # of their pic
 
 
 class RunTally:
-    """Counts the numbers of the report.
-
-    Args:
-        began: start of the run, by `time.perf_counter`.
-    """
+    """Counts the numbers of the report."""
 
     def __init__(self, began: float) -> None:
         self._began = began
@@ -94,13 +90,7 @@ class RunTally:
         return LimitReached(limit=limit, **self._done().by_name(), num_rows_planned=self._num_rows_planned)
 
     def report(self, job: Job, *, is_complete: bool, stopped: str) -> RunReport:
-        """Return the report of the run so far.
-
-        Args:
-            job: the job, with its output and remedies.
-            is_complete: whether every shard of the plan is finished.
-            stopped: "deadline" or "max_disk" if that ended the run, else "".
-        """
+        """Return the report of the run so far."""
         elapsed_s = time.perf_counter() - self._began
         num_reused = sum(shard.is_reused for shard in self._shards.values())
         return RunReport(

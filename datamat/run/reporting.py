@@ -110,12 +110,7 @@ class RunEvents:
 
 @contextlib.contextmanager
 def reporting(job: Job, *, began: float) -> Iterator[RunEvents]:
-    """Report a run from its start to its end, or to the error that the block raises.
-
-    Args:
-        job: the job, with its output, ledger and hooks.
-        began: start of the run, by `time.perf_counter`.
-    """
+    """Report a run from its start to its end, or to the error that the block raises."""
     ledger = Ledger(job.work / LEDGER_FILE)
     how, logger = job.how, job.how.logger
     hooks: list[Hook] = [*how.hooks, *([ProgressBar(logger)] if how.progress else []), RunLog(logger)]
@@ -155,11 +150,7 @@ def _sample_event(shard: str, row: FailedRow, *, is_resumed: bool) -> RunEvent:
 
 
 class LedgerHook:
-    """Writes the lines of the ledger.
-
-    Args:
-        ledger: ledger open for writing; the caller closes it.
-    """
+    """Writes the lines of the ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

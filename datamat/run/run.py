@@ -99,14 +99,7 @@ _MOST_DAMAGED = 3  # times that a part may be damaged before the run gives up
 def run_job(
     job: Job, *, mode: Mode = "make", task: TaskNumber | None = None, wanted: Wanted = NOTHING_WANTED
 ) -> RunReport:
-    """Lock the output, index the source, make the plan, and run it.
-
-    Args:
-        job: the job, with its options checked and resolved.
-        mode: purpose of the run.
-        task: which of several tasks that share the output this is; None for a single task.
-        wanted: required result of a repair.
-    """
+    """Lock the output, index the source, make the plan, and run it."""
     began = time.perf_counter()
     refuse_own_source(job)
     work_folder(job.output)
@@ -302,10 +295,6 @@ class Run:
     def _refuse_left_out(self, shards: Sequence[ShardFiles], rows: Sequence[FailedRow] = ()) -> None:
         """Refuse to resume from work that lacks rows if the policy requires all of them.
 
-        Args:
-            shards: finished shards of the present plan.
-            rows: rows that failed in finished parts of other shards.
-
         Raises:
             IncompleteRunError: names rows.
         """
@@ -361,11 +350,7 @@ class Run:
         self._take_results(self._missing(list(self._builders.values())))
 
     def _take_over(self, held: Mapping[str, ShardFiles]) -> None:
-        """Reuse published shards for equal ones in the plan: they wait under their new names.
-
-        Args:
-            held: the shards that wait already.
-        """
+        """Reuse published shards for equal ones in the plan: they wait under their new names."""
         planned = {shard.name: shard for shard in self._planned.chosen}
         for name, files in equal_shards(self._planned, self._listed).items():
             renamed = under_name(files, name, planned[name].split)

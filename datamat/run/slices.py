@@ -198,12 +198,7 @@ class TaskClaims:
         return None
 
     def finish(self, shard: str, stored: StoredShard) -> None:
-        """Record that a shard is complete, unless another task was first, after storing the ledger of this task.
-
-        Args:
-            shard: name of the shard.
-            stored: its files, in the folder of this task or in the bucket.
-        """
+        """Record that a shard is complete, unless another task was first, after storing the ledger of this task."""
         self.session.finish(shard, self._task.name, stored, self._work)
 
     @property
@@ -310,9 +305,6 @@ class TaskSession:
     """The shared state of the tasks of one output, if any; an outdated listing only causes delays.
 
     Each session has its own folder, so that a task which wakes after the end of its session affects nothing.
-
-    Args:
-        output: folder of the dataset.
     """
 
     def __init__(self, output: Folder) -> None:

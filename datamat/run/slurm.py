@@ -24,10 +24,6 @@ def as_slurm_says(options: Mapping[str, Any], environ: Mapping[str, str] = os.en
     In the block, SIGUSR1, which Slurm can send before a time limit, acts as the deadline. The number of a task is its
     array index, so a task that is resubmitted alone finds its own parts.
 
-    Args:
-        options: options of `Materializer.run`.
-        environ: environment variables.
-
     Raises:
         OptionError: the array's variables are inconsistent, or the deadline is invalid.
     """

@@ -43,13 +43,7 @@ MOMENT_S = 0.5  # between two looks at who publishes
 
 
 def stage_of(job: Job, name: str, existing: Existing) -> Job:
-    """Return the job that makes a part of a set apart from it.
-
-    Args:
-        job: the job of the whole output.
-        name: which of `STAGES`.
-        existing: what becomes of what an earlier one has left there.
-    """
+    """Return the job that makes a part of a set apart from it."""
     folder, output = job.folder.child(STAGES[name]), job.output / STAGES[name]
     how = dataclasses.replace(job.how, existing=existing)
     return dataclasses.replace(job, folder=folder, output=output, sidecars=(), how=how, stage_of=job.place)

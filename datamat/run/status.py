@@ -225,23 +225,14 @@ def status(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] |
 
 
 def output_status(job: Job, planned: Sequence[PlannedShard] | None = None) -> Status:
-    """Return the progress of a job's output, as `status` does.
-
-    Args:
-        job: the job.
-        planned: the planned shards, used if an unfinished run left no plan.
-    """
+    """Return the progress of a job's output, as `status` does."""
     if lock_holder(job.work / "lock"):  # a process at work here knows more than the store
         return _Output(LocalFolder(job.output), job.folder).status(planned)
     return _Output(job.folder).status(planned)
 
 
 def compared_status(planned: PlannedJob) -> Status:
-    """Return the progress of an output, compared with the present source and options.
-
-    Args:
-        planned: job with its rows and its plan.
-    """
+    """Return the progress of an output, compared with the present source and options."""
     shards = planned.plan.shards
     # The manifest is kept until the end, so that the steps below do not parse it again.
     manifest, known = known_shards(planned.job.output, planned.job.work)
@@ -261,12 +252,7 @@ def compared_status(planned: PlannedJob) -> Status:
 
 
 class _Output:
-    """The state of an output, from its files.
-
-    Args:
-        root: the folder.
-        shared: folder shared by its tasks: the store, if `root` is its scratch folder.
-    """
+    """The state of an output, from its files."""
 
     def __init__(self, root: Folder, shared: Folder | None = None) -> None:
         self._root = root

@@ -60,13 +60,7 @@ def series_of(name: str) -> str:
 
 
 def foreign_names(wanted: Collection[str], listing: Iterable[str], ours: Collection[str]) -> list[str]:
-    """Return the names in an output that a run would use and that datamat has not created.
-
-    Args:
-        wanted: series of the names that the run will use.
-        listing: existing names, relative to the output.
-        ours: series that datamat has created there.
-    """
+    """Return the names in an output that a run would use and that datamat has not created."""
     return sorted(name for name in listing if (series := series_of(name)) in wanted and series not in ours)
 
 

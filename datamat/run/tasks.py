@@ -104,10 +104,6 @@ def start(
 def _run_task(job: Job, task: TaskNumber) -> RunReport:
     """Do the share of one of several tasks that make one output together; see `slices`.
 
-    Args:
-        job: the job of the whole output.
-        task: which of the tasks this is.
-
     Raises:
         OutputLockedError: a separate run, or a process with the same task number, is at work.
         OutputError: tasks with another definition are at work; or as for `run_job`.

@@ -103,12 +103,7 @@ _TAR = "tar"
 
 
 def scratch_folder(place: Folder, scratch: str | os.PathLike[str] | None) -> pathlib.Path:
-    """Return the folder on this machine in which shards are made: their own, or one that depends only on their URL.
-
-    Args:
-        place: destination of the shards.
-        scratch: folder for those of a store, given by the user; None for one in `TMPDIR`.
-    """
+    """Return the folder on this machine in which shards are made: their own, or one that depends only on their URL."""
     if (here := place.local_path()) is not None:
         return here
     url = str(place)
@@ -148,12 +143,6 @@ def upload(task: UploadTask) -> StoredShard:
 
 def _sent(store: Folder, path: pathlib.Path, name: str, checksum: str) -> str:
     """Write a file to a store, replacing exactly the object that is there now.
-
-    Args:
-        store: the store.
-        path: path of the file, which must not change meanwhile.
-        name: its name in the store.
-        checksum: its checksum.
 
     Returns:
         Its version.
@@ -676,11 +665,7 @@ class RemoteOutput(LocalOutput):
 
 
 class _Known(dict[str, StoredObject]):
-    """A scratch folder's cache of what objects of a store contain, by name; it only saves requests.
-
-    Args:
-        path: file of the cache.
-    """
+    """A scratch folder's cache of what objects of a store contain, by name; it only saves requests."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path

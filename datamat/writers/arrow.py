@@ -75,11 +75,7 @@ class ArrowRows(abc.ABC):
 
 @final
 class ArrowSource(DataSource):
-    """Rows of a table; its columns `key` and `split`, if any, hold the keys and splits, as in CSV files.
-
-    Args:
-        rows: the rows, in memory or in files.
-    """
+    """Rows of a table; its columns `key` and `split`, if any, hold the keys and splits, as in CSV files."""
 
     has_schema = True
     is_of_cells = True
@@ -177,9 +173,6 @@ _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"  # of Hive, Spark, pyarrow and polars: 
 def folder_values(files: Sequence[SourceFile]) -> list[dict[str, int | str | None]]:
     """Return the values that a file's folders give to all its rows, as in tables of Hive, Spark and `pyarrow.dataset`.
 
-    Args:
-        files: the files of one table.
-
     Returns:
         Values by column: integers if the folders of all files hold integers, otherwise text.
 
@@ -233,10 +226,6 @@ class TableFiles(ArrowRows):
 
     The files of a table may differ: a column may be missing in some, which makes its cells empty, or have a narrower
     type.
-
-    Args:
-        files: the files, in the order of their rows.
-        format: how they are read.
     """
 
     def __init__(self, files: Sequence[SourceFile], format: TableFormat) -> None:  # noqa: A002 -- the usual word

@@ -62,11 +62,6 @@ class Column:
     def cells(self, table: pa.Table, numbers: np.ndarray, feature: Feature | None) -> Any:
         """Return the cells of some rows, as `DatasetWriter.read_block` returns a column.
 
-        Args:
-            table: rows of the table, all its columns.
-            numbers: number of each row, for messages.
-            feature: feature that is to hold the cells.
-
         Raises:
             SourceError: a cell is empty.
         """
@@ -124,11 +119,7 @@ def _with_contents(cell: Any, feature: Any, noted: Mapping[str, Any]) -> Any:
 
 
 def columns_of_schema(schema: Any) -> list[Column]:
-    """Return the columns of an Arrow schema, those of keys and splits excepted.
-
-    Args:
-        schema: a `pyarrow.Schema`.
-    """
+    """Return the columns of an Arrow schema, those of keys and splits excepted."""
     noted = json.loads((schema.metadata or {}).get(_HF_NOTE, b"{}")).get("info", {}).get("features") or {}
     columns = [
         column
@@ -150,14 +141,7 @@ def dicts_of(columns: Iterable[Column]) -> frozenset[str]:
 
 
 def _columns_of(name: str, path: tuple[str, ...], kind: Any, noted: Any) -> list[Column]:
-    """Return the column of a field, or those of the fields of a struct.
-
-    Args:
-        name: name of the field.
-        path: its names, from the column down.
-        kind: its type.
-        noted: what Hugging Face's note in the schema says of it; None if there is none.
-    """
+    """Return the column of a field, or those of the fields of a struct."""
     import pyarrow as pa
 
     noted = noted if isinstance(noted, dict) else {}
@@ -189,10 +173,6 @@ def _columns_of(name: str, path: tuple[str, ...], kind: Any, noted: Any) -> list
 
 def _with_files(noted: Any, kind: Any) -> Any:
     """Return the feature of what holds encoded files, by Hugging Face's note: a file, a list or a dict of some.
-
-    Args:
-        noted: the note about it.
-        kind: its Arrow type.
 
     Returns:
         A feature, or a dict of them by name; None if it holds no files, or something that no feature stores.
@@ -269,12 +249,6 @@ def unified(one: Any, other: Any, first: str, path: str) -> tuple[Any, dict[str,
 
     Numbers become wider, and columns of nulls take the other type; other differences become text, or the type in the
     first file if not even text holds both.
-
-    Args:
-        one: schema of the first file, or of several.
-        other: schema of another file.
-        first: path of the first file.
-        path: path of the other one.
     """
     import pyarrow as pa
 

@@ -439,10 +439,6 @@ def resolve_writer(writer: DatasetWriter | type[DatasetWriter] | str) -> Dataset
 def bind_writer(writer: DatasetWriter, source: Any) -> None:
     """Bind a writer to its source.
 
-    Args:
-        writer: the writer.
-        source: raw data, as the user gave it, or its place on this machine.
-
     Raises:
         OptionError: the writer declares no features.
     """

@@ -41,11 +41,6 @@ class _Choice:
     """The fields of a source to store, and their new names.
 
     A name means the field or, for a struct or a nested dict, all fields below it.
-
-    Args:
-        columns: fields to store; None for all.
-        rename: new names by old ones.
-        drop: fields to leave out.
     """
 
     columns: tuple[str, ...] | None = None
@@ -54,9 +49,6 @@ class _Choice:
 
     def of(self, names: Sequence[str]) -> dict[str, str]:
         """Return the fields to store: names in the source, by their new names.
-
-        Args:
-            names: names of all fields of the source.
 
         Raises:
             OptionError: the source has no such field, two fields get the same name, or none is left.
@@ -321,13 +313,7 @@ class ImportWriter(DatasetWriter):
 
 
 def _nested(features: Mapping[str, Feature], fields: Mapping[str, str], dicts: Collection[str]) -> dict[str, Any]:
-    """Return features with a dict of features for each dict of the source, as in its samples.
-
-    Args:
-        features: features by new name, which is `DICT/FIELD` for a field of a dict.
-        fields: names in the source by new name.
-        dicts: names of the dicts in the source.
-    """
+    """Return features with a dict of features for each dict of the source, as in its samples."""
     paths = {new: _path_of(new, field, dicts) for new, field in fields.items()}
     # A field `key` in a dict would be taken for the sample's key, and two fields cannot have the same name.
     flat = {path[0] for path in paths.values() if "key" in path[1:]} | {

@@ -204,13 +204,6 @@ def clipped(
 ) -> list[float]:
     """Return a box (ymin, xmin, ymax, xmax) in pixels, clipped to its picture.
 
-    Args:
-        box: (xmin, ymin, xmax, ymax) in pixels.
-        size: height and width of the picture.
-        place: what messages call the box.
-        given: the box as its file has it.
-        wanted: how a file should have it.
-
     Raises:
         SourceError: it has a negative size, or lies outside the picture.
     """

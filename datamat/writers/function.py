@@ -281,11 +281,7 @@ def _opened(path: str | os.PathLike[str]) -> DatasetRows:
 
 
 class DatasetRows(Sequence[dict[str, Any]]):
-    """The samples of a dataset by position, as dicts that hold dicts; an empty cell of a table is None.
-
-    Args:
-        source: the dataset.
-    """
+    """The samples of a dataset by position, as dicts that hold dicts; an empty cell of a table is None."""
 
     def __init__(self, source: DataSource) -> None:
         self.source = source
@@ -413,11 +409,7 @@ class FunctionWriter(DatasetWriter):
         return self.fn(self.item(row.key))
 
     def item(self, key: str) -> Any:
-        """Return the input that has a key.
-
-        Args:
-            key: key of the input, as it is stored.
-        """
+        """Return the input that has a key."""
         return self._inputs[self._number_of(key)]
 
     def _number_of(self, key: str) -> int:
@@ -465,12 +457,7 @@ class AsyncFunctionWriter(FunctionWriter):
         return {name: value for name, value in self.__dict__.items() if name != "_calls"}
 
     def expect(self, rows: Sequence[IndexRow], seed: int) -> None:
-        """Start the calls of some rows before these are read, and end the calls of other rows.
-
-        Args:
-            rows: rows to be read next, in this order.
-            seed: base seed of what the function draws.
-        """
+        """Start the calls of some rows before these are read, and end the calls of other rows."""
         if self._calls.pid != os.getpid():  # forked: the thread of the calls is not here
             del self._calls
         self._calls.expect((row.key, functools.partial(self._called, row, seed)) for row in rows)
@@ -501,9 +488,6 @@ class _DrawingAsyncWriter(AsyncFunctionWriter):
 
 class _Calls:
     """Runs calls of an async function in a thread of this process, some of them before their results are wanted.
-
-    Args:
-        most: how many run at once.
 
     Attributes:
         pid: the process.
@@ -562,14 +546,7 @@ def _blocks_of(
     *,
     has_content: bool,
 ) -> Iterator[RowBlock]:
-    """Yield the rows of items.
-
-    Args:
-        items: input of each sample.
-        numbers: position of each item by its key, in order; None if the keys are the positions.
-        splits: split of each item; None if the items name no splits.
-        has_content: whether each row holds a value that stands for its item.
-    """
+    """Yield the rows of items."""
     count, keys = len(items), iter(numbers or ())
     contents = _contents(items) if has_content else None
     files = _files_of(items)

@@ -100,12 +100,7 @@ class Layout:
 
 @final
 class EpisodesSource(DataSource):
-    """The episodes of a dataset of LeRobot.
-
-    Args:
-        layout: where they lie.
-        described: paths of the files that say so.
-    """
+    """The episodes of a dataset of LeRobot."""
 
     keys_are_places = True
     has_schema = True

@@ -57,11 +57,6 @@ class LitdataForm(RecordForm):
 
     An item written for its `TokensLoader` is one array of tokens, without a size. That loader cuts all tokens of a
     chunk into blocks; here, items stay as they were written.
-
-    Args:
-        files: the chunks.
-        counts: number of items in each.
-        config: what `index.json` says of all of them.
     """
 
     def __init__(self, files: UnpackedFiles, counts: Sequence[int], config: Mapping[str, Any]) -> None:
@@ -168,9 +163,6 @@ def _value(kind: str, data: bytes) -> Any:
 def _chunks(folder: pathlib.Path) -> tuple[list[SourceFile], list[int], Mapping[str, Any]]:
     """Return the chunks of a litdata folder, the number of items in each, and its configuration.
 
-    Args:
-        folder: folder that holds `index.json`.
-
     Raises:
         SourceError: it is not litdata, a chunk is missing, or its chunks are encrypted, of an unknown loader, or
             compressed with an unknown codec.
@@ -206,9 +198,6 @@ def _table_span(path: str) -> tuple[int, int] | None:
 
     Rows of texts, numbers, bytes, lists and dicts alone are one Arrow file behind the offsets, which are all the same;
     then come its size, uint32, and a magic number (litdata 0.2.76, streaming/item_loader.py).
-
-    Args:
-        path: the chunk.
     """
     tail = 4 + len(_TABLE_MAGIC)
     with open(path, "rb") as file:

@@ -45,12 +45,7 @@ _ARRAY_DTYPES = {
 
 @final
 class MdsForm(RecordForm):
-    """MosaicML's MDS, as streaming 0.x writes it: a table of offsets, then sizes and values of each sample.
-
-    Args:
-        files: the shards.
-        shards: what `index.json` says of each.
-    """
+    """MosaicML's MDS, as streaming 0.x writes it: a table of offsets, then sizes and values of each sample."""
 
     def __init__(self, files: UnpackedFiles, shards: Sequence[Mapping[str, Any]]) -> None:
         self._files = files
@@ -150,9 +145,6 @@ def _array(arguments: str, data: bytes) -> np.ndarray:
 
 def _shards(folder: pathlib.Path) -> tuple[list[SourceFile], list[Mapping[str, Any]]]:
     """Return the shards of an MDS folder, and what its `index.json` says of each.
-
-    Args:
-        folder: folder that holds `index.json`.
 
     Raises:
         SourceError: it is not MDS, or a shard is missing, has other columns, or is compressed with an unknown codec.

@@ -30,9 +30,6 @@ _AT_ONCE = 1 << 20  # sequences whose places are checked together
 class _Pair:
     """Two files that belong together, mapped into memory when they are read. Copies start unmapped.
 
-    Args:
-        stem: what their paths share.
-
     Raises:
         SourceError: the index is not one, or does not fit the tokens.
     """
@@ -135,9 +132,6 @@ def _mapped(path: str, dtype: Any, start: int, count: int) -> NDArray[Any]:
 @final
 class MegatronForm(RecordForm):
     """Documents of Megatron-LM: `tokens` and, if documents have several sequences, the `lengths` of these.
-
-    Args:
-        pairs: the files.
 
     Raises:
         SourceError: the files hold tokens of different dtypes.

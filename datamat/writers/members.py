@@ -35,13 +35,7 @@ _NOWHERE = (-1, 0, 0)
 
 @final
 class MembersForm(RecordForm):
-    """Samples of members.
-
-    Args:
-        samples: the samples of each source file: key, and the place of each member by its extension.
-        files: the files that members lie in.
-        advice: what else helps if samples lack a member, with `{0}` for its name.
-    """
+    """Samples of members."""
 
     def __init__(
         self, samples: Sequence[Sequence[tuple[str, Mapping[str, Place]]]], files: UnpackedFiles, advice: str = ""
@@ -133,13 +127,7 @@ def feature_of_ending(name: str) -> Feature | None:
 
 
 def content_of_member(name: str, data: bytes, place: str = "") -> Any:
-    """Return the content of a member by its extension, as WebDataset decodes it; pictures stay encoded.
-
-    Args:
-        name: its extension.
-        data: its bytes.
-        place: what messages begin with.
-    """
+    """Return the content of a member by its extension, as WebDataset decodes it; pictures stay encoded."""
     ending = _ending(name)
     try:
         if ending in _KNOWN_TEXT:

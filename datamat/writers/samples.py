@@ -65,11 +65,7 @@ class Items(abc.ABC):
 
 @final
 class PlainItems(Items):
-    """Dicts, named tuples, tuples, lists, and values alone.
-
-    Args:
-        names: names of the fields, for items without.
-    """
+    """Dicts, named tuples, tuples, lists, and values alone."""
 
     def __init__(self, names: Sequence[str] | None) -> None:
         self._names = names
@@ -136,12 +132,7 @@ def _listed_numbers(value: Sequence[Any]) -> Any:
 
 
 def without_items(value: Any, feature: Feature | None) -> Any:
-    """Return an empty list, which shows no type, as the array that its feature wants; any other value unchanged.
-
-    Args:
-        value: value of a field.
-        feature: feature of the field.
-    """
+    """Return an empty list, which shows no type, as the array that its feature wants; any other value unchanged."""
     if feature is None or not isinstance(value, (list, tuple)) or value:
         return value
     if isinstance(getattr(feature, "feature", None), Mapping):  # a list of dicts, which needs no type
@@ -192,13 +183,7 @@ def is_no_file(cell: Any) -> bool:
 
 
 def empty_cell(column: str, place: str = "", name: str | None = None) -> str:
-    """Return the error text for a cell that must not be empty.
-
-    Args:
-        column: name of its column.
-        place: what the message begins with.
-        name: name of the field; None if it is that of the column.
-    """
+    """Return the error text for a cell that must not be empty."""
     return (
         f"{place}column {column!r} of the table is empty; fill it in, or drop the row; or declare it with "
         f"features={{{name or column!r}: Nullable(...)}}"
@@ -258,12 +243,7 @@ def _parsed(text: str, feature: Feature) -> Any:
 
 
 def converted(value: Any, feature: Feature) -> Any:  # noqa: PLR0911 -- one for each kind of type
-    """Return a value in the type of a declared feature, if only its type differs.
-
-    Args:
-        value: value of a field, as the source has it.
-        feature: feature that the user declares for the field.
-    """
+    """Return a value in the type of a declared feature, if only its type differs."""
     if value is None:
         return None
     if isinstance(feature, OF_FILES_ALONE) and isinstance(value, Mapping) and value.keys() == HF_FILE:

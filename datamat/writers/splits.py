@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 @final
 class SplitSource(DataSource):
-    """The samples of several sources, one after another.
-
-    Args:
-        parts: the sources by split.
-    """
+    """The samples of several sources, one after another."""
 
     def __init__(self, parts: dict[str, DataSource]) -> None:
         self.parts = list(parts.values())

@@ -60,12 +60,7 @@ _NOT_EXACT = "BufferShuffled"  # of Hugging Face: the rows in its buffer are los
 
 @final
 class RowStream:
-    """The rows of an iterator, of what has one, or of a function that returns one.
-
-    Args:
-        rows: what the rows come from.
-        names: names of the fields, for rows that are tuples.
-    """
+    """The rows of an iterator, of what has one, or of a function that returns one."""
 
     def __init__(self, rows: Any, names: Sequence[str] | None) -> None:
         if type(rows).__name__ == "DataLoader":
@@ -105,12 +100,7 @@ class RowStream:
         return self.items.sample(row)
 
     def start(self, count: int, state: Any) -> Iterator[Any] | None:
-        """Return the rows from a number on; None if the source cannot begin there.
-
-        Args:
-            count: number of rows that are not needed again.
-            state: what `state` returned after them.
-        """
+        """Return the rows from a number on; None if the source cannot begin there."""
         if callable(self._rows) and not hasattr(self._rows, "__iter__"):
             if count and not self._takes_start:
                 return None
@@ -196,11 +186,7 @@ class RowStream:
 
 @final
 class ArrowItems(Items):
-    """Rows of a table, each a dict of Python values.
-
-    Args:
-        schema: the `pyarrow.Schema` of the table.
-    """
+    """Rows of a table, each a dict of Python values."""
 
     def __init__(self, schema: Any) -> None:
         self.columns = columns_of_schema(schema)
@@ -239,12 +225,7 @@ def _described(schema: Any) -> str:
 
 @final
 class SpooledSource(DataSource):
-    """The rows of an iterator by position, from a folder to which they are written as they come.
-
-    Args:
-        stream: the rows.
-        options: where to write them.
-    """
+    """The rows of an iterator by position, from a folder to which they are written as they come."""
 
     identity = "rows of an iterator"  # each with its digest
 
@@ -416,12 +397,7 @@ class SpooledSource(DataSource):
             self._num_bytes = found["num_bytes"]
 
     def _write(self, count: int, num_bytes: int) -> int:
-        """Write rows after those that are there, and return the bytes of all rows.
-
-        Args:
-            count: rows that are complete.
-            num_bytes: their bytes.
-        """
+        """Write rows after those that are there, and return the bytes of all rows."""
         stream = self._stream
         assert stream is not None
         with open(os.path.join(self._folder, _ROWS), "ab") as file:
@@ -566,12 +542,7 @@ def packed(sample: Mapping[str, Any]) -> tuple[bytes, bytes]:
 
 
 def unpacked(text: bytes, data: Any) -> dict[str, Any]:
-    """Return the sample that `packed` was given.
-
-    Args:
-        text: its JSON.
-        data: its bytes, in any buffer.
-    """
+    """Return the sample that `packed` was given."""
     left = memoryview(data)
 
     def read(length: int) -> memoryview:

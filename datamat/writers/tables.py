@@ -19,9 +19,6 @@ def table_of(value: Any) -> pa.Table | None:
 
     NaN in numbers of pandas stays NaN; levels of its index that have names become columns.
 
-    Args:
-        value: what may be a table.
-
     Raises:
         SourceError: two columns share a name, or a column holds values that Arrow cannot store.
     """
@@ -40,11 +37,7 @@ def _gives_arrow(value: Any) -> bool:
 
 
 def listed_column(value: Any) -> list[Any] | None:
-    """Return a column or array of any of the three packages as a list; None for anything else.
-
-    Args:
-        value: what may be a column.
-    """
+    """Return a column or array of any of the three packages as a list; None for anything else."""
     convert = _known(value, _COLUMNS)
     return convert and convert(value)
 
@@ -60,11 +53,7 @@ def is_of_package(value: Any, package: str) -> bool:
 
 
 def content_of(table: pa.Table) -> str:
-    """Return the digest of a table's content, which does not depend on how its columns are chunked.
-
-    Args:
-        table: `pyarrow.Table` whose columns, types and values count.
-    """
+    """Return the digest of a table's content, which does not depend on how its columns are chunked."""
     import pyarrow as pa
 
     digest = xxhash.xxh3_128()
@@ -76,11 +65,7 @@ def content_of(table: pa.Table) -> str:
 
 @final
 class TableRows(Sequence[dict[str, Any]]):
-    """The rows of a table by position, each a dict of Python values; an empty cell is None.
-
-    Args:
-        table: `pyarrow.Table`, held in memory.
-    """
+    """The rows of a table by position, each a dict of Python values; an empty cell is None."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table

@@ -29,13 +29,7 @@ if TYPE_CHECKING:
 
 
 def _samples(path: str, number: int, unpacked: str) -> list[tuple[str, dict[str, Place]]]:
-    """Return the samples of an archive: adjacent members with the same name before the first dot.
-
-    Args:
-        path: path of the archive, for messages.
-        number: its number among several.
-        unpacked: the path that it is read from.
-    """
+    """Return the samples of an archive: adjacent members with the same name before the first dot."""
     samples: list[tuple[str, dict[str, Place]]] = []
     try:
         with tarfile.open(unpacked, "r:") as archive:
@@ -100,9 +94,6 @@ class TarItems(Items):
     """Samples from objects of WebDataset: dicts of members, decoded or not, and notes such as `__url__`.
 
     Members that are still bytes are decoded as in tars. The notes are not fields, as they hold absolute paths.
-
-    Args:
-        first: the first of them, which shows the fields.
     """
 
     def __init__(self, first: Mapping[str, Any]) -> None:
@@ -146,11 +137,7 @@ def archive_of(url: str | None) -> str:
 
 
 def keys_of_tars(named: Sequence[tuple[str, str | None]]) -> Iterator[str]:
-    """Yield the key of each sample, after the name of its archive if archives repeat keys, as for tar files.
-
-    Args:
-        named: key and archive of each sample.
-    """
+    """Yield the key of each sample, after the name of its archive if archives repeat keys, as for tar files."""
     repeats = len({key for key, _ in named}) < len(named) and len({archive for _, archive in named}) > 1
     return (f"{archive}-{key}" if repeats else key for key, archive in named)
 

@@ -89,10 +89,6 @@ class TextOptions:
 def text_schema(paths: Sequence[pathlib.Path], options: TextOptions) -> pa.Schema:
     """Return the types of the columns of CSV or JSON Lines files: nullable fields where a cell is missing.
 
-    Args:
-        paths: the files of one table.
-        options: how they are read.
-
     Raises:
         SourceError: a file cannot be read.
     """
@@ -150,13 +146,7 @@ def _column(name: str, options: TextOptions, *, is_json: bool) -> _CsvColumn | _
 def text_batches(
     path: pathlib.Path, schema: pa.Schema, options: TextOptions
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the number of rows, and the columns by name, of a run of rows of a CSV or JSON Lines file.
-
-    Args:
-        path: the file.
-        schema: what `text_schema` returned for it; times are text, as they were written.
-        options: how it is read.
-    """
+    """Yield the number of rows, and the columns by name, of a run of rows of a CSV or JSON Lines file."""
     import pyarrow as pa
 
     if not (file := _File.of(path)).is_json:

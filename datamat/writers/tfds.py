@@ -50,14 +50,7 @@ _STORED_AS_GIVEN = (PictureFile, Audio, Video, Bytes, Text)
 
 @final
 class TfdsForm(RecordForm):
-    """The shards of one split.
-
-    Args:
-        paths: the shards.
-        counts: number of records in each.
-        outer: declarations of the features, as `features.json` has them.
-        is_array_record: whether the shards are ArrayRecord.
-    """
+    """The shards of one split."""
 
     counts_on = True
 
@@ -284,10 +277,6 @@ def _offsets_of(path: pathlib.Path, count: int) -> np.ndarray:
 
 def open_folder(folder: pathlib.Path, spool: SpoolOptions) -> DataSource:
     """Return the samples of a directory that TFDS prepared, split after split.
-
-    Args:
-        folder: folder that holds `dataset_info.json`, `features.json` and the shards.
-        spool: not needed.
 
     Raises:
         SourceError: a file is missing or not in TFDS' format, or a feature is of a kind that is not read here.

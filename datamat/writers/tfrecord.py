@@ -32,12 +32,7 @@ _MOST_PROFILED = 1000  # records of a TFRecord file whose fields are looked into
 
 @final
 class TFRecordForm(RecordForm):
-    """TFRecord files of `tf.train.Example` by any writer; the first records show the fields.
-
-    Args:
-        paths: the files.
-        spool: where those are unpacked that are compressed.
-    """
+    """TFRecord files of `tf.train.Example` by any writer; the first records show the fields."""
 
     def __init__(self, paths: Sequence[str], spool: SpoolOptions) -> None:
         self._paths = paths

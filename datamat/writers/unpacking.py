@@ -128,13 +128,7 @@ class SpoolOptions:
 
 @final
 class UnpackedFiles:
-    """Files by their number, of which those that are compressed are unpacked when they are needed.
-
-    Args:
-        paths: the files.
-        codecs: how each is compressed; None if it is not.
-        spool: where unpacked files go.
-    """
+    """Files by their number, of which those that are compressed are unpacked when they are needed."""
 
     def __init__(self, paths: Sequence[str], codecs: Sequence[str | None], spool: SpoolOptions) -> None:
         self.paths = paths
@@ -151,9 +145,6 @@ class UnpackedFiles:
 
     def path(self, number: int) -> str:
         """Return the path that the records of a file are read from.
-
-        Args:
-            number: position of the file.
 
         Raises:
             CorruptDataError: the file does not unpack.

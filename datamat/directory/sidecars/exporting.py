@@ -203,13 +203,7 @@ def write_sidecars(
 
 
 def withdraw_sidecars(output: pathlib.Path, before: Manifest | None, logger: logging.Logger = _LOGGER) -> set[str]:
-    """Remove earlier files for other readers, which become wrong when shards change; return the removed ones.
-
-    Args:
-        output: the directory.
-        before: manifest of the present shards; None if there is none.
-        logger: receives a warning for each edited file.
-    """
+    """Remove earlier files for other readers, which become wrong when shards change; return the removed ones."""
     record = _read_record(output)
     if record is None and before:  # without a record, what is as that manifest gave it is datamat's, and nothing else
         texts = {name: content for name, content in built_in_files(before).items() if isinstance(content, bytes)}
@@ -239,11 +233,6 @@ def sidecar_problems(
     """Return the defects of files for other readers, and the differences of those for people, by name.
 
     Missing ones are harmless and not reported.
-
-    Args:
-        output: a finished directory with an intact manifest.
-        manifest: its manifest, from which the built-in files are rendered again.
-        damaged: damaged shards, whose indexes are not checked.
     """
     record = _read_record(output)
     files = built_in_files(manifest)

@@ -40,13 +40,7 @@ def dali_sidecars(manifest: Manifest) -> dict[str, FromShard]:
 
 
 def index_ahead(folder: pathlib.Path, file: str, checksum: str) -> pathlib.Path:
-    """Return the path of the index of a tar shard with this content until the end of the run.
-
-    Args:
-        folder: folder of the entries of shards.
-        file: name of the shard.
-        checksum: its checksum, as in the manifest.
-    """
+    """Return the path of the index of a tar shard with this content until the end of the run."""
     return folder / f"{file}.idx.{checksum}"
 
 
