@@ -153,8 +153,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         Raises:
             OptionError: the records come from several directories.
         """
-        folder = self._only_part.folder
-        return folder.local_path() or str(folder)
+        return self._only_part.folder.address
 
     @property
     def manifest(self) -> Manifest:
