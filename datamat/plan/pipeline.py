@@ -306,7 +306,7 @@ class Pipeline:
     @property
     def rows_at_once(self) -> int:
         """Number of rows that a worker may wait for together, or that it reads together from a table."""
-        if self.augmenter.is_empty and self._reads_cells:
+        if self.augmenter.is_empty and self.writer.reads_cells:
             return 2 * self.rows_per_block
         return MOST_CONCURRENCY if isinstance(self.writer, AsyncFunctionWriter) else 1
 
@@ -505,10 +505,6 @@ class Pipeline:
         return None
 
     @property
-    def _reads_cells(self) -> bool:
-        return getattr(self.writer, "reads_cells", False)
-
-    @property
     def makes_blocks(self) -> bool:
         """Whether the writer overrides `read_block`, and needs no fetched files, which only `read` gets."""
         return type(self.writer).read_block is not DatasetWriter.read_block and not self.writer.url_fields
@@ -549,7 +545,7 @@ class Pipeline:
 
     def check_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> None:
         """Raise `OptionError` if the same rows give two results; rows of tables are read by no code of the user's."""
-        if self._reads_cells:
+        if self.writer.reads_cells:
             return
         few = list(keys[:_ROWS_COMPARED])
         theirs = {name: values[:_ROWS_COMPARED] for name, values in fields.items()}

@@ -231,6 +231,11 @@ class DatasetWriter(abc.ABC):
         del keys, fields
         return None
 
+    @property
+    def reads_cells(self) -> bool:
+        """Whether rows are cells of a table, thousands of which are read in the time that a part takes to begin."""
+        return False
+
     def setup_worker(self) -> None:  # noqa: B027 -- as above
         """Prepare a worker process: open what cannot be sent to it, and load what all samples need.
 

@@ -224,7 +224,6 @@ class ImportWriter(DatasetWriter):
 
     @property
     def reads_cells(self) -> bool:
-        """Whether rows are those of a table, thousands of which are read in the time that a part takes to begin."""
         return self._each is None and isinstance(self._samples, ArrowSource)
 
     def contents_of(self, groups: Any) -> Iterator[Mapping[str, Any]]:

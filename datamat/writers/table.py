@@ -148,7 +148,6 @@ class TableWriter(DatasetWriter):
 
     @property
     def reads_cells(self) -> bool:
-        """Whether blocks hold cells as they are, thousands of which are read in the time that a part takes to begin."""
         return self._declared is None and type(self) is TableWriter
 
     def read(self, row: IndexRow) -> Sample:
