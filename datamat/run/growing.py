@@ -100,7 +100,6 @@ class GrowingShard:
         self._fingerprint = fingerprint
         self._formats = formats
         self._num_parts = num_parts
-        self._last: Receipt | None = None  # written by this object, of a joined part: no other process changes it
         self._mark = work / "shards" / "run"
         self._shard = name
         self.folder = part_folder(work, name)
@@ -151,18 +150,11 @@ class GrowingShard:
 
     def receipt(self, number: int) -> Receipt | None:
         """Return the receipt of a part of this shard; None if there is none."""
-        if self._last is not None and self._last.number == number:
-            return self._last
         found = read_receipt(self.folder, number)
         if found is None or (found.number, found.fingerprint) != (number, self._fingerprint):
             return None
         has_formats = [file.extension for file in found.files] == [made.extension for made in self._formats]
         return found if has_formats else None
-
-    def write_receipt(self, receipt: Receipt) -> None:
-        """Write a receipt atomically; from then on its part counts."""
-        write_receipt(self.folder, receipt)
-        self._last = receipt if self.is_joined(receipt) else None
 
     def is_joined(self, receipt: Receipt) -> bool:
         """Return True if a part is in the file of every format that joins parts."""
@@ -388,7 +380,7 @@ class GrowingShard:
             else:
                 files.append(file)
         joined = dataclasses.replace(receipt, files=tuple(files))
-        self.write_receipt(joined)
+        write_receipt(self.folder, joined)
         for extension in ends:
             part_path(self.folder, receipt.number, extension).unlink(missing_ok=True)
         return joined

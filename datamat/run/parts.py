@@ -20,6 +20,7 @@ from datamat.run.receipts import (
     part_path,
     replace_file,
     temporary_suffix,
+    write_receipt,
 )
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class PartWriter:
             if not self._appends and (first := self.first()):
                 return first
             receipt = self._receipt(outcome, busy_s)
-            self._growing.write_receipt(receipt)
+            write_receipt(self._folder, receipt)
         sealed = self._join_others() if self._appends else None
         return dataclasses.replace(
             receipt,
