@@ -354,7 +354,7 @@ class Materializer:
         compared from any machine.
         """
         from datamat.directory.files import lock_holder
-        from datamat.run.slices import session_of
+        from datamat.run.slices import TaskSession
         from datamat.run.status import compared_status, output_status
         from datamat.run.upload import laid_out
 
@@ -366,7 +366,7 @@ class Materializer:
             if (found := output_status(job)).state == "damaged":
                 return found
             with laid_out(job) as (copied, place), copied.planned() as planned:
-                place.adopt(planned.plan, session_of(job).made())
+                place.adopt(planned.plan, TaskSession(job.folder).made())
                 return compared_status(planned)
         except SourceError as error:
             return dataclasses.replace(output_status(job), note=f"the source cannot be compared: {error}")

@@ -49,7 +49,7 @@ from datamat.plan.inputs import content_digest
 from datamat.run.growing import GrowingShard
 from datamat.run.outputs import LocalOutput
 from datamat.run.receipts import PartInfo, Receipt, part_path, replace_file, write_receipt
-from datamat.run.slices import session_of
+from datamat.run.slices import TaskSession
 from datamat.run.upload import output_of
 from datamat.run.wanted import Wanted
 
@@ -81,7 +81,7 @@ def repair(job: Job) -> RunReport:
     place, work, logger = job.folder, job.work, job.how.logger
     _clear_the_way(job)
     work_folder(job.output)
-    session_of(job).refuse_if_alive(logger)
+    TaskSession(job.folder).refuse_if_alive(logger)
     report = None
     for _ in range(_MOST_ROUNDS):
         with locked(work / "lock"):

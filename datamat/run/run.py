@@ -64,7 +64,7 @@ from datamat.run.quarantine import kept_names, release, safe_name
 from datamat.run.receipts import DamagedPartError, Sealed
 from datamat.run.reporting import reporting
 from datamat.run.shards import ShardBuilder, begin_run, remove_waiting
-from datamat.run.slices import TaskClaims, TaskNumber, TaskSession, session_of
+from datamat.run.slices import TaskClaims, TaskNumber, TaskSession
 from datamat.run.targets import claim_names, refuse_own_source
 from datamat.run.upload import opened_output, output_of
 from datamat.run.wanted import NOTHING_WANTED, OtherBytesError
@@ -104,7 +104,7 @@ def run_job(
     refuse_own_source(job)
     work_folder(job.output)
     with disk_errors_explained(job.output), locked(job.work / "lock"):
-        session = session_of(job)
+        session = TaskSession(job.folder)
         if task is None:
             session.refuse_if_alive(job.how.logger)
         with opened_output(job, salvages=mode == "repair") as place:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     from datamat.directory.manifest import ShardFiles
     from datamat.folders import Folder
-    from datamat.plan.job import Job, PlannedJob
+    from datamat.plan.job import PlannedJob
     from datamat.plan.plan import ShardSpec
 
 LEASE_S = 60.0
@@ -294,11 +294,6 @@ def _is_begun(work: pathlib.Path, shard: str) -> bool:
 
 
 # ---------------------------------------------------------------- shared state
-
-
-def session_of(job: Job) -> TaskSession:
-    """Return the shared state of a job's tasks."""
-    return TaskSession(job.folder)
 
 
 class TaskSession:

@@ -43,7 +43,6 @@ from datamat.run.slices import (
     TaskClaims,
     TaskNumber,
     TaskSession,
-    session_of,
 )
 from datamat.run.targets import claim_names, refuse_own_source
 from datamat.run.upload import opened_output, output_of
@@ -109,7 +108,7 @@ def _run_task(job: Job, task: TaskNumber) -> RunReport:
         OutputError: tasks with another definition are at work; or as for `run_job`.
     """
     refuse_own_source(job)
-    session_of(job).check()
+    TaskSession(job.folder).check()
     shared, own = output_of(job).of_task(job, task.name)
     while True:
         _wait_for_others(job)
@@ -133,9 +132,9 @@ def _run_task(job: Job, task: TaskNumber) -> RunReport:
 def _wait_for_others(job: Job) -> None:
     """Wait while a task of the same output writes the manifest."""
     while holder := lock_holder(job.work / "lock"):
-        if not session_of(job).is_there:
+        if not TaskSession(job.folder).is_there:
             time.sleep(_MOMENT_S)  # it may have just finished
-            if lock_holder(job.work / "lock") and not session_of(job).is_there:
+            if lock_holder(job.work / "lock") and not TaskSession(job.folder).is_there:
                 raise OutputLockedError(
                     f"{job.place} is being written by {holder}, which shares it with nobody; wait for it, or give "
                     "another output"
@@ -179,7 +178,7 @@ class _Task:
                     if is_new and self.is_refused:  # otherwise it holds earlier shards of this task
                         self._let_folder_go()
                     raise
-            session = session_of(self._shared) if claims is None else claims.session
+            session = TaskSession(self._shared.folder) if claims is None else claims.session
             session.send_ledger(self._own.work)
             # With include or exclude, the rest may belong to other tasks, whose folders the last run would remove.
             if claims is not None and not report.stopped and claims.are_done(self._lacking):
@@ -197,7 +196,7 @@ class _Task:
             inputs = InputFiles(planned.store, self._shared.work)
             whole = dataclasses.replace(planned, job=self._shared, inputs=inputs)
             try:
-                claims = self._claims(whole, session_of(self._shared))
+                claims = self._claims(whole, TaskSession(self._shared.folder))
             except OutputError:
                 self.is_refused = own.work.exists()  # otherwise another task has removed it
                 raise
