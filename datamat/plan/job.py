@@ -117,7 +117,7 @@ class Job:
         row_s: seconds that the first row took, if it was read to infer features; it may affect how work is divided, but
             never the result.
         appends_to: the finished set to which new rows are appended; else None.
-        stage_of: the output, as its user knows it, of which the job makes a part in a folder of its own; else None.
+        part_of: the output, as its user knows it, of which the job makes a part in a folder of its own; else None.
         dispatched: returns the method that is sent to workers, given the part worker of a run; None for the part
             worker's own method.
 
@@ -144,7 +144,7 @@ class Job:
     urls: UrlFiles | None = None
     row_s: float | None = None
     appends_to: Generations | None = None
-    stage_of: pathlib.Path | str | None = None
+    part_of: pathlib.Path | str | None = None
     dispatched: Callable[[Any], Callable[..., Any]] | None = None
 
     def __post_init__(self) -> None:
@@ -177,7 +177,7 @@ class Job:
     @property
     def place(self) -> pathlib.Path | str:
         """The output as the user knows it: its folder or URL."""
-        return self.stage_of or self.folder.address
+        return self.part_of or self.folder.address
 
     @property
     def work(self) -> pathlib.Path:

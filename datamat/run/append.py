@@ -32,7 +32,7 @@ from datamat.run.merge import (
     write_joined_index,
 )
 from datamat.run.run import work_folder
-from datamat.run.stage import MOMENT_S, alone, begin, nothing_made, publish, report_on_all, stage_of, who
+from datamat.run.stage import MOMENT_S, MOST_ROUNDS, alone, begin, nothing_made, publish, report_on_all, stage_of, who
 from datamat.run.targets import refuse_own_source
 from datamat.run.upload import laid_out
 from datamat.writers.function import FunctionWriter
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from datamat.plan.job import Job
     from datamat.run.outputs import LocalOutput
     from datamat.run.report import RunReport
-
-_MOST_ROUNDS = 10  # in each of which another has published meanwhile
 
 
 def append(job: Job, run: Callable[[Job], RunReport]) -> RunReport:
@@ -59,7 +57,7 @@ def append(job: Job, run: Callable[[Job], RunReport]) -> RunReport:
     refuse_own_source(job)
     _refuse_positions(job)
     work_folder(job.output)
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(MOST_ROUNDS):
         with contextlib.suppress(OutputLockedError):
             begin(job)
         seen = version_there(job.folder)
@@ -92,7 +90,7 @@ def append(job: Job, run: Callable[[Job], RunReport]) -> RunReport:
             continue
         if version_there(job.folder) == seen:
             return _noted(report, job, there, differing)
-    raise OutputError(f"{job.place}: others have published {_MOST_ROUNDS} times meanwhile; end them, and append again")
+    raise OutputError(f"{job.place}: others have published {MOST_ROUNDS} times meanwhile; end them, and append again")
 
 
 def _refuse_positions(job: Job) -> None:

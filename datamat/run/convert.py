@@ -65,6 +65,7 @@ from datamat.run.materializer import options_of_source, output_place
 from datamat.run.merge import check_whole
 from datamat.run.report import RunReport
 from datamat.run.run import work_folder
+from datamat.run.stage import MOST_ROUNDS
 from datamat.run.tasks import start
 from datamat.run.upload import scratch_folder
 from datamat.sources.rows import IndexRow
@@ -72,7 +73,7 @@ from datamat.values import frozen
 from datamat.writers.samples import fill_lists
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSet
+    from collections.abc import Iterable, Iterator, MutableMapping, MutableSet
 
     from datamat.directory.manifest import ShardInfo
     from datamat.features.base import Column
@@ -89,7 +90,6 @@ if TYPE_CHECKING:
 
 SHARD, _RECORD, _RECORDS = "from_shard", "from_record", "from_records"
 """Fields of a row: number of the shard in its split, number of its first record there, and how many it has."""
-_MOST_ROUNDS = 10  # of an edit, in each of which another has published meanwhile
 _PLACE = (SHARD, _RECORD, _RECORDS)
 _SPLIT = "from_split"  # field of a row whose split is drawn anew: the split that holds its records
 
@@ -385,10 +385,29 @@ class StoredRecords:
         """Return the plan, with the old shard boundaries if they are kept; shards without records are left out."""
         if not self._keeps_shards:
             return plan
-        is_copied = isinstance(self.writer, _Stored)  # nobody knows how long functions take
-        return _with_old_cuts(plan, store, fingerprint, self._manifest, self._old_bounds, is_copied=is_copied)
+        shard_of = _shards_of(store)[store.order]
+        shards: list[ShardSpec] = []
+        for split, planned in plan.splits.items():
+            start, stop = planned[0].start, planned[-1].stop
+            sources, firsts = np.unique(shard_of[start:stop], return_index=True)
+            bounds = [*(firsts + start).tolist(), stop]
+            for number, source in enumerate(sources.tolist()):
+                rows = store.digests[store.order[bounds[number] : bounds[number + 1]]]
+                model = dataclasses.replace(
+                    planned[0].parts[0],
+                    shard=str(ShardName(plan.name, split, number, len(sources))),
+                    start=bounds[number],
+                    stop=bounds[number + 1],
+                    cost=self._manifest.splits[split][source].num_bytes,
+                    fingerprint=xxhash.xxh3_128_hexdigest(
+                        fingerprint[split].encode() + np.ascontiguousarray(rows).tobytes()
+                    ),
+                )
+                parts = _parts(model, self._old_bounds(split, source, store, model) or self._bounds(model))
+                shards.append(ShardSpec(model.shard, split, number, model.fingerprint, parts))
+        return Plan(plan.name, tuple(shards))
 
-    def _old_bounds(self, split: str, shard: int, store: RowStore, start: int, stop: int) -> list[int] | None:
+    def _old_bounds(self, split: str, shard: int, store: RowStore, whole: PartSpec) -> list[int] | None:
         """Return where parts of a shard begin that is made again, and its end; None where it is cut anew.
 
         They hold the rows that they did: so the shard has the bytes that a run gives it that leaves out the same rows,
@@ -401,13 +420,23 @@ class StoredRecords:
         ends = np.cumsum([part.num_bytes for part in info.parts])
         of_records = np.searchsorted(ends, Offsets.from_text(text.decode("ascii")).offset.astype(np.int64), "right")
         num_parts = len(ends) - (type(self._format).trailer is not ShardFormat.trailer)
-        rows = store.columns(store.order[start:stop])
+        rows = store.columns(store.order[whole.start : whole.stop])
         _, firsts, counts = (np.asarray(values) for _, values in itertools.islice(rows, len(_PLACE)))
         found = _parts_of_rows(of_records, firsts, counts, num_parts)
         cuts = np.diff(found, prepend=-1, append=num_parts)
         if (cuts > 1).any():
             return None
-        return [start + row for row in np.flatnonzero(cuts).tolist()]
+        return [whole.start + row for row in np.flatnonzero(cuts).tolist()]
+
+    def _bounds(self, whole: PartSpec) -> list[int]:
+        """Return the bounds of even parts of a shard: by its bytes alone, never by the number of workers."""
+        count = whole.stop - whole.start
+        least = -(-_PARTS_PER_PLAN // len(self._manifest.shards))
+        if isinstance(self.writer, _Stored):  # nobody knows how long functions take
+            least = min(least, max(count // _LEAST_ROWS, whole.cost // _LEAST_BYTES))
+        wanted = max(least, -(-whole.cost // _PART_BYTES), -(-count // _MOST_PART_ROWS))
+        number = min(wanted, count)
+        return [whole.start + count * part // number for part in range(number + 1)]
 
     def describe(self, manifest: Manifest) -> Manifest:
         """Return the manifest with the old one's description of how the records were made."""
@@ -692,7 +721,7 @@ def _saved_in_place(
     unfit |= {"existing": how.existing} if how.existing not in ("update", "replace") else {}
     if wrong := [option(name, value) for name, value in unfit.items() if value is not None]:
         raise OptionError(f"save: {wrong[0]} does not apply where a directory is changed in its place; give an output")
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(MOST_ROUNDS):
         try:
             return _edited(dataset, how, sidecars, cache_dir)
         except ChangedError as error:
@@ -702,9 +731,7 @@ def _saved_in_place(
                     "edit that"
                 ) from error
             dataset = renewed
-    raise OutputError(
-        f"{dataset.path}: others have changed it {_MOST_ROUNDS} times meanwhile; end them, and save again"
-    )
+    raise OutputError(f"{dataset.path}: others have changed it {MOST_ROUNDS} times meanwhile; end them, and save again")
 
 
 def _edited(
@@ -800,41 +827,6 @@ def _shards_of(store: RowStore) -> np.ndarray:
     return np.asarray(numbers)
 
 
-def _with_old_cuts(
-    plan: Plan,
-    store: RowStore,
-    fingerprint: Mapping[str, str],
-    before: Manifest,
-    old_bounds: Callable[[str, int, RowStore, int, int], list[int] | None],
-    *,
-    is_copied: bool,
-) -> Plan:
-    """Return the plan with the cuts between shards that a directory has; shards without records are left out."""
-    shard_of = _shards_of(store)[store.order]
-    least_parts = -(-_PARTS_PER_PLAN // len(before.shards))
-    shards: list[ShardSpec] = []
-    for split, planned in plan.splits.items():
-        start, stop = planned[0].start, planned[-1].stop
-        sources, firsts = np.unique(shard_of[start:stop], return_index=True)
-        bounds = [*(firsts + start).tolist(), stop]
-        for number, source in enumerate(sources.tolist()):
-            rows = store.digests[store.order[bounds[number] : bounds[number + 1]]]
-            model = dataclasses.replace(
-                planned[0].parts[0],
-                shard=str(ShardName(plan.name, split, number, len(sources))),
-                start=bounds[number],
-                stop=bounds[number + 1],
-                cost=before.splits[split][source].num_bytes,
-                fingerprint=xxhash.xxh3_128_hexdigest(
-                    fingerprint[split].encode() + np.ascontiguousarray(rows).tobytes()
-                ),
-            )
-            old = old_bounds(split, source, store, model.start, model.stop)
-            parts = _parts(model, old or _bounds(model, least_parts, is_copied=is_copied))
-            shards.append(ShardSpec(model.shard, split, number, model.fingerprint, parts))
-    return Plan(plan.name, tuple(shards))
-
-
 def _parts_of_rows(of_records: np.ndarray, firsts: np.ndarray, counts: np.ndarray, num_parts: int) -> np.ndarray:
     """Return int64 (n,): the part of each row of a shard; of parts without records, each has a row without.
 
@@ -850,16 +842,6 @@ def _parts_of_rows(of_records: np.ndarray, firsts: np.ndarray, counts: np.ndarra
     before = np.maximum.accumulate(np.where(has_records, parts[:-1], 0))
     behind = np.minimum.accumulate(np.where(has_records, rows, len(counts))[::-1])[::-1]  # the next row with records
     return np.maximum(before, parts[behind] - (behind - rows))
-
-
-def _bounds(whole: PartSpec, least: int, *, is_copied: bool) -> list[int]:
-    """Return the bounds of even parts of a shard: by its bytes alone, never by the number of workers."""
-    count = whole.stop - whole.start
-    if is_copied:
-        least = min(least, max(count // _LEAST_ROWS, whole.cost // _LEAST_BYTES))
-    wanted = max(least, -(-whole.cost // _PART_BYTES), -(-count // _MOST_PART_ROWS))
-    number = min(wanted, count)
-    return [whole.start + count * part // number for part in range(number + 1)]
 
 
 def _parts(whole: PartSpec, bounds: Sequence[int]) -> tuple[PartSpec, ...]:

@@ -40,13 +40,14 @@ if TYPE_CHECKING:
     from datamat.run.outputs import LocalOutput
 
 MOMENT_S = 0.5  # between two looks at who publishes
+MOST_ROUNDS = 10  # of an append or an edit, in each of which another has published meanwhile
 
 
 def stage_of(job: Job, name: str, existing: Existing) -> Job:
     """Return the job that makes a part of a set apart from it."""
     folder, output = job.folder.child(STAGES[name]), job.output / STAGES[name]
     how = dataclasses.replace(job.how, existing=existing)
-    return dataclasses.replace(job, folder=folder, output=output, sidecars=(), how=how, stage_of=job.place)
+    return dataclasses.replace(job, folder=folder, output=output, sidecars=(), how=how, part_of=job.place)
 
 
 def begin(job: Job) -> str:
