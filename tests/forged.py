@@ -1,7 +1,5 @@
 """Datasets whose files were changed by somebody who knows the format, and changed the manifest along with them."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

@@ -1,7 +1,5 @@
 """A job that kills itself: workers import this module, and not pytest with it."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal

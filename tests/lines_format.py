@@ -1,7 +1,5 @@
 """A format of another package, as small as one can be: a line of JSON per record, with its checksum before it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """Observes files as they get their names."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 

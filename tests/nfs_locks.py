@@ -1,7 +1,5 @@
 """Locks as NFS gives them: flock(2) is a lock of bytes there, and an exclusive one is for whoever may write."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

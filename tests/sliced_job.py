@@ -1,7 +1,5 @@
 """A job for tasks that share an output, of which one can end or stop itself: workers import this, and not pytest."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal

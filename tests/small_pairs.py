@@ -1,7 +1,5 @@
 """A small dataset of images and masks that tests generate, with its writer and a transform."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """A dataset of four numbers that needs no source, with its writer and a job that runs in this process."""
 
-from __future__ import annotations
-
 from prepared import Prepared
 
 from datamat import DatasetWriter, Features, IndexRow, Scalar, ShardOptions

@@ -1,7 +1,5 @@
 """A small shard and its parts, written as workers do: shared by tests of parts and of shards."""
 
-from __future__ import annotations
-
 import importlib.util
 
 from lines_format import AssembledLines

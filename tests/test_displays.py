@@ -1,7 +1,5 @@
 """What public objects show: a short line in a console, a table in a notebook."""
 
-from __future__ import annotations
-
 import base64
 import html.parser
 import os

@@ -1,7 +1,5 @@
 """The suite ends whatever one test does, and no test file leaves a process behind unnoticed."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 import subprocess

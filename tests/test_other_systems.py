@@ -5,8 +5,6 @@ start. That shows what is asked for in vain, and nothing else of another system:
 cannot be removed while they are open, its signals, nor its ways to start a process.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import pickle

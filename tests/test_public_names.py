@@ -1,7 +1,5 @@
 """What users rely on: the public names, their documentation, and that the examples in it run."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import importlib

@@ -1,7 +1,5 @@
 """Each conformance test can fail: a plug-in with the very defect that it looks for does not pass it."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import itertools

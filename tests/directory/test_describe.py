@@ -1,7 +1,5 @@
 """Inspection: files of records, whoever wrote them."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """Outputs, manifests and ledgers that cannot be used, or that somebody has replaced."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Equal inputs in different splits are named, by `run` and by `describe`."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

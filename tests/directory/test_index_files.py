@@ -1,7 +1,5 @@
 """The index beside the shards: rows as the run used them, with size and digest of their files."""
 
-from __future__ import annotations
-
 import pytest
 import small_pairs
 import xxhash

@@ -1,7 +1,5 @@
 """The ledger: complete lines, strictly parsed, however its end is torn."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

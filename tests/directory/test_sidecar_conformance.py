@@ -1,7 +1,5 @@
 """The built-in sidecars, and two as users write them, pass the conformance tests that datamat ships for sidecars."""
 
-from __future__ import annotations
-
 import pytest
 
 from datamat import testing

@@ -1,7 +1,5 @@
 """Files beside the shards for other readers: their bytes, who owns them, and when they are written and removed."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import json

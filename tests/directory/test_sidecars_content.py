@@ -1,7 +1,5 @@
 """What the files for other readers say, field by field: also of odd names, and of what a client cannot hold."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """`verify` passes a good directory, and names every damage with its file and, where possible, the record."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The small source, the output of an undisturbed run over it, and processes that run jobs under faults."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

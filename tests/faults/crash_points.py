@@ -1,7 +1,5 @@
 """What a fault at one operation of a small job may do, and what must hold after it and after the run that follows."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os

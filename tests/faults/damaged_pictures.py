@@ -4,8 +4,6 @@ The kinds of damage are those found in public collections of corrupt files: cut 
 or overwritten, headers that promise what does not follow, sizes that would fill the memory, other kinds of file.
 """
 
-from __future__ import annotations
-
 import json
 import pathlib
 import resource

@@ -4,8 +4,6 @@ On commit, one operation in twenty is hit, by one of the kinds in turn; in the l
 and one in ten of the operations of a run that recovers.
 """
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

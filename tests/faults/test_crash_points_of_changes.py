@@ -3,8 +3,6 @@
 On commit, one operation in 160 is hit, in the long tier one in ten.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 

@@ -1,7 +1,5 @@
 """Thousands of damaged pictures beside good ones: one run ends, accounts for each row, and needs little memory."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

@@ -1,7 +1,5 @@
 """Full, dead, read-only or limited disks: an error says so, no torn file is visible, and the next run resumes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Memory or disk flips bits between the worker that wrote a part and the shard that takes it."""
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 from concurrent.futures import Executor, Future, ProcessPoolExecutor

@@ -1,7 +1,5 @@
 """A short run of the benchmarks' kill loop: see `benchmarks/killloop.py`."""
 
-from __future__ import annotations
-
 import pathlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Rows that are left out: the ledger names each of them, whatever happens to the runs that found them."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import pathlib

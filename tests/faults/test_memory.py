@@ -1,7 +1,5 @@
 """A sample eats all the memory there is, and nobody set a limit: the kernel kills its worker, for real."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

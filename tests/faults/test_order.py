@@ -1,7 +1,5 @@
 """The order of steps that keeps an output honest, observed from inside the run."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 

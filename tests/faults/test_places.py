@@ -1,7 +1,5 @@
 """Outputs in odd places, removed under a run, or behind links; and a clock that is set back."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pathlib

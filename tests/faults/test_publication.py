@@ -4,8 +4,6 @@ Steps are names that files get or lose, in this process: so each is met, also on
 `test_crash_points*` and `test_replacing` kill real processes at any operation, `run/test_upload` runs at any request.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

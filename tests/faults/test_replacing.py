@@ -1,7 +1,5 @@
 """While shards are replaced, readers by pattern see old ones or new ones, never both, whatever happens to the run."""
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Signals to the run and to its workers, and a second run beside it."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

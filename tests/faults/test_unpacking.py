@@ -1,7 +1,5 @@
 """Runs that are killed while they unpack a source: the next one trusts no half of a file, and loses nothing."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

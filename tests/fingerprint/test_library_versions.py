@@ -1,7 +1,5 @@
 """Versions of packages that decide bytes count for the shards that use them, and for no others."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 import subprocess

@@ -9,8 +9,6 @@ So where a test fails here, raise the number in the part, and renew what it stan
 packages that had a hand in it. With other versions of these the bytes prove nothing, and the test is skipped.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Every kind of folder passes the conformance tests that datamat ships; and which folder a path or URL names."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import errno

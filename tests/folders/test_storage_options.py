@@ -1,7 +1,5 @@
 """What users of fsspec write for a store is understood, and what cannot be is refused with what to write instead."""
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import json

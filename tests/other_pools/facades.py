@@ -1,7 +1,5 @@
 """The pool of `multiprocessing` on `PathosExecutor`: as much of its interface as its own tests need."""
 
-from __future__ import annotations
-
 import threading
 
 from multiprocess import TimeoutError as PoolTimeoutError

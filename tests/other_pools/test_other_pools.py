@@ -6,8 +6,6 @@ They are taken from where the packages are installed, loky's from the source tha
 wheel has none. `facades` has the little that their interfaces need beside ours.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import subprocess

@@ -1,7 +1,5 @@
 """Mapped files and tensors travel without a copy in the stream."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

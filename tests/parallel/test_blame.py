@@ -1,7 +1,5 @@
 """A task that no worker has begun is to blame for no death, but not for ever; `test_death.py` has the others."""
 
-from __future__ import annotations
-
 import pytest
 
 from datamat.parallel.crash import WorkerExit

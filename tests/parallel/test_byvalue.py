@@ -1,7 +1,5 @@
 """What a program defines in `__main__` is the same thing in workers and comes home as itself, without a guard."""
 
-from __future__ import annotations
-
 from fresh import environment, python
 
 ON_COMMIT = ("spawn",)

@@ -1,7 +1,5 @@
 """`compute_chunksize` and `prefetch_depth`: pure, bounded, by cost."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What nobody uses any more is collected: pools in cycles, what a pool was given, what the program has made besides."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

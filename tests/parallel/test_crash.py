@@ -1,7 +1,5 @@
 """What a worker notes is there after its death, whatever ended it, and worded in one place."""
 
-from __future__ import annotations
-
 import os
 import signal
 

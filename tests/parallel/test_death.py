@@ -1,7 +1,5 @@
 """A worker's death is an error of one call, at most; it is never a hang, wherever it strikes."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """What a process that the program forks has of its pools: nothing, whatever other threads do at that moment."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

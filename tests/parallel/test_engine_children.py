@@ -1,7 +1,5 @@
 """Children of the workers of an engine, in which its calls are made: how long they live, and how many there are."""
 
-from __future__ import annotations
-
 import _thread
 import concurrent.futures
 import os

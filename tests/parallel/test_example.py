@@ -1,7 +1,5 @@
 """The example runs as users run it, and its benchmark companions start."""
 
-from __future__ import annotations
-
 import pytest
 from fresh import ROOT, python
 

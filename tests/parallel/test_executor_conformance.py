@@ -1,7 +1,5 @@
 """datamat's executor, and those of the standard library, pass the tests that datamat ships for executors of others."""
 
-from __future__ import annotations
-
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 

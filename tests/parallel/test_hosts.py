@@ -1,7 +1,5 @@
 """Programs that run pools where others rule the process: servers, loaders, archives, and handlers of signals."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 import zipfile

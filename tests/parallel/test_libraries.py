@@ -1,7 +1,5 @@
 """Objects of the libraries that dataset code holds on `self`, for real."""
 
-from __future__ import annotations
-
 import logging
 import textwrap
 import threading

@@ -1,7 +1,5 @@
 """From import to exit: what a pool leaves behind is nothing, and it leaves the caller as it was."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Nothing is lost and nothing grows while pools of all start methods are under mixed load; see `load`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

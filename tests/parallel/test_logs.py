@@ -1,7 +1,5 @@
 """Records of workers reach the parent's own handlers, as if the code had run there."""
 
-from __future__ import annotations
-
 import io
 import logging
 import threading

@@ -1,7 +1,5 @@
 """Calls that cannot travel, and calls that a pool or an engine gives up."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import os
 import pickle

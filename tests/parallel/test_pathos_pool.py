@@ -1,7 +1,5 @@
 """`PathosPool` behaves as pathos documents its pools."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

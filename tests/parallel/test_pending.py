@@ -1,7 +1,5 @@
 """What becomes of calls that no worker has begun: what they cost, who pickles them, how they are cancelled."""
 
-from __future__ import annotations
-
 import contextvars
 import operator
 import threading

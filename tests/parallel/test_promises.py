@@ -1,7 +1,5 @@
 """Nothing that was asked for is left out without an error: what `concurrent.futures` promises of `map` and `submit`."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import itertools

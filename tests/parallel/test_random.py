@@ -1,7 +1,5 @@
 """Workers draw random numbers of their own, also where they were forked with one and the same state."""
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 

@@ -1,7 +1,5 @@
 """What users register for a type decides how its objects travel: in both directions, by every start method."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

@@ -1,7 +1,5 @@
 """A worker that retires ends after its task, and another takes its place: nothing is repeated, nothing logged."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import logging
 import multiprocessing

@@ -1,7 +1,5 @@
 """Pools where the system has little left to give."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

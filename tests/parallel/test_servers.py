@@ -1,7 +1,5 @@
 """Servers that fork workers: two at most, used for all that they are good for, and gone when nobody needs them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Locks, queues, events and shared memory of `multiprocessing` and `multiprocess`: workers use the caller's own."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib

@@ -1,7 +1,5 @@
 """The start method is the fastest that is safe, and the reason is said."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

@@ -1,7 +1,5 @@
 """What users of `concurrent.futures`, loky and multiprocessing do without thinking."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Results stream in order, in bounded memory, with errors in their turn; the tail is balanced."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os

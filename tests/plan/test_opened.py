@@ -1,7 +1,5 @@
 """Files that workers open and no row declares: they are named once, and no others are."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Engines as processes of their own, which tests may kill."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

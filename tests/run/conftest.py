@@ -1,7 +1,5 @@
 """A finished directory of the small dataset, and the output folder of a small shard, which several modules share."""
 
-from __future__ import annotations
-
 import shutil
 
 import clusters

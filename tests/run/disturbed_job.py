@@ -1,7 +1,5 @@
 """A job by engines in whose workers a thread draws all the time: `python disturbed_job.py ENGINE OUTPUT`."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import random

@@ -3,8 +3,6 @@
 python engine_job.py OUTPUT ENGINE FLAGS        FLAGS: the folder of the file that one row waits for
 """
 
-from __future__ import annotations
-
 import contextvars
 import hashlib
 import logging

@@ -1,7 +1,5 @@
 """`existing="append"`: new rows become new shards, and nothing of what is there is made again, or lost."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Async functions: some calls at once in each worker; order, draws, errors and time limits as of any function."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import os

@@ -1,7 +1,5 @@
 """Samples that are bad in every way that files and code can be: each gives its named error, and no other is lost."""
 
-from __future__ import annotations
-
 import io
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """What a task takes, by a clock that the test moves: no process, and no waiting; on a disk, and where there is none."""
 
-from __future__ import annotations
-
 import types
 
 import pytest

@@ -1,7 +1,5 @@
 """A run is complete only if every row is accounted for, whoever lost it; and many failures cost no other row."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import resource

@@ -1,7 +1,5 @@
 """Conversion: the same records in other files, whatever happens on the way."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Runs on clusters of Dask, whose processes die: the bytes are those of a run on this machine."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import functools

@@ -1,7 +1,5 @@
 """The order of parts: which worker gets which part when, so that parts find those before them in the shard's file."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Samples that are left out on purpose, and inputs that give several: every count, key and byte is that of a loop."""
 
-from __future__ import annotations
-
 import collections
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """A view saved in the place of its dataset: what was dropped stays away, and what does not change keeps its bytes."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import shutil

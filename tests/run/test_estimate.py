@@ -1,7 +1,5 @@
 """The estimate comes from real rows that a worker processes, and it writes nothing."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 import random

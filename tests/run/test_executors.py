@@ -1,7 +1,5 @@
 """Runs by executors of other packages, and by the rules that hold for all of them."""
 
-from __future__ import annotations
-
 import collections
 import concurrent.futures
 import logging

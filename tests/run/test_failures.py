@@ -1,7 +1,5 @@
 """The samples that a dataset does without: of a run, of an output that is not finished, of what is published."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 

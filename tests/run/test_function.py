@@ -1,7 +1,5 @@
 """`materialize`: the keys of its items, and features inferred from what its function returns."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import datetime

@@ -1,7 +1,5 @@
 """Workers of forkserver and spawn have one hash seed, whatever the caller's: sets of texts have one order in them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

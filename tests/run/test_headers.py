@@ -1,7 +1,5 @@
 """Headers that a user gives for a source: which web servers get them."""
 
-from __future__ import annotations
-
 import http.server
 import io
 import threading

@@ -1,7 +1,5 @@
 """datamat's own hooks pass the conformance tests that it ships for users' hooks."""
 
-from __future__ import annotations
-
 import pytest
 
 from datamat import testing

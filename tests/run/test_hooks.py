@@ -1,7 +1,5 @@
 """Hooks: what they hear, in which order, and that no hook can lose the work of a run."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -1,7 +1,5 @@
 """Limits: how they are written, and when they are reached."""
 
-from __future__ import annotations
-
 import datetime
 
 import pytest

@@ -1,7 +1,5 @@
 """Links that lead out of the source: layouts of the Hub's cache, DVC and git-annex, and a link whose target changes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

@@ -1,7 +1,5 @@
 """What code keeps between calls is the caller's in each worker, and counts where the program has set it."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import subprocess

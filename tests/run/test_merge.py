@@ -1,7 +1,5 @@
 """Directories that were made apart become one, and no record is written again."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -4,8 +4,6 @@
 other has cached. `sh tests/run/nfs.sh` runs this file where the kernel has no NFS: in User Mode Linux, which has.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import shutil

@@ -1,7 +1,5 @@
 """Shards whose names change, and nothing else of them, are taken over: no row of them is made again."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

@@ -3,8 +3,6 @@
 The store is in the memory of this process.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

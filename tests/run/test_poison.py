@@ -3,8 +3,6 @@
 These are spine tests: only a real worker can die.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """The bar of a run: in a terminal, in a notebook, and in a log file; and the summary, once."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

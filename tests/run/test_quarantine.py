@@ -1,7 +1,5 @@
 """The quarantine keeps a sample unchanged, under a name that cannot lead anywhere else."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """Runs on Ray: the bytes are those of a run on this machine, whatever dies."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

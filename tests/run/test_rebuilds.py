@@ -1,7 +1,5 @@
 """What a run may remove of finished work: nothing of another dataset or of the user; it announces the rest."""
 
-from __future__ import annotations
-
 import pathlib
 import shutil
 

@@ -1,7 +1,5 @@
 """`repair` rebuilds what is damaged, touches nothing else, and restores the original bytes."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import os

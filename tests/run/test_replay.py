@@ -1,7 +1,5 @@
 """Single records recomputed in this process: `replay`, `provenance`, and `verify(sample=...)`."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

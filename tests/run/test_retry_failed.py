@@ -1,7 +1,5 @@
 """`run(retry_failed=True)`: only the rows that failed run again, and shards end as if nothing had failed."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import shutil

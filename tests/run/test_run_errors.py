@@ -1,7 +1,5 @@
 """Runs that cannot end well say what to do, and touch nothing outside of their output."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import gzip
 import pathlib

@@ -1,7 +1,5 @@
 """A view of a dataset, written as a dataset of its own: its records as they were stored, and no others."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

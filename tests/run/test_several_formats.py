@@ -1,7 +1,5 @@
 """Every promise of a run holds for each format, alone and beside others in one pass."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import shutil

@@ -1,7 +1,5 @@
 """Shards are assembled from parts made in any order, from any point where a run was killed, to the same bytes."""
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import errno

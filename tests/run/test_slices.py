@@ -1,7 +1,5 @@
 """Several tasks make one output together: whatever becomes of them, its bytes are those of one ordinary run."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """`status` is right while a run is alive in another process, and after a crash, whatever that left."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal

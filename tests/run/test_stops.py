@@ -1,7 +1,5 @@
 """A run that is stopped (by time, disk or a signal) keeps finished work, reports how much, and resumes later."""
 
-from __future__ import annotations
-
 import datetime
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Shards of two plans are never visible together, wherever the runs of both were killed."""
 
-from __future__ import annotations
-
 import os
 
 import small_pairs

@@ -1,7 +1,5 @@
 """Switches of libraries are the caller's in every worker, count in the fingerprint, and are left as they were."""
 
-from __future__ import annotations
-
 import csv
 import decimal
 import locale

@@ -1,7 +1,5 @@
 """What a run may write: names that are free or its own, and never what it reads."""
 
-from __future__ import annotations
-
 import pathlib
 import shutil
 

@@ -4,8 +4,6 @@ The store is a server of this process, and the other task runs when a request of
 `interop/test_shared_bucket.py`, the tasks are processes.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import threading

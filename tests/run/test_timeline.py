@@ -1,7 +1,5 @@
 """The timeline of a run and its trace: what they say."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -1,7 +1,5 @@
 """What others may have planted: in the source, in the output, in files that are read back."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

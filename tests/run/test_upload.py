@@ -4,8 +4,6 @@ The store is an S3 in memory, and a run is ended, or another begun, when a reque
 `interop/test_upload_by_url.py`, programs write to servers, and are killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

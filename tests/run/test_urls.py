@@ -1,7 +1,5 @@
 """Tables whose rows name URLs of several hosts: what is fetched, what fails, what a rerun compares, what is hidden."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import email.utils

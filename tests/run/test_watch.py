@@ -1,7 +1,5 @@
 """Following a run from outside: the rate and the time that is left."""
 
-from __future__ import annotations
-
 import pytest
 
 from datamat import OptionError, Status

@@ -1,7 +1,5 @@
 """Relative paths mean what they meant when they were given, whatever the program's working folder is later."""
 
-from __future__ import annotations
-
 import pytest
 import small_pairs
 

@@ -1,7 +1,5 @@
 """Files as other libraries write them, for tests of sources."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

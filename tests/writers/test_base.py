@@ -1,7 +1,5 @@
 """The plug-in: every way to name one, and the moments at which it is called."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import sys

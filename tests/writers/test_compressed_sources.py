@@ -1,7 +1,5 @@
 """Compressed files as sources: unpacked once, by whoever needs them first, and read like plain ones."""
 
-from __future__ import annotations
-
 import bz2
 import errno
 import gc

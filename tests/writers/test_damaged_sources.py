@@ -1,7 +1,5 @@
 """Damaged files of others: what is wrong is said, with the file's name, and no record is lost silently."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

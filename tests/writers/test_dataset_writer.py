@@ -1,7 +1,5 @@
 """`ImportWriter`: existing datasets written as shards."""
 
-from __future__ import annotations
-
 import collections
 import json
 

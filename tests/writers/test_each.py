@@ -1,7 +1,5 @@
 """Episodes of TFDS (RLDS): a record each, or one for each of their steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from foreign_files import tfds_kind, write_tfds

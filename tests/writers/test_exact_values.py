@@ -1,7 +1,5 @@
 """What a source holds is stored exactly, or refused by name: nothing becomes another value in silence."""
 
-from __future__ import annotations
-
 import datetime
 
 import numpy as np

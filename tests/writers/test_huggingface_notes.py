@@ -1,7 +1,5 @@
 """What Hugging Face's note in a schema says of files is honoured: the mode of pictures, the rate of sound, None."""
 
-from __future__ import annotations
-
 import io
 import json
 

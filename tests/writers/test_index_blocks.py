@@ -1,7 +1,5 @@
 """Indexes that come as columns: the bytes of the same rows one by one, and no object for a row on the way."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

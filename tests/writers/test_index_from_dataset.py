@@ -1,7 +1,5 @@
 """`Index.from_dataset`: rows of existing datasets."""
 
-from __future__ import annotations
-
 import collections
 import sys
 

@@ -1,7 +1,5 @@
 """Datasets of LeRobot: an episode is a record, with the videos of its cameras, cut out of those of several episodes."""
 
-from __future__ import annotations
-
 import io
 import json
 

@@ -1,7 +1,5 @@
 """What objects leave out or do late: keys of dicts, files that are opened with the first item, names of their own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from foreign_files import tar, tfrecord, write_tfds

@@ -1,7 +1,5 @@
 """Token sets of Megatron-LM: whatever names them, whole documents come out, and what does not fit is named."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from foreign_files import write_megatron

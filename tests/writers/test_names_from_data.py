@@ -1,7 +1,5 @@
 """Names and URLs that somebody's data holds open nothing outside of its own folder."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """Arrays by the block: every format gets the bytes that it gets row by row."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 

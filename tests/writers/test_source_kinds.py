@@ -1,7 +1,5 @@
 """Every kind of source passes one set of tests: the one that datamat ships, and what holds for files beside it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

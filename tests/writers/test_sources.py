@@ -1,7 +1,5 @@
 """Sources that need no class: every row exactly once, as it was, or a refusal that says what to write."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import itertools

@@ -1,7 +1,5 @@
 """Tables of pyarrow, pandas and polars as sources: each row is a sample."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

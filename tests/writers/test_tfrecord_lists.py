@@ -1,7 +1,5 @@
 """TFRecord files whose records hold none, one or several values of a field, and steps of such lists."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from foreign_files import tfrecord

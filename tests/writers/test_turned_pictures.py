@@ -1,7 +1,5 @@
 """A picture that its EXIF orientation turns, beside others of the same sample."""
 
-from __future__ import annotations
-
 import io
 import logging
 

@@ -1,7 +1,5 @@
 """Values that numpy, pandas, polars and Arrow have and no feature does are stored exactly, or refused by name."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

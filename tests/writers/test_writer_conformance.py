@@ -1,7 +1,5 @@
 """Every built-in writer passes the conformance tests that datamat ships for users' writers."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
