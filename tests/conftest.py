@@ -225,12 +225,6 @@ def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 
 @pytest.fixture
-def kill_rounds(request: pytest.FixtureRequest) -> int:
-    """Give how many rounds a kill loop runs: a few on commit, many in the long tier."""
-    return 2 if request.config.getoption("--commit") else 50
-
-
-@pytest.fixture
 def damage_rounds(request: pytest.FixtureRequest) -> int:
     """Give how many rounds a test of damage runs for each of its six formats."""
     return 7 if request.config.getoption("--commit") else 84

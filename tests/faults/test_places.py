@@ -126,6 +126,7 @@ LINKS = (
     ".datamat/lock",
     ".datamat/ledger.jsonl",
     ".datamat/rows",
+    ".datamat/quarantine",
     ".datamat/parts",
     ".datamat/parts/pairs-train-00000-of-00002",
     ".datamat/shards",

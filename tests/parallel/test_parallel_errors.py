@@ -4,32 +4,15 @@ import concurrent.futures
 import os
 import pickle
 import sys
-import threading
 import time
 
 import pytest
 from small_rows import job
 
 from datamat import PathosExecutor
-from datamat.errors import MissingDependencyError, ParallelError, UnpicklableError
+from datamat.errors import MissingDependencyError, ParallelError
 from datamat.parallel import engines
 from datamat.testing import InlineExecutor
-
-
-class Stubborn:
-    """A value that no pickle takes."""
-
-    def __reduce__(self):
-        raise ZeroDivisionError("it stays here")
-
-
-def test_argument_that_cannot_travel():
-    """What it is, and why, are named."""
-    with PathosExecutor(1, start_method="fork") as pool:
-        with pytest.raises(UnpicklableError, match=r"Stubborn .*it stays here"):
-            pool.submit(len, Stubborn()).result(timeout=60)
-        with pytest.raises(UnpicklableError, match="Thread"):
-            pool.submit(len, [threading.Thread()]).result(timeout=60)
 
 
 def wait_and_die(path):

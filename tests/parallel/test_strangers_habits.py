@@ -23,7 +23,6 @@ from datamat import (
     BrokenPoolError,
     OptionError,
     PathosExecutor,
-    TaskTimeout,
     UnpicklableError,
     WorkerDied,
     load,
@@ -189,25 +188,6 @@ def test_worker_whose_task_keeps_a_thread_pool_ends_by_itself(method, caplog):
         assert list(pool.map(in_thread, range(-3, 0))) == [3, 2, 1]
 
     assert caplog.messages == []
-
-
-def test_worker_that_is_killed_takes_along_what_it_started(tmp_path):
-    """A task over its time limit leaves nothing running."""
-
-    def start():
-        process = subprocess.Popen(["sleep", "600"])
-        (tmp_path / "pid").write_text(str(process.pid))
-        process.wait()
-
-    with PathosExecutor(1, start_method="fork", task_timeout_s=5) as pool, pytest.raises(TaskTimeout):
-        pool.submit(start).result()
-
-    sleeper = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 10
-    with contextlib.suppress(psutil.NoSuchProcess):  # gone, or about to be reaped by whoever is its parent now
-        while psutil.Process(sleeper).status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < deadline, "it still runs"
-            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("ending", ["of the parent", "of the worker"])

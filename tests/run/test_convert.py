@@ -469,18 +469,6 @@ def test_hooks_hear_a_conversion_and_sidecars_describe_it(mixed, tmp_path, start
     assert (output / "CHECKSUMS").read_bytes() == checksums(Manifest.read(output))["CHECKSUMS"]
 
 
-def test_hook_that_fails_costs_no_conversion(mixed, tmp_path, caplog):
-    """The log names the hook, and it is switched off."""
-
-    def fail(event):
-        raise ValueError("no room on the dashboard")
-
-    output = converted(mixed, tmp_path / "out", shards=3, hooks=[fail])
-
-    assert records(output) == records(mixed)
-    assert "no room on the dashboard" in caplog.text
-
-
 def test_senseless_arguments_are_refused(mixed, tmp_path):
     """The error says what to do instead."""
     with pytest.raises(OptionError, match="nothing to change"):

@@ -2,8 +2,6 @@
 
 import random
 
-import pytest
-
 from datamat.plan.plan import PartSpec
 from datamat.run.dispatch import PartOrder
 
@@ -42,16 +40,6 @@ def simulate(parts, num_workers, *, seed=0, num_spare=1):
     return handed, apart
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3, 7])
-@pytest.mark.parametrize("counts", [(9, 9, 9, 9, 9, 9, 9, 9), (40,), (1, 1, 1), (30, 2, 2), (5, 0, 12)])
-def test_every_part_is_handed_out_once(counts, num_workers):
-    """Each part is given out exactly once, in whatever order the workers finish."""
-    for seed in range(20):
-        handed, _ = simulate(parts_of(*counts), num_workers, seed=seed)
-
-        assert sorted(handed, key=lambda part: (part.shard, part.number)) == parts_of(*counts)
-
-
 def test_workers_at_one_shard_append_every_second_part():
     """One of two workers appends to the file; the other leaves a gap for it to fill."""
     for seed in range(20):
@@ -66,19 +54,3 @@ def test_largest_shard_is_begun_first_and_begun_ones_are_finished():
 
     shards = [int(part.shard[8:13]) for part in handed]
     assert shards == [2] * 3 + [0] * 3 + [1] * 3 + [3] * 3
-
-
-def test_parts_for_one_call_follow_each_other():
-    """A worker that gets several parts at once gets those behind its first, each to be ended for itself."""
-    order = PartOrder(parts_of(4, 2))
-    first = order.next(may_lie_apart=True)
-
-    second = order.after(first)
-    assert (second.shard, second.number) == (first.shard, 1)
-    other = order.next(may_lie_apart=True)
-    assert other.shard != first.shard
-    assert order.after(first) is None and order.after(order.after(other)) is None
-
-    for part in (first, second, other):
-        order.end(part)
-    assert order.next(may_lie_apart=False).number == 2

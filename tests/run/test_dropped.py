@@ -19,7 +19,6 @@ from datamat import (
     Scalar,
     ShardOptions,
     Skip,
-    WorkerOptions,
     convert,
     load,
     materialize,
@@ -154,17 +153,6 @@ def test_every_count_and_key_is_that_of_a_loop(source, tmp_path, shard_format, h
     assert verify(tmp_path / "out", deep=True).ok and again.verify(sample=1.0).ok
     assert again.run(progress=False).did_nothing
     assert len(load(tmp_path / "out", "empty")) == 0
-
-
-def test_bytes_do_not_depend_on_who_makes_them(source, tmp_path):
-    """This process, or two workers."""
-    options = {"copies": {"train": 3}, "transform": some_copies}
-    job(source, tmp_path / "one", **options).run(progress=False)
-
-    job(source, tmp_path / "two", workers=WorkerOptions(num_workers=2), **options).run(progress=False)
-
-    assert small_pairs.digests(tmp_path / "one") == small_pairs.digests(tmp_path / "two")
-    assert recorded(tmp_path / "one") == recorded(tmp_path / "two")
 
 
 def some_copies(sample, rng):

@@ -6,7 +6,6 @@ import pytest
 
 from datamat import ErrorPolicy, IncompleteRunError, OptionError
 from datamat.directory.counts import Counts
-from datamat.directory.ledger import FailedRow
 from datamat.options import Deadline, parse_bytes, parse_duration, seconds_until
 from datamat.run.limits import DiskLimit, ErrorLimit, tree_bytes
 
@@ -88,21 +87,6 @@ def test_disk_limit_counts_what_lies_there_and_what_may_come(tmp_path):
     assert DiskLimit(tmp_path, None).allows([10**12])
     assert DiskLimit(tmp_path, 100_000, num_formats=2).allows([5_000])
     assert not DiskLimit(tmp_path, 100_000, num_formats=3).allows([6_000])
-
-
-def rows(count):
-    return [FailedRow(n, f"{n:03d}", "ValueError", f"ValueError: number {n}", "skip") for n in range(count)]
-
-
-def test_error_limit_names_the_first_failures():
-    """The message counts the others."""
-    limit = ErrorLimit(ErrorPolicy("skip", max_errors=12), 1000)
-    limit.add(Counts(num_rows=512, num_failed=12), rows(12))
-
-    with pytest.raises(IncompleteRunError, match=r"13 of 1,000 rows failed, more than the 12") as caught:
-        limit.add(Counts(num_rows=1, num_failed=1), rows(1))
-    assert "000: ValueError: number 0" in str(caught.value) and "009: " in str(caught.value)
-    assert "010: " not in str(caught.value) and "and 3 more" in str(caught.value)
 
 
 @pytest.mark.parametrize(("num_failed", "stops"), [(99, False), (499, False), (500, True)])

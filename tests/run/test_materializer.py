@@ -4,9 +4,7 @@ Tests of runs use `InlineExecutor` and small data. The spine tests below, and th
 the few that run whole jobs in real processes.
 """
 
-import contextlib
 import functools
-import glob
 import inspect
 import json
 import logging
@@ -18,7 +16,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import typing
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
@@ -163,47 +160,6 @@ def test_one_shard_is_written_by_all_workers(tmp_path):
     assert len(job.plan().shards) == 1
     job.run(progress=False)
     assert len({int(sample["pid"]) for sample in load(tmp_path / "out")}) == 2
-
-
-KILLED = """
-import small_pairs, sys
-from datamat import Materializer, ShardOptions, WorkerOptions
-job = Materializer(small_pairs.Pairs(), sys.argv[1], sys.argv[2], copies={"train": 3}, transform=small_pairs.jitter,
-                   shards=2)
-job.run(workers=int(sys.argv[3]), progress=False)
-"""
-
-
-@pytest.mark.timeout(300)
-def test_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path, kill_rounds):
-    """SIGKILL to all processes, again and again, with another number of workers each time."""
-    source = small_pairs.make_pairs(tmp_path / "source", num_train=60, num_val=4)
-    _augmented(source, tmp_path / "reference").run(progress=False)
-    wanted_digests = small_pairs.digests(tmp_path / "reference")
-    rng = np.random.default_rng(5)
-
-    for round_number in range(min(kill_rounds // 2, 5)):
-        output = tmp_path / f"out{round_number}"
-        kills = 0
-        while not (output / "manifest.json").exists():
-            command = [sys.executable, "-c", KILLED, source, output, str(rng.integers(1, 4))]
-            process = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True)
-            wanted = int(rng.integers(1, 60)) if kills < 2 else 10**6
-            try:
-                while process.poll() is None and _num_receipts(output) < wanted:
-                    time.sleep(0.001)  # killed after so many parts, whatever the other workers are doing
-                kills += process.returncode is None
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        assert small_pairs.digests(output) == wanted_digests
-        assert kills
-
-
-def _num_receipts(output):
-    # glob.glob, since Path.glob fails on folders that disappear while it lists
-    return len(glob.glob(f"{output}/.datamat/parts/*/*.json")) + 30 * len(glob.glob(f"{output}/*.tfrecord"))
 
 
 def test_worker_that_dies_once_costs_nothing(pairs, tmp_path, reference):

@@ -1,23 +1,17 @@
 """Runs that cannot end well say what to do, and touch nothing outside of their output."""
 
 import concurrent.futures
-import gzip
 import pathlib
 import pickle
 
 import pytest
-from small_rows import FailingRows, Rows, damage, job
+from small_rows import Rows, damage, job
 
 import datamat
-from datamat import ErrorPolicy, Index, IndexRow, WorkerOptions
-from datamat.directory.files import locked
+from datamat import ErrorPolicy, Index, WorkerOptions
 from datamat.errors import (
-    CorruptDataError,
-    DatamatError,
     IncompleteRunError,
-    OptionError,
     OutputError,
-    OutputLockedError,
     SourceError,
 )
 from datamat.events import RunEnded
@@ -43,14 +37,6 @@ def test_function_that_always_fails(tmp_path):
         )
 
 
-def test_rows_that_fail_more_often_than_allowed(tmp_path):
-    """The first of them are named, and what tries them again."""
-    rows = [IndexRow(f"r{number:02d}", "train", {}) for number in range(20)]
-
-    with pytest.raises(IncompleteRunError, match=r"run\(retry_failed=True\)"):
-        job(tmp_path / "out", FailingRows(rows), errors=ErrorPolicy("skip", max_errors=12)).run(progress=False)
-
-
 class Damaging:
     """Something that damages a shard as it is written: a broken disk."""
 
@@ -70,18 +56,6 @@ def test_directory_that_no_repair_mends(tmp_path):
 
     with pytest.raises(OutputError, match="test memory, disk and network"):
         hooked.repair(progress=False)
-
-
-def test_merge_of_a_damaged_directory(tmp_path):
-    """Nothing is merged."""
-    for name in "ab":
-        job(tmp_path / name, rows=[IndexRow(f"{name}{number}", "train", {}) for number in range(4)]).run(progress=False)
-    damage(tmp_path / "b")
-
-    with pytest.raises(CorruptDataError, match="repair "):
-        datamat.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
-
-    assert not (tmp_path / "both/manifest.json").exists()
 
 
 @pytest.mark.parametrize("obstacle", ["file", "link"])
@@ -105,20 +79,6 @@ def test_bad_samples_that_cannot_be_kept(tmp_path, obstacle):
         job(tmp_path / "out", Failing(), errors=ErrorPolicy("quarantine")).run(progress=False)
 
     assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_task_beside_a_run_that_shares_nothing(tmp_path):
-    """It would wait for ever."""
-    (tmp_path / "out/.datamat").mkdir(parents=True)
-
-    with locked(tmp_path / "out/.datamat/lock"), pytest.raises(OutputLockedError):
-        job(tmp_path / "out").run(task_index=0, num_tasks=2, progress=False)
-
-
-def test_method_of_a_run_is_not_for_callers(tmp_path):
-    """It belongs to what `run` dispatches."""
-    with pytest.raises(OptionError, match=r"run\(\)"):
-        job(tmp_path / "out").write_part(None, None)
 
 
 class Elsewhere(concurrent.futures.ThreadPoolExecutor):
@@ -152,18 +112,6 @@ def test_part_that_cannot_be_written(tmp_path):
 
     with pytest.raises(OutputError, match="run again"):
         job(tmp_path / "out", Blocking(), format="parquet", executor=None, workers=ONE).run(progress=False)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "kind"),
-    [("data.gz", gzip.compress(b"x", mtime=0), "webdataset"), ("data.xyz", b"x", "parquet")],
-)
-def test_file_of_an_unknown_kind(tmp_path, name, content, kind):
-    """The error shows how to name the kind, before anything is written."""
-    (tmp_path / name).write_bytes(content)
-
-    with pytest.raises(DatamatError, match=rf"Materializer\('{kind}'"):
-        datamat.Materializer(tmp_path / name, output=tmp_path / "out").plan()
 
 
 def test_list_with_a_name_that_no_disk_has(tmp_path):

@@ -101,16 +101,6 @@ def test_programs_that_start_together_share_the_work(source, wanted, output):
     assert len(load(output)) == 80
 
 
-def test_tasks_that_start_together_share_the_work(source, wanted, output):
-    """Each report says the whole."""
-    tasks = [ForkedTask(source, output, number, 3, executor=InlineExecutor()) for number in range(3)]
-
-    said = [task.wait() for task in tasks]
-
-    assert [code for code, _ in said] == [0] * 3, said
-    _is_as_wanted(output, wanted)
-
-
 @pytest.mark.parametrize(
     ("at", "executor"),
     [(12, InlineExecutor()), *(pytest.param(at, None, marks=pytest.mark.long) for at in (1, 12, 31))],

@@ -11,7 +11,6 @@ from pyarrow import parquet
 
 from datamat import Features, ImportWriter, OutputError, Scalar, ShardOptions, load, materialize, verify
 from datamat.run.convert import convert
-from datamat.run.targets import foreign_names, series_of
 from datamat.testing import InlineExecutor
 
 __all__ = ["s3"]
@@ -166,14 +165,6 @@ def test_derived_files_of_others_stay(tmp_path, caplog):
     for name in ("README.md", "dataset_info.json"):
         assert (tmp_path / "out" / name).read_text() == "mine"
         assert sum(f"{name}: left alone" in message for message in caplog.messages) == 1
-
-
-def test_names_are_compared_by_series():
-    """A pure function: what is wanted, what is there, what is ours."""
-    wanted = {series_of("a-train-00000-of-00002.tfrecord"), "manifest.json"}
-    there = ["a-train-00001-of-00002.tfrecord", "a-train-00001-of-00003.tfrecord", "manifest.json", "notes.txt"]
-    assert foreign_names(wanted, there, set()) == ["a-train-00001-of-00002.tfrecord", "manifest.json"]
-    assert foreign_names(wanted, there, {"manifest.json", "a-train-of-00002.tfrecord"}) == []
 
 
 # ------------------------------------------------------------ the output and its own source

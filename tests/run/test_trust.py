@@ -460,32 +460,6 @@ def test_list_file_that_is_no_file_of_the_source_is_refused(tmp_path, kind):
         list(CamVidWriter().index(source))
 
 
-_PLANTED = [
-    "_index", "_index/train.index", "_index/train.keys", "manifest.json", ".datamat", ".datamat/parts",
-    ".datamat/parts/pairs-train-00000-of-00002", ".datamat/shards", ".datamat/rows", ".datamat/ledger.jsonl",
-    ".datamat/lock", ".datamat/quarantine", "pairs-train-00000-of-00002.tfrecord", "pairs-train-00000-of-00002.idx",
-]  # fmt: skip
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("name", _PLANTED)
-def test_planted_links_are_not_written_through(source, tmp_path, name):
-    """At every name that a run writes to, a link is refused or replaced; what it leads to does not change."""
-    output, victim = tmp_path / "out", tmp_path / "victim"
-    (output / name).parent.mkdir(parents=True)
-    victim.mkdir()
-    is_file = "." in name.rpartition("/")[2][1:] or name.endswith("lock")
-    if is_file:
-        victim = victim / "file"
-        victim.write_text("precious")
-    (output / name).symlink_to(victim)
-
-    with contextlib.suppress(DatamatError):
-        small_pairs.job(source, output).run(progress=False)
-
-    assert victim.read_text() == "precious" if is_file else not list(victim.iterdir())
-
-
 _GUARDED = """
 import os, pathlib, sys
 def refuse(event, arguments):

@@ -1934,7 +1934,7 @@ DEFECTS = {
             "a worker that is killed leaves behind what its task has started",
             "datamat.parallel.worker:_lead_group",
             lambda lead: lambda *_: None,
-            "tests/parallel/test_strangers_habits.py::test_worker_that_is_killed_takes_along_what_it_started",
+            "tests/parallel/test_strangers_habits.py::test_what_a_task_has_started_ends_with_a_kill",
         ),
         Defect(
             "index-names-any-file",

@@ -5,13 +5,12 @@ import datetime
 import numpy as np
 import pyarrow as pa
 import pytest
-from foreign_files import tar, tfrecord
+from foreign_files import tfrecord
 from prepared import Prepared
 from pyarrow import parquet
 
 from datamat import (
     DatamatError,
-    Image,
     Index,
     ListOf,
     Materializer,
@@ -22,7 +21,6 @@ from datamat import (
     Timestamp,
     load,
 )
-from datamat.codecs import encode_png
 from datamat.testing import InlineExecutor
 from datamat.writers import ImportWriter
 
@@ -109,31 +107,6 @@ def test_booleans_of_a_byte_are_booleans(tmp_path):
     assert [sample["x"].tolist() for sample in samples] == [True, False, True]
 
 
-def _tfrecord(path):
-    path.write_bytes(
-        tfrecord([{"key": b"k%d" % n, "n": np.array([n])} for n in range(2)], {"key": "bytes", "n": "int64"})
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "write"),
-    [
-        ("rows.tfrecord", _tfrecord),
-        ("rows.tar", lambda path: path.write_bytes(tar({"a.key": b"x", "a.txt": b"t"}))),
-    ],
-)
-def test_field_named_key_of_a_file_is_not_lost(tmp_path, name, write):
-    """The keys are places in the file, and the field vanished."""
-    write(tmp_path / name)
-
-    with pytest.raises(SourceError, match=r"have a field 'key'.*pass ImportWriter"):
-        Materializer(ImportWriter(), tmp_path / name, tmp_path / "out")
-    if name == "rows.tfrecord":
-        assert [sample["key"] for sample in stored(tmp_path / name, tmp_path / "keys", key="key")] == ["k0", "k1"]
-        renamed = stored(tmp_path / name, tmp_path / "ids", rename={"key": "id"})
-        assert [sample["id"] for sample in renamed] == ["k0", "k1"]
-
-
 @pytest.mark.parametrize("place", ["rows", "rows/data", "rows/*.parquet", "rows/data/*.parquet"])
 @pytest.mark.parametrize("log", ["_delta_log/0.json", "metadata/v1.metadata.json", ".hoodie/hoodie.properties"])
 def test_table_with_a_log_is_not_read_by_its_files(tmp_path, log, place):
@@ -190,20 +163,6 @@ def test_sample_may_lack_a_field_that_is_declared_nullable(tmp_path, form, missi
     samples = stored(form(rows), tmp_path / "out", features={"b": Nullable(Scalar("int64"))})
 
     assert [sample["b"] for sample in samples] == [None if number == missing else number for number in range(3)]
-
-
-def test_empty_file_of_hugging_face_is_none_where_it_may_be(tmp_path):
-    """It was refused although it was declared."""
-    picture = encode_png(np.zeros((2, 3, 3), np.uint8))
-    cells = pa.array(
-        [{"bytes": picture, "path": None}, None], pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    )
-    note = b'{"info": {"features": {"image": {"_type": "Image"}}}}'
-    table = pa.table({"image": cells}).replace_schema_metadata({"huggingface": note})
-
-    first, second = stored(table, tmp_path / "out", features={"image": Nullable(Image())})
-
-    assert first["image"].shape == (2, 3, 3) and second["image"] is None
 
 
 def test_lists_of_a_tfrecord_are_taken_as_declared(tmp_path):

@@ -12,7 +12,6 @@ from datamat import (
     Materializer,
     SampleError,
     Scalar,
-    ShardOptions,
     SourceError,
     Tensor,
     Text,
@@ -129,15 +128,6 @@ def test_column_as_inputs_gives_its_values(name, tmp_path):
     _materialize(lambda text: {"text": text}, column, tmp_path / "out")
 
     assert sorted(sample["text"] for sample in load(tmp_path / "out")) == ["", "p", "q", "é"]
-
-
-def test_one_row_more_concerns_one_shard(tmp_path):
-    """Each row has its own digest."""
-    options = {"key": "id", "shards": ShardOptions(num_shards=4)}
-    for numbers, reused in ((range(40), 0), ([99, *range(40)], 3)):
-        table = pa.table({"id": list(numbers), "x": [number * number for number in numbers]})
-        report = _materialize(lambda row: {"x": row["x"]}, table, tmp_path / "out", **options)
-        assert report.num_shards_reused == reused
 
 
 def test_empty_cell_is_refused_with_its_place(tmp_path):
