@@ -23,6 +23,7 @@ import threading
 import urllib.parse
 
 import pytest
+from web import listening
 
 CODES = {400: "BadDigest", 403: "AccessDenied", 404: "NoSuchKey", 412: "PreconditionFailed", 416: "InvalidRange",
          501: "NotImplemented", 503: "SlowDown"}  # fmt: skip
@@ -247,17 +248,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def serving():
     """Run a server for the duration of the block, and yield what it holds."""
     store = Store()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("OneHandler", (Handler,), {"store": store}))
-    server.daemon_threads, server.request_queue_size = True, 128
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    store.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with listening(type("OneHandler", (Handler,), {"store": store})) as store.url:
         yield store
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @pytest.fixture

@@ -99,19 +99,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serving(folder, *, ranges=True):
-    """Serve a folder at an address of this machine for the duration of the block."""
-    web = Web(folder, ranges=ranges)
-    handler = type("OneHandler", (Handler,), {"web": web})
+def listening(handler):
+    """Let a handler answer at an address of this machine for the duration of the block, and yield its URL."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    web.url = f"http://127.0.0.1:{server.server_port}"
     try:
-        yield web
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
-        web.ends.set()
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextlib.contextmanager
+def serving(folder, *, ranges=True):
+    """Serve a folder at an address of this machine for the duration of the block."""
+    web = Web(folder, ranges=ranges)
+    with listening(type("OneHandler", (Handler,), {"web": web})) as web.url:
+        try:
+            yield web
+        finally:
+            web.ends.set()

@@ -5,10 +5,10 @@ import http.server
 import json
 import os
 import sys
-import threading
 
 import loopback_s3
 import pytest
+from web import listening
 
 from datamat import MissingDependencyError, OptionError
 from datamat.folders import open_folder
@@ -237,13 +237,9 @@ def google(monkeypatch, tmp_path):
     for name in [name for name in os.environ if name.startswith(("GOOGLE_", "GCE_", "CLOUDSDK_", "STORAGE_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    address = f"127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("GCE_METADATA_HOST", address)
-    with contextlib.closing(server.socket):
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        yield f"http://{address}", seen
-        server.shutdown()
+    with listening(Handler) as url:
+        monkeypatch.setenv("GCE_METADATA_HOST", url.removeprefix("http://"))
+        yield url, seen
 
 
 @pytest.mark.parametrize(
@@ -321,11 +317,8 @@ def test_region_of_a_bucket_is_asked_for():
         def log_message(self, *_):
             """Say nothing."""
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    with contextlib.closing(server.socket):
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        found = [bucket_region(bucket, f"http://127.0.0.1:{server.server_port}") for bucket in ("far", "other")]
-        server.shutdown()
+    with listening(Handler) as url:
+        found = [bucket_region(bucket, url) for bucket in ("far", "other")]
 
     assert found == ["ap-south-1", "us-east-1"]
 

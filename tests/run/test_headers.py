@@ -2,12 +2,12 @@
 
 import http.server
 import io
-import threading
 
 import numpy as np
 import pytest
 from PIL import Image as Pillow
 from prepared import Prepared
+from web import listening
 
 from datamat import Image, ShardOptions
 from datamat.testing import InlineExecutor
@@ -17,27 +17,20 @@ TOKEN = {"Authorization": "Bearer t0ken", "X-Api-Key": "k3y", "Cookie": "session
 SECRETS = {"t0ken", "k3y", "c00kie"}
 
 
-class Server(http.server.ThreadingHTTPServer):
+class Handler(http.server.BaseHTTPRequestHandler):
     """Holds a table and a picture, redirects from `/moved/HOST/...`, and knows the headers of each request by path."""
 
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.heard = {}
-        self.table = ""
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
     def do_GET(self):
-        self.server.heard[self.path] = " ".join(self.headers.values())
+        self.heard[self.path] = " ".join(self.headers.values())
         if self.path.startswith("/moved/"):
             self.send_response(302)
             self.send_header("Location", f"http://{self.path.removeprefix('/moved/')}")
             self.end_headers()
             return
-        content = self.server.table.encode() if self.path.endswith(".csv") else png()
+        content = type(self).table.encode() if self.path.endswith(".csv") else png()
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -56,15 +49,9 @@ def png():
 @pytest.fixture
 def servers():
     """Two web servers, by their addresses HOST:PORT."""
-    made = [Server(), Server()]
-    threads = [threading.Thread(target=server.serve_forever, daemon=True) for server in made]
-    for thread in threads:
-        thread.start()
-    yield [(f"127.0.0.1:{server.server_port}", server) for server in made]
-    for server, thread in zip(made, threads, strict=True):
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    made = [type("OneHandler", (Handler,), {"heard": {}, "table": ""}) for _ in range(2)]
+    with listening(made[0]) as one, listening(made[1]) as two:
+        yield [(one.removeprefix("http://"), made[0]), (two.removeprefix("http://"), made[1])]
 
 
 def run(tmp_path, urls, options, source=None):

@@ -23,6 +23,7 @@ from nfs_locks import refuse_as_nfs_does
 from PIL import Image as Pillow
 from prepared import Prepared
 from pyarrow import parquet
+from web import listening
 
 from datamat import (
     DatasetWriter,
@@ -92,17 +93,11 @@ def hosts():
                     self.end_headers()
                     self.wfile.write(content)
 
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        made.append((server, thread, f"http://127.0.0.1:{server.server_port}", files, seen))
-    yield [(url, files, seen) for _, _, url, files, seen in made]
-    for *_, files, _ in made:
-        files.clear()
-    for server, thread, *_ in made:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        made.append((Handler, files, seen))
+    with contextlib.ExitStack() as servers:
+        yield [(servers.enter_context(listening(handler)), files, seen) for handler, files, seen in made]
+        for _, files, _ in made:
+            files.clear()
 
 
 def png(number):
