@@ -151,14 +151,15 @@ def write_snapshot(rows_folder: pathlib.Path, plan: Plan) -> None:
 
     It is not flushed to disk: it only shows the progress of a run.
     """
-    (rows_folder / _FILE).write_bytes(render_snapshot(plan))
+    (rows_folder / _FILE).write_bytes(render_json(snapshot(plan)))
 
 
-def render_snapshot(plan: Plan) -> bytes:
-    """Return the content of that file."""
-    names = [field.name for field in dataclasses.fields(PlannedShard)]
-    shards = [PlannedShard.of(shard) for shard in plan.shards]
-    return render_json([{name: getattr(shard, name) for name in names} for shard in shards])
+def snapshot(plan: Plan) -> list[dict[str, Any]]:
+    """Return the JSON value of that file."""
+    return [
+        {"name": shard.name, "split": shard.split, "fingerprint": shard.fingerprint, "num_rows": shard.num_rows}
+        for shard in plan.shards
+    ]
 
 
 def read_snapshot(rows_folder: pathlib.Path) -> list[PlannedShard] | None:

@@ -38,7 +38,7 @@ from datamat.folders import LocalFolder
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from datamat.directory.manifest import Manifest, ShardFiles
     from datamat.folders import Folder
@@ -59,18 +59,12 @@ def series_of(name: str) -> str:
     return _NUMBER.sub("", name, count=1)
 
 
-def foreign_names(wanted: Collection[str], listing: Iterable[str], ours: Collection[str]) -> list[str]:
-    """Return the names in an output that a run would use and that datamat has not created."""
-    return sorted(name for name in listing if (series := series_of(name)) in wanted and series not in ours)
-
-
 def _planned_series(plan: Plan, extensions: Sequence[str]) -> set[str]:
     found = {MANIFEST_FILE}
     for split, shards in plan.splits.items():
         found |= {index_file(split), keys_file(split)}
-        firsts = {
-            ShardName.parse(shard.name).count: shard.name for shard in shards
-        }  # appended shards have another count
+        # appended shards have another count
+        firsts = {ShardName.parse(shard.name).count: shard.name for shard in shards}
         found |= {
             series_of(name) for first in firsts.values() for pair in file_names(first, extensions) for name in pair
         }
@@ -107,7 +101,8 @@ def claim_names(planned: PlannedJob, manifest: Manifest | None, known: Mapping[s
         listing = _names_in(job.folder)
         if manifest is None and MANIFEST_FILE in listing:
             ours |= _series_of_damaged(job.output)
-        if foreign := foreign_names(wanted, listing, ours):
+        theirs = wanted - ours
+        if foreign := sorted(name for name in listing if series_of(name) in theirs):
             raise OutputError(
                 f"{job.place} holds {join_problems(foreign)}, which no run of datamat has made there, and this run "
                 "would overwrite; move such files away, or give another output or name"

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from datamat.plan.job import Job, PlannedJob
     from datamat.run.outputs import LocalOutput
     from datamat.run.report import RunReport
-    from datamat.run.reporting import RunEvents
     from datamat.run.run import Mode
     from datamat.run.wanted import Wanted
 
@@ -203,7 +202,9 @@ class _Task:
             events.emit(PlanMade.of(whole.plan, whole.chosen))
             if claims is None:
                 self._let_folder_go()
-                return self._nothing_made(events), None, whole
+                report = events.tally.report(own, is_complete=True, stopped="")
+                events.emit(RunEnded(report=report, error=None))
+                return report, None, whole
             with contextlib.closing(claims):
                 # Otherwise its folder would be left behind: the task that writes the manifest removes those of all.
                 if not claims.is_over and not claims.are_all_done:
@@ -225,11 +226,6 @@ class _Task:
             return None
         shards = [shard for shard in whole.chosen if shard.name in lacking]
         return TaskClaims(whole, self._task, shards, session, self._own.work)
-
-    def _nothing_made(self, events: RunEvents) -> RunReport:
-        report = events.tally.report(self._own, is_complete=True, stopped="")
-        events.emit(RunEnded(report=report, error=None))
-        return report
 
     def _let_folder_go(self) -> None:
         shutil.rmtree(self._own.output, ignore_errors=True)
@@ -276,13 +272,9 @@ class _Task:
     def _is_written(self, whole: PlannedJob) -> Manifest | None:
         """Return the manifest of the output if it lists the shards of the plan."""
         look_anew(self._shared.output)  # another host may have just written it
+        wanted = {shard.name: shard.fingerprint for shard in whole.plan.shards}
         with contextlib.suppress(OutputError, CorruptDataError):
             manifest = Manifest.read(self._shared.folder)
-            if _has_shards_of(manifest, whole):
+            if {info.name: info.fingerprint for info in manifest.shards} == wanted:
                 return manifest
         return None
-
-
-def _has_shards_of(manifest: Manifest, whole: PlannedJob) -> bool:
-    wanted = {shard.name: shard.fingerprint for shard in whole.plan.shards}
-    return {info.name: info.fingerprint for info in manifest.shards} == wanted

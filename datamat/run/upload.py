@@ -25,7 +25,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import glob
-import json
 import os
 import pathlib
 import platform
@@ -84,7 +83,7 @@ from datamat.folders.base import (
     each,
 )
 from datamat.folders.local import read_regular
-from datamat.plan.changes import parse_snapshot, render_snapshot
+from datamat.plan.changes import parse_snapshot, snapshot
 from datamat.run.outputs import LocalOutput, StoredObject, StoredShard, UploadTask, aside_names
 
 if TYPE_CHECKING:
@@ -478,7 +477,7 @@ class RemoteOutput(LocalOutput):
         same time, each sees the other.
         """
         who = {"pid": os.getpid(), "host": platform.node(), "run": uuid.uuid4().hex}
-        content = render_json({**who, "shards": json.loads(render_snapshot(plan))})
+        content = render_json({**who, "shards": snapshot(plan)})
         number = max([0, *self._numbers()])
         while not self._mine:
             number += 1
