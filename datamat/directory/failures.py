@@ -7,18 +7,21 @@ earlier or later runs, and of runs on other machines.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from datamat.directory.files import WORK
-from datamat.directory.ledger import LEDGER_FILE, ledger_in
+from datamat.directory.ledger import LEDGER_FILE, ledger_in, read_ledger
 from datamat.directory.manifest import Manifest
-from datamat.errors import OutputError, count_of
+from datamat.errors import CorruptDataError, OutputError, count_of
 from datamat.folders import AbsentError, open_folder
 from datamat.values import frozen
 
 if TYPE_CHECKING:
+    import pathlib
+
     from datamat.directory.ledger import LedgerEntry
     from datamat.directory.manifest import ShardInfo
 
@@ -134,3 +137,11 @@ def failures_in(entries: Iterable[LedgerEntry], lacking: Iterable[ShardInfo]) ->
                     line.values, _ACTIONS[line.event], split=info.split, shard=info.file
                 )
     return tuple(failure for shard in infos for failure in found.get(shard, {}).values())
+
+
+def failed_keys(work: pathlib.Path, lacking: Iterable[ShardInfo]) -> list[str]:
+    """Return the keys of the failed rows that shards lack, as far as the ledger in a `.datamat` folder lists them."""
+    with contextlib.suppress(OSError, CorruptDataError):
+        entries = read_ledger(work / LEDGER_FILE, without="part_committed")
+        return [failure.key for failure in failures_in(entries, lacking)]
+    return []

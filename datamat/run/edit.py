@@ -9,20 +9,18 @@ rows stay where they are, later runs and appends leave it out, and a shard has t
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from datamat.directory.failures import failures_in
+from datamat.directory.failures import failed_keys
 from datamat.directory.index_files import read_index
 from datamat.directory.keys import RecordKey
-from datamat.directory.ledger import LEDGER_FILE, read_ledger
 from datamat.directory.manifest import INDEX_FOLDER, IndexInfo, Manifest, index_file, run_folder
 from datamat.directory.publication import version_there
-from datamat.errors import CorruptDataError, OutputError
+from datamat.errors import OutputError
 from datamat.folders.base import ChangedError
 from datamat.plan.plan import fingerprint_without
 from datamat.run.merge import write_index
@@ -166,7 +164,7 @@ def _published(job: Job, place: LocalOutput, change: Edit, stage: Job) -> Manife
         for old in before.shards:
             if old.file in new and old.num_failed:
                 lack = new[old.file]
-                ledger.write_keys("shard_lacks", _failed_keys(job, old), shard=lack.name, checksum=lack.checksum)
+                ledger.write_keys("shard_lacks", failed_keys(job.work, [old]), shard=lack.name, checksum=lack.checksum)
 
     publish(job, place, before, manifest, moved, (stage, seen), note)
     return manifest
@@ -206,10 +204,3 @@ def _written_index(job: Job, change: Edit, info: IndexInfo) -> IndexInfo:
     path = waiting_in / info.name
     write_index(table.set_column(place, table.schema.field(place), records), path, waiting_in)
     return IndexInfo.of_file(path)
-
-
-def _failed_keys(job: Job, info: ShardInfo) -> list[str]:
-    with contextlib.suppress(OSError, CorruptDataError):
-        lines = read_ledger(job.work / LEDGER_FILE, without="part_committed")
-        return [failure.key for failure in failures_in(lines, [info])]
-    return []

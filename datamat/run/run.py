@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from datamat.directory.counts import Counts
-from datamat.directory.failures import failures_in
+from datamat.directory.failures import failed_keys
 from datamat.directory.files import (
     WORK,
     check_lock,
@@ -28,7 +28,7 @@ from datamat.directory.files import (
     locked,
     refuse_links,
 )
-from datamat.directory.ledger import LEDGER_FILE, read_ledger
+from datamat.directory.ledger import LEDGER_FILE
 from datamat.directory.manifest import (
     INDEX_FOLDER,
     IndexInfo,
@@ -302,10 +302,7 @@ class Run:
         num_failed = sum(info.num_failed for info in lacking) + len({row.key for row in rows})
         if not self._wants_all or not num_failed:
             return
-        keys = [row.key for row in rows]
-        with contextlib.suppress(OSError, CorruptDataError):
-            lines = read_ledger(self._work / LEDGER_FILE, without="part_committed")
-            keys += [failure.key for failure in failures_in(lines, lacking)]
+        keys = [*(row.key for row in rows), *failed_keys(self._work, lacking)]
         shown = "; ".join(keys[:_MOST_NAMED])
         if num_failed > _MOST_NAMED <= len(keys):
             shown += f"; and {num_failed - _MOST_NAMED} more"
