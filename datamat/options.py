@@ -18,34 +18,6 @@ from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, get_args
 from datamat.errors import OptionError, count_of
 from datamat.values import frozen
 
-__all__ = [
-    "FOR_COMMANDS",
-    "LONGEST_GRACE_S",
-    "RUN_PARAMETERS",
-    "WORK_PARAMETERS",
-    "DatasetKeywords",
-    "Deadline",
-    "ErrorPolicy",
-    "Existing",
-    "Hook",
-    "Remedies",
-    "RunDatasetKeywords",
-    "RunKeywords",
-    "RunOptions",
-    "ShardOptions",
-    "WorkKeywords",
-    "WorkerOptions",
-    "check_flags",
-    "check_mappings",
-    "option",
-    "parse_bytes",
-    "parse_duration",
-    "refuse_others",
-    "refusing_others",
-    "seconds_until",
-    "takes",
-]
-
 # ---------------------------------------------------------------- durations and sizes
 
 

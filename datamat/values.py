@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["frozen"]
-
 _Class = TypeVar("_Class")
 _MISSING: Any = dataclasses.MISSING
 

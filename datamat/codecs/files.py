@@ -21,9 +21,6 @@ from datamat.errors import READ_FLAGS, InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-__all__ = ["PICTURES", "noting_files", "read_file", "read_xml"]
-
 PICTURES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".tif", ".tiff")
 """Suffixes of the files that `Image` reads."""
 

@@ -18,21 +18,6 @@ if TYPE_CHECKING:
 
     Pixels = NDArray[Any]
 
-__all__ = [
-    "MAX_PIXELS",
-    "RESTORE",
-    "ImageInfo",
-    "exif_orientation",
-    "find_damage",
-    "plain_headers",
-    "probe_bmp",
-    "probe_jpeg",
-    "probe_tiff",
-    "probe_webp",
-    "refuse",
-    "turn_upright",
-]
-
 # ---------------------------------------------------------------- what all encodings share
 #
 # The content of a header, and the refusals and EXIF rules that all encodings share.

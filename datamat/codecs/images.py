@@ -42,20 +42,6 @@ if TYPE_CHECKING:
 
     from datamat.codecs.headers import ImageInfo, Pixels
 
-
-__all__ = [
-    "can_keep_image",
-    "can_keep_mask",
-    "check_pixels",
-    "decode_floats",
-    "decode_image",
-    "decode_mask",
-    "encode_jpeg",
-    "encode_png",
-    "note_made",
-    "probe",
-]
-
 # ---------------------------------------------------------------- encoding
 #
 # Arrays to encoded images: JPEG through libjpeg-turbo (cv2), PNG through `png`.

@@ -13,20 +13,6 @@ from datamat.errors import MissingDependencyError, OptionError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-
-__all__ = [
-    "JPEG_ENCODER",
-    "LOSSY_DECODERS",
-    "PNG_ENCODER",
-    "corner_sums_with_cv2",
-    "decode_with_cv2",
-    "encode_jpeg_with_cv2",
-    "load_pyspng",
-    "load_simplejpeg",
-    "load_tifffile",
-    "load_zlib",
-]
-
 # ---------------------------------------------------------------- the choice
 #
 # Libraries are imported on first use, so that importing `datamat` stays cheap.

@@ -20,17 +20,6 @@ if TYPE_CHECKING:
 
     from datamat.codecs.headers import Pixels
 
-
-__all__ = [
-    "MAX_SCANLINE_BYTES",
-    "SIGNATURE",
-    "decode_png_image",
-    "decode_png_samples",
-    "encode_png_pixels",
-    "probe_png",
-    "walk_chunks",
-]
-
 # ---------------------------------------------------------------- chunks
 #
 # The structure of a PNG file: chunks, header, compressed scanlines, but no pixels.

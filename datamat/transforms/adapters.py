@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from datamat.features import Feature, Features
 
 
-__all__ = ["LibraryStage", "fields_passed", "library_stage", "of_a_library"]
-
-
 class LibraryStage(Stage):
     """A stage that runs a library's transform on the fields that the library knows.
 

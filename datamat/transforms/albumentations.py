@@ -23,17 +23,6 @@ if TYPE_CHECKING:
 
     from datamat.features import Feature, Features
 
-
-__all__ = [
-    "AlbumentationsStage",
-    "FunctionStage",
-    "Hook",
-    "albumentations_stage",
-    "forbid_update_check",
-    "is_pipeline",
-    "matched_fields",
-]
-
 # ---------------------------------------------------------------- functions
 #
 # The stage that calls a function.

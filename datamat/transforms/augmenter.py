@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
     from datamat.features import Features
 
-
-__all__ = ["Augmenter", "SampleTransform", "each_sample", "field_names", "takes_arrays"]
-
 # ---------------------------------------------------------------- copies, as shards are written
 #
 # `Augmenter` draws the copies of a sample: each stage in turn, with every generator seeded for that copy.

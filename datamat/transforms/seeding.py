@@ -27,25 +27,6 @@ from datamat.values import frozen
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-
-__all__ = [
-    "GlobalDraws",
-    "GlobalState",
-    "RandomStreams",
-    "Sample",
-    "Stage",
-    "global_draws",
-    "global_state_kept",
-    "loaded_libraries",
-    "row_rng",
-    "sample_rng",
-    "sample_seed",
-    "seed_globals",
-    "seed_row",
-    "signature_of",
-    "with_rng",
-]
-
 _NO_COPY = (1 << 32) - 1  # in place of a copy number: the stream of the row itself
 _SEED: dict[str, Callable[[Any, int], object]] = {
     # Not `torch.manual_seed`, which looks for every kind of device and takes 100 us.

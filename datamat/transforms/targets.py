@@ -7,8 +7,6 @@ import functools
 from datamat.features import Audio, Feature, Geometry, ListOf, Nullable, Tokens
 from datamat.features.protocols import Target
 
-__all__ = ["geometry_of", "target_of"]
-
 
 @functools.singledispatch
 def target_of(feature: Feature) -> Target | None:

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from datamat.readers.dataset import ShardedDataset
     from datamat.readers.preview import Scene
 
-
-__all__ = ["OPACITIES", "PER_PAGE", "Collection", "Shot"]
-
 PER_PAGE = 24
 """Number of samples shown at a time."""
 

@@ -24,9 +24,6 @@ from datamat.view.collection import PER_PAGE, Collection
 if TYPE_CHECKING:
     import jinja2
 
-
-__all__ = ["CARD", "ViewPage", "encoded", "environment", "render", "view"]
-
 CARD = 320
 """Maximum width and height of a picture on a card, in pixels."""
 

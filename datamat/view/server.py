@@ -26,9 +26,6 @@ from datamat.view.page import CARD, encoded, render
 if TYPE_CHECKING:
     from datamat.view.collection import Shot
 
-
-__all__ = ["ViewServer", "viewing"]
-
 _FULL, _LARGEST = 900, 4096  # maximum width and height of a picture on the page of a sample, and of an enlarged one
 _LOOPBACK = "127.0.0.1"
 _MOST_PORTS = 65_536

@@ -14,9 +14,6 @@ from datamat.readers.preview import in_words, preview_of
 if TYPE_CHECKING:
     from datamat.features import Feature, Features
 
-
-__all__ = ["fields_of"]
-
 _MOST_COLUMNS = 16
 
 
