@@ -1,7 +1,5 @@
 """Codecs without some of the fast libraries, as on a machine where these are not installed."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 

@@ -1,7 +1,5 @@
 """JPEG: headers, structure, pixels, and refusals of files that decoders would accept."""
 
-from __future__ import annotations
-
 import functools
 import io
 import re

@@ -1,7 +1,5 @@
 """What all encodings share: detection, limits, refusals with remedies, and which files are kept untouched."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import struct

@@ -1,7 +1,5 @@
 """PNG decoding and encoding against Pillow, cv2 and a plain writer, with and without the fast libraries."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import hashlib
 import io

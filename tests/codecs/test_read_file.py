@@ -1,7 +1,5 @@
 """Reading an input file: only regular files, once, within limits, without blocking."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import socket

@@ -1,7 +1,5 @@
 """TIFF files: any layout that is decoded gives exactly the samples that were stored; all others are refused."""
 
-from __future__ import annotations
-
 import io
 import struct
 import sys

@@ -1,7 +1,5 @@
 """A proxy before a server that answers as a store does: it answers wrongly, cuts connections, and counts requests."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import http.server

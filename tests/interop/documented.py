@@ -1,7 +1,5 @@
 """The code blocks of `docs/interop.md`, by their heading."""
 
-from __future__ import annotations
-
 import pathlib
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs/interop.md"

@@ -1,7 +1,5 @@
 """The marks of tests that run real clients, and the shards that they open."""
 
-from __future__ import annotations
-
 import pytest
 
 MARKS = [

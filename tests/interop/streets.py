@@ -1,7 +1,5 @@
 """The dataset that clients open: pictures, masks, labels, boxes and text of made-up streets."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from datamat import BBoxes, ClassLabel, DatasetWriter, Features, Image, IndexRow, Mask, Scalar, Tensor, Text

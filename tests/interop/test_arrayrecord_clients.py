@@ -1,7 +1,5 @@
 """ArrayRecord shards, opened by the package's own reader."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from real_clients import MARKS, shards

@@ -3,8 +3,6 @@
 What one run does is in `test_object_store`, `test_upload` and `test_source`, for these stores as well.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The clients run the code of `docs/interop.md`: all records once, with their pixels, labels, splits and names."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """A field of every type and dtype that datamat stores, as the clients that know types read it."""
 
-from __future__ import annotations
-
 import datetime
 import functools
 import importlib.util

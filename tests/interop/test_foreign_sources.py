@@ -1,7 +1,5 @@
 """Sets that other libraries wrote, used as sources: every sample compared with what they were given."""
 
-from __future__ import annotations
-
 import gc
 import io
 import json

@@ -1,7 +1,5 @@
 """Datasets that the real clients made, used as a source: each sample exactly once, with equal pixels and labels."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

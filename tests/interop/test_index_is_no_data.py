@@ -1,7 +1,5 @@
 """No client pointed at a directory takes datamat's index for data: it gives the records, or an error."""
 
-from __future__ import annotations
-
 import pathlib
 import shutil
 

@@ -1,7 +1,5 @@
 """Five thousand objects under one prefix, which no store lists in one answer: a source, whose set is replaced whole."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 

@@ -1,7 +1,5 @@
 """Parquet shards, opened by the clients of tables."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

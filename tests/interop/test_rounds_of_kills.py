@@ -3,8 +3,6 @@
 Runs on a disk are killed in `tests/faults/test_kill_loop.py`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import signal

@@ -1,7 +1,5 @@
 """One directory with the records in several formats: each client finds its own format, and all of it once."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

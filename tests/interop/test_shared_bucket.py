@@ -4,8 +4,6 @@ The server is moto's. Tasks are processes, which end or stop themselves at a cer
 names are those of two hosts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

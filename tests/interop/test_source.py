@@ -1,7 +1,5 @@
 """Raw data in a bucket: the bytes of a run over a local folder, whatever the server does."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import logging

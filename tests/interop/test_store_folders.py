@@ -1,7 +1,5 @@
 """Folders in the stores of servers on this machine pass the conformance tests."""
 
-from __future__ import annotations
-
 import base64
 import json
 import uuid

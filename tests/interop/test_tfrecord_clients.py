@@ -1,7 +1,5 @@
 """TFRecord shards, opened by tf.data and grain."""
 
-from __future__ import annotations
-
 import pytest
 from real_clients import MARKS, shards
 

@@ -5,8 +5,6 @@ connections, or kills a process of the run when a request arrives: so a kill com
 for a time to pass.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Tar shards, opened by tarfile, and decoded by webdataset."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

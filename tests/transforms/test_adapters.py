@@ -1,7 +1,5 @@
 """Transforms of torchvision, kornia and audiomentations: all fields in step, draws that the sample alone decides."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import functools
 import importlib

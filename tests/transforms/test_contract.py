@@ -1,7 +1,5 @@
 """One contract for transforms: the same object serves for writing and for reading, with the same checks."""
 
-from __future__ import annotations
-
 import functools
 import random
 

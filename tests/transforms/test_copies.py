@@ -1,7 +1,5 @@
 """Copies: of which splits, drawn again only where chance decides, and made one at a time, however many there are."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

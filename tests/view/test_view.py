@@ -1,7 +1,5 @@
 """Datasets in a browser: the page and the server show what is there, and run nothing that a dataset says."""
 
-from __future__ import annotations
-
 import html.parser
 import http.client
 import importlib

@@ -1,7 +1,5 @@
 """Makes the defect that DATAMAT_SEEDED_BUG names, in whatever process has this folder on its PYTHONPATH."""
 
-from __future__ import annotations
-
 import ast
 import importlib.machinery
 import os
