@@ -301,40 +301,6 @@ def test_tasks_convert_one_directory_together(mixed, tmp_path, first):
     assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(whole)
 
 
-def test_tasks_convert_at_the_same_time(mixed, tmp_path):
-    """While one is at work, another makes shards that the first has not."""
-    whole = converted(mixed, tmp_path / "whole", format="parquet")
-    options = {"format": "parquet", "num_tasks": 2, "executor": InlineExecutor(), "progress": False}
-    others = []
-
-    def other(event):
-        if isinstance(event, PartDone) and not others:
-            others.append(None)
-            others.append(convert(mixed, tmp_path / "out", task_index=1, include="val-*", **options))
-
-    convert(mixed, tmp_path / "out", task_index=0, include="train-*", hooks=[other], **options)
-    last = convert(mixed, tmp_path / "out", task_index=1, **options)
-
-    assert others[1].num_shards_written > 0
-    assert (last.is_complete, last.num_shards_written) == (True, 0)
-    assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(whole)
-
-
-def test_shards_that_are_chosen_are_converted_first(mixed, tmp_path):
-    """The rest follows, to the same bytes; a pattern that fits none is refused."""
-    options = {"format": "parquet", "executor": InlineExecutor(), "progress": False}
-    whole = converted(mixed, tmp_path / "whole", format="parquet")
-    with pytest.raises(OptionError, match="'test-\\*' names no shard"):
-        convert(mixed, tmp_path / "out", include="test-*", **options)
-
-    some = convert(mixed, tmp_path / "out", include="train-*", exclude="train-00001*", **options)
-    rest = convert(mixed, tmp_path / "out", **options)
-
-    assert (some.is_complete, some.num_shards_written) == (False, 1)
-    assert (rest.is_complete, rest.num_shards_reused) == (True, 1)
-    assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(whole)
-
-
 def test_finished_conversion_is_not_repeated_unless_the_source_changed(mixed, tmp_path):
     """A second call does nothing; other content in the source directory is noticed."""
     source = shutil.copytree(mixed, tmp_path / "source")
@@ -409,15 +375,6 @@ def test_record_that_is_left_out_is_listed_and_tried_again(mixed, tmp_path, erro
     assert shard.name in listed[0].reason
     assert not failures(tmp_path / "out")
     assert records(tmp_path / "out") == records(source)
-
-
-def test_missing_shard_is_named(mixed, tmp_path):
-    """The error comes before anything is made."""
-    source = shutil.copytree(mixed, tmp_path / "source")
-    (source / "mixed-val-00001-of-00002.tfrecord").unlink()
-
-    with pytest.raises(CorruptDataError, match=r"mixed-val-00001-of-00002\.tfrecord"):
-        convert(source, tmp_path / "out", format="parquet", progress=False)
 
 
 def test_exchanged_offsets_are_noticed(mixed, tmp_path):

@@ -15,7 +15,6 @@ from datamat import (
     OptionError,
     OutputError,
     OutputLockedError,
-    WorkerOptions,
     concat,
     failures,
     load,
@@ -530,14 +529,6 @@ def test_reader_from_before_goes_on_or_says_so(tmp_path):
         list(before)
     with pytest.raises(OptionError, match="the state belongs to"):
         load(tmp_path / "out", "train").to_numpy(4).load_state_dict(state)
-
-
-def test_workers_in_processes_make_an_edit(tmp_path):
-    squares(range(200), tmp_path / "out", executor=None, workers=WorkerOptions(num_workers=2))
-
-    load(tmp_path / "out").drop([_key(n) for n in range(0, 200, 3)]).save(progress=False, workers=2)
-
-    assert numbers_of(tmp_path / "out") == [n for n in range(200) if n % 3]
 
 
 def test_edited_sets_are_merged_and_saved_elsewhere(tmp_path):

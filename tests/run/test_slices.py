@@ -148,24 +148,6 @@ def test_stopped_task_that_wakes_damages_nothing(source, wanted, output, start, 
     _is_as_wanted(output, wanted)
 
 
-@pytest.mark.long  # each waits for the other's lease
-@pytest.mark.parametrize("executor", [InlineExecutor(), None], ids=["inline", "workers"])
-def test_stopped_task_that_wakes_early_shares_on(wanted, output, start, executor):
-    """It wakes while the other is at work: both may make the same shard, and one of them counts."""
-    first = start(0, 10, STOP, lease_s=LEASE_S, executor=executor)
-    wait_until_stopped(first)
-    second = start(1, 25, STOP, lease_s=LEASE_S, executor=executor)
-    try:
-        wait_until_stopped(second)
-    finally:
-        wake(first)
-    ended = first.wait()
-    wake(second)
-
-    assert (ended[0], second.wait()[0]) == (0, 0), ended
-    _is_as_wanted(output, wanted)
-
-
 def test_task_that_is_late_for_the_manifest_leaves_nothing(source, wanted, output, monkeypatch):
     """Another has written it, removed what the tasks shared, and still holds the lock when this one takes the lease."""
     with contextlib.ExitStack() as stack:
