@@ -122,7 +122,12 @@ def _again(lacking: Iterable[ShardInfo]) -> str:
 
 
 def failures_in(entries: Iterable[LedgerEntry], lacking: Iterable[ShardInfo]) -> tuple[Failure, ...]:
-    """Return the failures of rows that shards lack, as far as the lines of ledgers list them."""
+    """Return the failures of rows that shards lack, as far as the lines of ledgers list them.
+
+    Args:
+        entries: the lines, oldest first; several ledgers one after another.
+        lacking: the shards with failed rows, in the order of the result.
+    """
     found: dict[tuple[str, str], dict[str, Failure]] = {}
     infos = {(info.name, info.checksum): info for info in lacking}
     last: dict[tuple[str, str], LedgerEntry] = {}

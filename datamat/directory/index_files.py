@@ -192,6 +192,11 @@ _mapped: dict[int, tuple[mmap.mmap, np.ndarray, np.ndarray]] = {}
 class MappedKeys:
     """The key hashes of a split, in the file written by a run; processes share its pages. Thread-safe.
 
+    Args:
+        folder: the directory, or a folder with a copy of the file; links out of it are not followed.
+        name: path of the file below it.
+        num_rows: number of rows in the manifest.
+
     Raises:
         CorruptDataError: the file is missing or has the wrong size.
         OutputError: descriptors or memory ran out.

@@ -104,6 +104,9 @@ class LedgerEntry:
 class Ledger:
     """Appends to a ledger.
 
+    Args:
+        path: the file, created if missing.
+
     Raises:
         OutputError: it cannot be written, or is a link.
     """
@@ -129,6 +132,10 @@ class Ledger:
 
     def write(self, event: str, **values: Any) -> None:
         """Append one line.
+
+        Args:
+            event: name of the event, such as "part_committed".
+            values: further JSON values to record; long text is cut.
 
         Raises:
             OutputError: it cannot be written.

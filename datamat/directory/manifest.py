@@ -461,6 +461,10 @@ def file_names(shard: str, extensions: Iterable[str]) -> list[tuple[str, str]]:
 
     The first offsets file has the name that DALI uses for TFRecord; FILE.idx would be DALI's own index of a tar file.
 
+    Args:
+        shard: name of the shard, without extension.
+        extensions: extension of each format, without a leading dot.
+
     Example:
         >>> file_names("set-train-00000-of-00001", ["tfrecord", "tar"])[1]
         ('set-train-00000-of-00001.tar', 'set-train-00000-of-00001.tar.offsets')

@@ -80,7 +80,13 @@ class Provenance:
 
 
 class ProvenanceFinder:
-    """Finds the origin of records; each index is read once, on first use. Thread-safe."""
+    """Finds the origin of records; each index is read once, on first use. Thread-safe.
+
+    Args:
+        output: the finished directory.
+        manifest: its manifest.
+        source: source of the run, to which relative paths are joined; None leaves them unchanged.
+    """
 
     def __init__(self, output: Folder, manifest: Manifest, source: Any = None) -> None:
         self._files, self._manifest, self._source = FilesHere(output), manifest, source

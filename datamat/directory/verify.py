@@ -411,6 +411,10 @@ def examine(folder: Folder, *, deep: bool, recomputed: CheckRecord | None) -> Ve
 class _Files:
     """The files of a directory during verification.
 
+    Args:
+        root: the directory.
+        at_once: maximum number of shards to fetch and examine at the same time, if they are not on this machine.
+
     Attributes:
         root: the directory.
         here: its files on this machine.

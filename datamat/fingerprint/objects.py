@@ -135,7 +135,12 @@ def _tensor(value: Any) -> Parts:
 
 
 def _instance(value: Any, counts: Callable[[str], bool] | None = None) -> Parts:
-    """Return the parts of an object as pickle sees them, without cached properties."""
+    """Return the parts of an object as pickle sees them, without cached properties.
+
+    Args:
+        value: object whose type has no rule of its own.
+        counts: predicate for the names of attributes that count; None if all do.
+    """
     kind = type(value)
     # tblib, which Dask uses, registers every exception type so that tracebacks travel, but only in processes that
     # import it.

@@ -129,6 +129,10 @@ def look_anew(folder: str | os.PathLike[str]) -> None:
 def read_regular(path: str | os.PathLike[str], *, max_bytes: int) -> bytes:
     """Return the content of a regular file of limited size; never wait for a FIFO or read a device.
 
+    Args:
+        path: path of the file.
+        max_bytes: maximum size.
+
     Raises:
         OSError: it cannot be read.
         CorruptDataError: it is not a regular file, or is larger.

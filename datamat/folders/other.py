@@ -103,7 +103,13 @@ _SLOW_AFTER_S, _LEAST_BYTES_PER_S, _ENDLESS_AFTER_S = 60, 1 << 10, 600
 
 
 def _check_pace(num_bytes: int, elapsed_s: float, *, has_end: bool) -> None:
-    """Raise `InputError` if a server drips, or streams endlessly, like radio and cameras: it is never silent."""
+    """Raise `InputError` if a server drips, or streams endlessly, like radio and cameras: it is never silent.
+
+    Args:
+        num_bytes: bytes received so far.
+        elapsed_s: time that they took.
+        has_end: whether the server has told the size.
+    """
     if elapsed_s > _SLOW_AFTER_S and num_bytes < _LEAST_BYTES_PER_S * elapsed_s:
         raise InputError(
             f"comes too slowly: {num_bytes} bytes in {elapsed_s:.0f} s; run again later, or remove the row"

@@ -108,7 +108,12 @@ def is_unreachable(error: BaseException) -> bool:
 
 
 def retried(call: Callable[[], _T], attempts: int = ATTEMPTS) -> _T:
-    """Make a call, repeatedly while its errors are transient, and return its result."""
+    """Make a call, repeatedly while its errors are transient, and return its result.
+
+    Args:
+        call: repeatable function.
+        attempts: maximum number of calls.
+    """
     for attempt in range(1, attempts):
         try:
             return call()

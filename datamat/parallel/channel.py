@@ -180,6 +180,10 @@ _LARGE_BYTES = 1 << 20  # below this, mapping costs more than copying
 class PackedFunction:
     """A snapshot of a callable, as workers receive it.
 
+    Args:
+        stream: pickle of the callable, without its large buffers.
+        buffers: large buffers that the pickle refers to.
+
     Attributes:
         packed: the message that carries the callable.
     """

@@ -164,5 +164,10 @@ class WorkerExit:
         return f"{self.cause()}, {self.report()}"
 
     def describe_timeout(self, limit: str, limit_s: float) -> str:
-        """Describe a worker that was killed because of a time limit, with all known details."""
+        """Describe a worker that was killed because of a time limit, with all known details.
+
+        Args:
+            limit: name of the option that sets the limit.
+            limit_s: value of that option, in seconds.
+        """
         return f"it ran longer than {limit}={limit_s:g}, so worker {self.pid} was killed; {self.report()}"

@@ -361,6 +361,11 @@ class Engine(Protocol):
 class EngineExecutor(Executor):
     """An executor that makes its calls on an engine, and replays their log records here.
 
+    Args:
+        engine: the engine.
+        preload: modules that processes for its calls import once.
+        calls_here: called once if the engine turns out to make calls in this very thread.
+
     Attributes:
         job: unique name of the job that its calls belong to.
     """

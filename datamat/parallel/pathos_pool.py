@@ -16,7 +16,12 @@ from datamat.parallel.executor import PathosExecutor, run_now
 
 
 class AsyncResult:
-    """The result of `amap` and `apipe`, to be fetched later, as in `multiprocessing.pool`."""
+    """The result of `amap` and `apipe`, to be fetched later, as in `multiprocessing.pool`.
+
+    Args:
+        futures: all must be done for the result to be ready.
+        collect: returns the result once they are.
+    """
 
     def __init__(self, futures: list[Future[Any]], collect: Callable[[], Any]) -> None:
         self._futures = futures

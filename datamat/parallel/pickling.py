@@ -666,7 +666,13 @@ def _use_of(value: Any) -> _Use:
 
 
 def load_code(stream: bytes, buffers: typing.Iterable[Any] = (), *, override: bool = True) -> Any:
-    """Return the object of a `PickledFunction`, after installing its globals."""
+    """Return the object of a `PickledFunction`, after installing its globals.
+
+    Args:
+        stream: pickle, the `stream` of a `PickledFunction`.
+        buffers: large buffers that the pickle refers to, in order: the `buffers` of a `PickledFunction`.
+        override: whether to replace globals that came with an earlier pickle.
+    """
     # Not from a file or a network, but from one of our own processes, over its own socket.
     unpickler = pickle.Unpickler(io.BytesIO(stream), buffers=buffers)  # noqa: S301
     byvalue.install_globals(unpickler.load(), unpickler.load(), override=override)

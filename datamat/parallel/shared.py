@@ -229,7 +229,11 @@ def _tracker_pid(library: str) -> int | None:
 
 
 def begin_worker(*, is_fork: bool) -> None:
-    """Register the objects that the worker has inherited."""
+    """Register the objects that the worker has inherited.
+
+    Args:
+        is_fork: whether the worker is a fork of the process that owns the pool.
+    """
     global _is_worker, _parent_pid  # noqa: PLW0603 -- a process has one parent
     _is_worker = True
     _trackers.update({library: _tracker_pid(library) for library in _LIBRARIES})

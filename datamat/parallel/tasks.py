@@ -144,6 +144,10 @@ class LightFuture:
     def result(self, timeout: float | None = None, meanwhile: Callable[[], object] | None = None) -> Any:
         """Return the result, or raise the error.
 
+        Args:
+            timeout: seconds to wait; None for no limit.
+            meanwhile: called before each wait, so also after each wake-up.
+
         Raises:
             TimeoutError: no result arrived within `timeout` seconds.
             CancelledError: the task was cancelled.
@@ -680,6 +684,11 @@ def compute_chunksize(num_items: int, num_workers: int, cost: float | None = Non
 
 def least_chunksize(num_items: int, num_workers: int, cost: float) -> int:
     """Return the minimum number of items per message, however few are left: single cheap items are all overhead.
+
+    Args:
+        num_items: items of the whole map.
+        num_workers: worker processes that share them.
+        cost: mean cost of one item in seconds so far.
 
     Returns:
         Enough items for 0.1 ms, but no more than an eighth of a worker's share: even if the last items are by far the

@@ -90,6 +90,11 @@ def open_reused(
 ) -> Iterator[Callable[[int], list[tuple[str, dict[str, Column]]]]]:
     """Open the shard that holds the reused records.
 
+    Args:
+        reused: places of the records; None if none are reused.
+        shard_format: format of the shard, bound to its features.
+        features: schema of the records.
+
     Yields:
         A function that returns (key, columns) of each record of a row, given its position in the plan; nothing for a
         row to compute. It raises `CorruptDataError` if the shard is damaged.
@@ -237,6 +242,10 @@ def equal_shards(planned: PlannedJob, listed: Mapping[str, ShardFiles]) -> dict[
     """Return the published files that match shards of a plan except for their names, by planned name.
 
     If a split is renamed or gets another shard, its other shards keep their rows, and so their bytes.
+
+    Args:
+        planned: source and options as they are now, and the directory.
+        listed: shards of the published manifest by name.
     """
     extensions = [made.extension for made in planned.job.formats]
     known = {files[0].fingerprint: files for files in listed.values() if not files[0].num_failed}
@@ -287,6 +296,10 @@ def find_loss(planned: PlannedJob, known: Mapping[str, ShardFiles]) -> str:
     """Return which finished rows a run would remove because the source lacks them, and the remedy; "" if none.
 
     Finished rows are those that are counted in a published manifest and gave records.
+
+    Args:
+        planned: source and options as they are now, and the directory.
+        known: finished shards by name, as returned by `known_shards`.
     """
     job = planned.job
     wanted = {shard.name: shard for shard in planned.plan.shards}

@@ -243,6 +243,11 @@ def _with_companions(packages: Mapping[str, str]) -> dict[str, str]:
 def changed_digests(old: Mapping[str, str], new: Mapping[str, str], *, augmented: bool) -> list[str]:
     """Describe the changes between two manifests' ingredients that concern a split.
 
+    Args:
+        old: ingredients in the manifest.
+        new: present ingredients.
+        augmented: whether the transform applies to the split.
+
     Example:
         >>> old = {"writer": "a", "writer.code.read": "a", "writer.global.GAIN": "a", "transform": "a", "seed": "0"}
         >>> changed_digests(old, {**old, "writer": "b", "writer.code.read": "b"}, augmented=True)

@@ -34,6 +34,10 @@ _Steps: TypeAlias = "tuple[tuple[int, Callable[[int, Any], Any]], ...]"
 class SampleColumns:
     """Columns of samples that are added one by one.
 
+    Args:
+        names: names of the fields, without "key".
+        nullable: names of the fields that may be None.
+
     Attributes:
         keys: the key of each sample.
         is_full: whether the samples have to be encoded before the next row is read.
@@ -60,6 +64,11 @@ class SampleColumns:
 
         That is the case if it is large, cannot be copied, or does not fit the schema: encoding it then shows the
         reason.
+
+        Args:
+            sample: result of `read`.
+            row_key: key of the row.
+            key: key of the sample, which has a number if the row gives several.
         """
         if len(sample) != len(self._names):
             given = sample.get("key")

@@ -90,12 +90,26 @@ class Generations:
                     yield split, rows[here], places[here]
 
     def name_of(self, dataset: str, split: str, number: int, count: int) -> str:
-        """Return the name of a shard that keeps its name: a new one has the present number of shards."""
+        """Return the name of a shard that keeps the one that it has: a new one has the number of shards that there are.
+
+        Args:
+            dataset: name of the dataset.
+            split: the split.
+            number: number of the shard.
+            count: how many shards the split has now.
+        """
         before = self.manifest.splits.get(split, ())
         return before[number].name if number < len(before) else str(ShardName(dataset, split, number, count))
 
     def options(self, options: ShardOptions, split: str, turn: int, num_rows: int) -> ShardOptions:
-        """Return the layout of the rows of a generation: the old one; new shards are about as large as others."""
+        """Return how the rows of a generation are laid out: as they were; new ones in shards about as large as others.
+
+        Args:
+            options: how the set is laid out.
+            split: the split.
+            turn: number of the generation.
+            num_rows: how many rows of the split it has.
+        """
         if options.records_per_shard is not None:
             return options
         count = self.counts[turn].get(split) if turn < len(self.counts) else None

@@ -314,6 +314,10 @@ class PartInputs:
 class InputFiles:
     """The known state of a plan's input files, which decides whether finished work is up to date.
 
+    Args:
+        store: the rows, in the order of the plan.
+        work: the `.datamat` folder of the directory.
+
     Attributes:
         has_files: whether rows have input files at all.
     """

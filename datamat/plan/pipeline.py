@@ -763,7 +763,14 @@ class Pipeline:
     def _copies(
         self, sample: Sample | Skip, name: str, copies: int, remarks: MutableSet[str]
     ) -> Iterator[tuple[int, Iterable[_Made]]]:
-        """Yield each copy of a sample, with its number; each must be consumed before the next is drawn."""
+        """Yield each copy of a sample, with its number; each must be consumed before the next is drawn.
+
+        Args:
+            sample: the sample as read.
+            name: name of its random streams.
+            copies: number of copies.
+            remarks: receives a sentence if copies are equal.
+        """
         if isinstance(sample, Skip):
             yield from ((copy, [sample]) for copy in range(copies))
             return
@@ -1002,7 +1009,12 @@ def _places_of(features: Features) -> Mapping[str, bool | None]:
 
 
 def without_urls(text: str, paths: Iterable[str]) -> str:
-    """Return a message or traceback with URLs instead of paths of local copies, and without secrets."""
+    """Return a message or traceback with URLs instead of paths of local copies, and without secrets.
+
+    Args:
+        text: text that may quote paths and URLs.
+        paths: paths and URLs of its row.
+    """
     text = with_urls(text)
     for url in filter(is_url, paths):  # opened by `read` itself: libraries quote them
         text = redacted(text.replace(url, without_secrets(url)), url, {})

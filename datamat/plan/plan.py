@@ -404,7 +404,13 @@ def make_plan(  # noqa: PLR0913 -- everything that decides a plan, by name
 
 
 def plan_without(plan: Plan, removed: Sequence[str], store: RowStore) -> Plan:
-    """Return the plan in which some rows and records are left out where they lie, so that no other row moves."""
+    """Return the plan in which some rows and records are left out where they lie, so that no other row moves.
+
+    Args:
+        plan: the plan.
+        removed: their keys.
+        store: the rows, in the order of the plan.
+    """
     if not removed:
         return plan
     of_parts: dict[tuple[str, int], list[str]] = {}
@@ -495,7 +501,12 @@ def _rows_of(codes: np.ndarray, code: int) -> np.ndarray:
 
 
 class _Places:
-    """The place of each row in the order of its split: uint64, uniform, drawn from (seed, key)."""
+    """The place of each row in the order of its split: uint64, uniform, drawn from (seed, key).
+
+    Args:
+        hashes: uint64 (n,), hash of the key of each row.
+        seed: base seed.
+    """
 
     def __init__(self, hashes: np.ndarray, seed: int) -> None:
         self._hashes = hashes

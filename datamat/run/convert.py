@@ -712,7 +712,15 @@ def _saved_in_place(
     cache_dir: str | os.PathLike[str] | None,
     others: Mapping[str, Any],
 ) -> RunReport:
-    """Write a view of a dataset back to its directory; see `ShardedDataset.save`."""
+    """Write a view of a dataset back to its directory; see `ShardedDataset.save`.
+
+    Args:
+        dataset: the view.
+        how: how it is made.
+        sidecars: functions that write files for other readers.
+        cache_dir: where the shards of a URL go.
+        others: options that must not be given.
+    """
     if not isinstance(dataset, ShardedDataset):
         raise OptionError(f"convert: no output is given for {os.fspath(dataset)}; give a folder or a URL")
     unfit = {**others, "include": how.include, "exclude": how.exclude, "task_index": how.task_index}

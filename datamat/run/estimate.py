@@ -238,7 +238,13 @@ class _Clock:
 
 
 class _Timed:
-    """An object some of whose methods are timed."""
+    """An object some of whose methods are timed.
+
+    Args:
+        target: object that does the work.
+        clock: adds up the seconds of each stage.
+        stages: stage of each timed method, by name.
+    """
 
     features: Any
 

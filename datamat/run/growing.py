@@ -118,6 +118,9 @@ class GrowingShard:
         """Hold the lock of the files for the block; the system releases it when the process ends.
 
         Yields False if another process keeps the lock, and None if the file system has no locks.
+
+        Args:
+            wait_s: seconds to wait for the lock.
         """
         import fcntl
 

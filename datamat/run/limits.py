@@ -57,7 +57,13 @@ def free_bytes(path: pathlib.Path) -> int:
 
 
 class DiskLimit:
-    """The limit on the size of the output folder."""
+    """The limit on the size of the output folder.
+
+    Args:
+        folder: output folder; everything in it counts, including `.datamat`.
+        most: limit in bytes; None for no limit.
+        num_formats: number of formats of each record.
+    """
 
     def __init__(self, folder: pathlib.Path, most: int | None, *, num_formats: int = 1) -> None:
         self._num_formats = num_formats
@@ -94,7 +100,13 @@ class DiskLimit:
 
 
 class ErrorLimit:
-    """The limit on failed rows."""
+    """The limit on failed rows.
+
+    Args:
+        policy: error policy with the limit.
+        num_rows: number of rows of the run.
+        remedies: suggestions for messages.
+    """
 
     def __init__(self, policy: ErrorPolicy, num_rows: int, remedies: Remedies = Remedies()) -> None:  # noqa: B008 -- immutable
         self._remedies = remedies

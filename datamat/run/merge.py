@@ -250,7 +250,13 @@ def _merged(
 
 
 def renamed_in(sets: Sequence[FinishedSet], name: str, *, keeps_first: bool = False) -> Renamed:
-    """Return the files of each split and directory, with their old and new names."""
+    """Return the files of each split and directory, with their old and new names.
+
+    Args:
+        sets: the directories.
+        name: name of the dataset.
+        keeps_first: whether files of the first directory keep their names.
+    """
     splits = dict.fromkeys(split for one in sets for split in one.manifest.splits)
     return {split: _renamed_split(sets, name, split, keeps_first=keeps_first) for split in splits}
 

@@ -353,7 +353,14 @@ class PartTask:
             self._note_time(row.key, time.perf_counter() - begun)
 
     def _write_gathered(self, rows: Sequence[IndexRow], first: int, position: int, columns: SampleColumns) -> int:
-        """Write rows whose samples are encoded together, and the next one if it cannot be; return their number."""
+        """Write rows whose samples are encoded together, and the next one if it cannot be; return their number.
+
+        Args:
+            rows: rows, in order.
+            first: number of the first row to write.
+            position: position of that row in the order of the plan.
+            columns: collects the samples.
+        """
         assert self._pipeline is not None, "it reads them"
         self._notes.clear()
         found = self._pipeline.gather(rows, first, position, self._watch.at, columns)

@@ -132,6 +132,10 @@ class PartWriter:
         """Complete the part and return its receipt, which is also on disk.
 
         Separate parts after it are then joined; if the shard is complete, it is sealed.
+
+        Args:
+            outcome: results of its rows.
+            busy_s: returns the processor seconds that the part has taken so far.
         """
         with contextlib.nullcontext() if self._appends else self._growing.held(wait_s=SEAL_WAIT_S):
             self._growing.check_run()  # its file may have been replaced meanwhile, see `disown`

@@ -110,7 +110,11 @@ class ProgressBar:
 
 
 class _Screen:
-    """The place where the bar is drawn; this one writes a line every half minute."""
+    """The place where the bar is drawn; this one writes a line every half minute.
+
+    Args:
+        every_s: minimum seconds between two lines.
+    """
 
     def __init__(self, every_s: float = _LINE_EVERY_S) -> None:
         self._every_s = every_s

@@ -37,6 +37,12 @@ _PLAIN = re.compile(r"[\w=+@,~ -][\w.=+@,~ -]*\Z")
 def quarantine(work: pathlib.Path, row: IndexRow, failed: FailedRow, traceback: str) -> None:
     """Keep the evidence of a failed sample.
 
+    Args:
+        work: `.datamat` folder of the output.
+        row: row of the sample, with paths that can be opened.
+        failed: the row's ledger entry: error, message, number of attempts.
+        traceback: traceback of the error, as text.
+
     Raises:
         OutputError: the sample cannot be written.
     """

@@ -121,6 +121,10 @@ def _clear_the_way(job: Job) -> None:
 def _prepared(job: Job, report: VerifyReport) -> Wanted:
     """Prepare a damaged output for a run that rebuilds what is damaged, and nothing else; while the job is locked.
 
+    Args:
+        job: the job, whose rows and plan must equal those of the output.
+        report: damage that `verify` found.
+
     Returns:
         What must come out of that run.
 

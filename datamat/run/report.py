@@ -90,7 +90,13 @@ class RunTally:
         return LimitReached(limit=limit, **self._done().by_name(), num_rows_planned=self._num_rows_planned)
 
     def report(self, job: Job, *, is_complete: bool, stopped: str) -> RunReport:
-        """Return the report of the run so far."""
+        """Return the report of the run so far.
+
+        Args:
+            job: the job, with its output and remedies.
+            is_complete: whether every shard of the plan is finished.
+            stopped: "deadline" or "max_disk" if that ended the run, else "".
+        """
         elapsed_s = time.perf_counter() - self._began
         num_reused = sum(shard.is_reused for shard in self._shards.values())
         return RunReport(

@@ -99,7 +99,14 @@ _MOST_DAMAGED = 3  # times that a part may be damaged before the run gives up
 def run_job(
     job: Job, *, mode: Mode = "make", task: TaskNumber | None = None, wanted: Wanted = NOTHING_WANTED
 ) -> RunReport:
-    """Lock the output, index the source, make the plan, and run it."""
+    """Lock the output, index the source, make the plan, and run it.
+
+    Args:
+        job: the job, with its options checked and resolved.
+        mode: purpose of the run.
+        task: which of several tasks that share the output this is; None for a single task.
+        wanted: required result of a repair.
+    """
     began = time.perf_counter()
     refuse_own_source(job)
     work_folder(job.output)

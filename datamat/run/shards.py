@@ -195,6 +195,9 @@ class ShardBuilder:
 
         A part counts if its bytes, in each format, match the digest in its receipt, either in its own file or in the
         shard's. Everything else in the folder of the parts is removed.
+
+        Args:
+            with_failed: whether to count parts with failed rows.
         """
         if self._growing.folder.is_dir():
             with self._growing.held(wait_s=WAIT_S) as is_held:

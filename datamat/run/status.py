@@ -225,7 +225,12 @@ def status(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] |
 
 
 def output_status(job: Job, planned: Sequence[PlannedShard] | None = None) -> Status:
-    """Return the progress of a job's output, as `status` does."""
+    """Return the progress of a job's output, as `status` does.
+
+    Args:
+        job: the job.
+        planned: the planned shards, used if an unfinished run left no plan.
+    """
     if lock_holder(job.work / "lock"):  # a process at work here knows more than the store
         return _Output(LocalFolder(job.output), job.folder).status(planned)
     return _Output(job.folder).status(planned)
@@ -252,7 +257,12 @@ def compared_status(planned: PlannedJob) -> Status:
 
 
 class _Output:
-    """The state of an output, from its files."""
+    """The state of an output, from its files.
+
+    Args:
+        root: the folder.
+        shared: folder shared by its tasks: the store, if `root` is its scratch folder.
+    """
 
     def __init__(self, root: Folder, shared: Folder | None = None) -> None:
         self._root = root

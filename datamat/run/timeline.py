@@ -50,7 +50,11 @@ class Totals:
         return max(0.0, self._ended_at - self._began_at)
 
     def limit(self, num_workers: int) -> tuple[str, str]:
-        """Return what limits the run, in a word and in a sentence that says what to change; "" if unknown."""
+        """Return what limits the run, in a word and in a sentence that says what to change; "" if unknown.
+
+        Args:
+            num_workers: number of workers; 0 if unknown.
+        """
         if not self.at_work_s:
             return "", ""
         whole_s = self.span_s * num_workers
@@ -143,7 +147,11 @@ class Timeline:
 
 
 class TimelineBuilder:
-    """Builds the timeline during the run."""
+    """Builds the timeline during the run.
+
+    Args:
+        began_at: start of the run, in seconds since 1970.
+    """
 
     def __init__(self, began_at: float) -> None:
         self.totals = Totals()

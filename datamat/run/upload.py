@@ -102,7 +102,12 @@ _TAR = "tar"
 
 
 def scratch_folder(place: Folder, scratch: str | os.PathLike[str] | None) -> pathlib.Path:
-    """Return the folder on this machine in which shards are made: their own, or one that depends only on their URL."""
+    """Return the folder on this machine in which shards are made: their own, or one that depends only on their URL.
+
+    Args:
+        place: destination of the shards.
+        scratch: folder for those of a store, given by the user; None for one in `TMPDIR`.
+    """
     if (here := place.local_path()) is not None:
         return here
     url = str(place)
@@ -142,6 +147,12 @@ def upload(task: UploadTask) -> StoredShard:
 
 def _sent(store: Folder, path: pathlib.Path, name: str, checksum: str) -> str:
     """Write a file to a store, replacing exactly the object that is there now.
+
+    Args:
+        store: the store.
+        path: path of the file, which must not change meanwhile.
+        name: its name in the store.
+        checksum: its checksum.
 
     Returns:
         Its version.

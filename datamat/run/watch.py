@@ -26,6 +26,12 @@ def watch(
 ) -> Iterator[tuple[Status, str]]:
     """Yield the status of an output and a description of its pace, every few seconds, until no process is at work.
 
+    Args:
+        look: returns the status.
+        every_s: interval in seconds.
+        clock: returns a time in seconds.
+        wait: waits for a number of seconds.
+
     Raises:
         OptionError: `every_s` is not positive.
     """

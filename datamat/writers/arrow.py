@@ -226,6 +226,10 @@ class TableFiles(ArrowRows):
 
     The files of a table may differ: a column may be missing in some, which makes its cells empty, or have a narrower
     type.
+
+    Args:
+        files: the files, in the order of their rows.
+        format: how they are read.
     """
 
     def __init__(self, files: Sequence[SourceFile], format: TableFormat) -> None:  # noqa: A002 -- the usual word

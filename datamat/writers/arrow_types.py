@@ -62,6 +62,11 @@ class Column:
     def cells(self, table: pa.Table, numbers: np.ndarray, feature: Feature | None) -> Any:
         """Return the cells of some rows, as `DatasetWriter.read_block` returns a column.
 
+        Args:
+            table: rows of the table, all its columns.
+            numbers: number of each row, for messages.
+            feature: feature that is to hold the cells.
+
         Raises:
             SourceError: a cell is empty.
         """
@@ -141,7 +146,14 @@ def dicts_of(columns: Iterable[Column]) -> frozenset[str]:
 
 
 def _columns_of(name: str, path: tuple[str, ...], kind: Any, noted: Any) -> list[Column]:
-    """Return the column of a field, or those of the fields of a struct."""
+    """Return the column of a field, or those of the fields of a struct.
+
+    Args:
+        name: name of the field.
+        path: its names, from the column down.
+        kind: its type.
+        noted: what Hugging Face's note in the schema says of it; None if there is none.
+    """
     import pyarrow as pa
 
     noted = noted if isinstance(noted, dict) else {}

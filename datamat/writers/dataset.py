@@ -41,6 +41,11 @@ class _Choice:
     """The fields of a source to store, and their new names.
 
     A name means the field or, for a struct or a nested dict, all fields below it.
+
+    Args:
+        columns: fields to store; None for all.
+        rename: new names by old ones.
+        drop: fields to leave out.
     """
 
     columns: tuple[str, ...] | None = None

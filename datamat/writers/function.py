@@ -457,7 +457,12 @@ class AsyncFunctionWriter(FunctionWriter):
         return {name: value for name, value in self.__dict__.items() if name != "_calls"}
 
     def expect(self, rows: Sequence[IndexRow], seed: int) -> None:
-        """Start the calls of some rows before these are read, and end the calls of other rows."""
+        """Start the calls of some rows before these are read, and end the calls of other rows.
+
+        Args:
+            rows: rows to be read next, in this order.
+            seed: base seed of what the function draws.
+        """
         if self._calls.pid != os.getpid():  # forked: the thread of the calls is not here
             del self._calls
         self._calls.expect((row.key, functools.partial(self._called, row, seed)) for row in rows)
@@ -488,6 +493,9 @@ class _DrawingAsyncWriter(AsyncFunctionWriter):
 
 class _Calls:
     """Runs calls of an async function in a thread of this process, some of them before their results are wanted.
+
+    Args:
+        most: how many run at once.
 
     Attributes:
         pid: the process.
@@ -546,7 +554,14 @@ def _blocks_of(
     *,
     has_content: bool,
 ) -> Iterator[RowBlock]:
-    """Yield the rows of items."""
+    """Yield the rows of items.
+
+    Args:
+        items: input of each sample.
+        numbers: position of each item by its key, in order; None if the keys are the positions.
+        splits: split of each item; None if the items name no splits.
+        has_content: whether each row holds a value that stands for its item.
+    """
     count, keys = len(items), iter(numbers or ())
     contents = _contents(items) if has_content else None
     files = _files_of(items)

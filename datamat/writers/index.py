@@ -280,6 +280,11 @@ def pair_files(
 ) -> list[tuple[pathlib.PurePosixPath, pathlib.PurePosixPath]]:
     """Return (image, mask) pairs by file name, in the order of the images.
 
+    Args:
+        images: paths of the images, all relative to one folder.
+        masks: paths of the masks, relative to one folder as well.
+        match: function that returns the name by which an image and its mask are paired.
+
     Raises:
         SourceError: an annotation has no image, an image has no annotation, or two have the same name; the message
             names them.
@@ -390,7 +395,18 @@ def _joined(
     columns: tuple[str | None, str | None],
     options: TextOptions,
 ) -> Iterator[IndexRow]:
-    """Yield the rows of a table with their files."""
+    """Yield the rows of a table with their files.
+
+    Args:
+        folder: folder that holds the files.
+        place: the same folder, in the form that paths in the rows begin with.
+        table: table as for `Index.from_table`.
+        on: name of the column that names the files.
+        how: what must have a partner, as for `Index.join`.
+        suffixes: suffixes of the files to join; empty takes all.
+        columns: names of the columns with keys and splits.
+        options: how text tables are read.
+    """
     given = os.path.abspath(table) if isinstance(table, (str, os.PathLike)) else ""
     files = [path for path in files_below(folder, suffixes=suffixes) if os.path.abspath(folder / path) != given]
     by_name = _by_name(files)

@@ -57,6 +57,11 @@ class LitdataForm(RecordForm):
 
     An item written for its `TokensLoader` is one array of tokens, without a size. That loader cuts all tokens of a
     chunk into blocks; here, items stay as they were written.
+
+    Args:
+        files: the chunks.
+        counts: number of items in each.
+        config: what `index.json` says of all of them.
     """
 
     def __init__(self, files: UnpackedFiles, counts: Sequence[int], config: Mapping[str, Any]) -> None:

@@ -35,7 +35,13 @@ _NOWHERE = (-1, 0, 0)
 
 @final
 class MembersForm(RecordForm):
-    """Samples of members."""
+    """Samples of members.
+
+    Args:
+        samples: the samples of each source file: key, and the place of each member by its extension.
+        files: the files that members lie in.
+        advice: what else helps if samples lack a member, with `{0}` for its name.
+    """
 
     def __init__(
         self, samples: Sequence[Sequence[tuple[str, Mapping[str, Place]]]], files: UnpackedFiles, advice: str = ""
@@ -127,7 +133,13 @@ def feature_of_ending(name: str) -> Feature | None:
 
 
 def content_of_member(name: str, data: bytes, place: str = "") -> Any:
-    """Return the content of a member by its extension, as WebDataset decodes it; pictures stay encoded."""
+    """Return the content of a member by its extension, as WebDataset decodes it; pictures stay encoded.
+
+    Args:
+        name: its extension.
+        data: its bytes.
+        place: what messages begin with.
+    """
     ending = _ending(name)
     try:
         if ending in _KNOWN_TEXT:

@@ -32,7 +32,13 @@ _MOST_LOOKED_AT = 3  # items of a list, which may be long
 
 
 def source_of(dataset: Any, names: Sequence[str] | None, spool: SpoolOptions | None) -> DataSource | None:
-    """Return an object as a source; None if its kind is unknown."""
+    """Return an object as a source; None if its kind is unknown.
+
+    Args:
+        dataset: the object.
+        names: names of the fields, for samples without.
+        spool: how rows of iterators are written to disk; None refuses these.
+    """
     if is_of_package(dataset, "datasets") and hasattr(dataset, "__len__"):
         # The rows of `with_transform` are those that the user's function makes from the table.
         has_transform = dataset.format["type"] == "custom"
@@ -110,7 +116,13 @@ def _is_torch_iterable(dataset: Any) -> bool:
 
 @final
 class MapSource(DataSource):
-    """Items of any object that has a length."""
+    """Items of any object that has a length.
+
+    Args:
+        dataset: the object.
+        names: names of the fields, for items that are tuples.
+        identity: what stands for its content in fingerprints; None for the object itself.
+    """
 
     def __init__(self, dataset: Any, names: Sequence[str] | None, identity: Any = None) -> None:
         self._dataset = dataset
@@ -170,7 +182,12 @@ class _ColumnSource(DataSource):
 
 
 def _with_names(source: DataSource, fields: Mapping[Any, Any]) -> DataSource:
-    """Return the source of items in memory; as in tables, `key` and `split` are keys and splits if there are such."""
+    """Return the source of items in memory; where they have them, `key` and `split` are keys and splits, as in tables.
+
+    Args:
+        source: the items.
+        fields: what an item holds, by name.
+    """
     return _NamedSource(source) if {*OF_ROWS, "__key__"} & fields.keys() else source
 
 

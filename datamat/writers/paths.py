@@ -107,6 +107,11 @@ def files_below(
 
     Links to folders are not searched by `**`, but for those that lead out of the folder where a run follows these.
 
+    Args:
+        root: folder that holds the files.
+        pattern: glob pattern, relative to `root`.
+        suffixes: suffixes of the files to return, such as ".png", or one of them; empty returns all.
+
     Raises:
         SourceError: the folder does not exist.
         OptionError: a suffix does not begin with a dot.

@@ -82,7 +82,12 @@ class RecordForm(abc.ABC):
 
 @final
 class RecordsSource(DataSource):
-    """Records of files that another library wrote, each read by its place."""
+    """Records of files that another library wrote, each read by its place.
+
+    Args:
+        files: the files, in the order of their records.
+        form: how the library lays out records.
+    """
 
     keys_are_places = True
     has_schema = True

@@ -65,7 +65,11 @@ class Items(abc.ABC):
 
 @final
 class PlainItems(Items):
-    """Dicts, named tuples, tuples, lists, and values alone."""
+    """Dicts, named tuples, tuples, lists, and values alone.
+
+    Args:
+        names: names of the fields, for items without.
+    """
 
     def __init__(self, names: Sequence[str] | None) -> None:
         self._names = names
@@ -183,7 +187,13 @@ def is_no_file(cell: Any) -> bool:
 
 
 def empty_cell(column: str, place: str = "", name: str | None = None) -> str:
-    """Return the error text for a cell that must not be empty."""
+    """Return the error text for a cell that must not be empty.
+
+    Args:
+        column: name of its column.
+        place: what the message begins with.
+        name: name of the field; None if it is that of the column.
+    """
     return (
         f"{place}column {column!r} of the table is empty; fill it in, or drop the row; or declare it with "
         f"features={{{name or column!r}: Nullable(...)}}"

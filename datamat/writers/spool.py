@@ -100,7 +100,12 @@ class RowStream:
         return self.items.sample(row)
 
     def start(self, count: int, state: Any) -> Iterator[Any] | None:
-        """Return the rows from a number on; None if the source cannot begin there."""
+        """Return the rows from a number on; None if the source cannot begin there.
+
+        Args:
+            count: number of rows that are not needed again.
+            state: what `state` returned after them.
+        """
         if callable(self._rows) and not hasattr(self._rows, "__iter__"):
             if count and not self._takes_start:
                 return None
@@ -397,7 +402,12 @@ class SpooledSource(DataSource):
             self._num_bytes = found["num_bytes"]
 
     def _write(self, count: int, num_bytes: int) -> int:
-        """Write rows after those that are there, and return the bytes of all rows."""
+        """Write rows after those that are there, and return the bytes of all rows.
+
+        Args:
+            count: rows that are complete.
+            num_bytes: their bytes.
+        """
         stream = self._stream
         assert stream is not None
         with open(os.path.join(self._folder, _ROWS), "ab") as file:
@@ -542,7 +552,12 @@ def packed(sample: Mapping[str, Any]) -> tuple[bytes, bytes]:
 
 
 def unpacked(text: bytes, data: Any) -> dict[str, Any]:
-    """Return the sample that `packed` was given."""
+    """Return the sample that `packed` was given.
+
+    Args:
+        text: its JSON.
+        data: its bytes, in any buffer.
+    """
     left = memoryview(data)
 
     def read(length: int) -> memoryview:

@@ -19,6 +19,9 @@ def table_of(value: Any) -> pa.Table | None:
 
     NaN in numbers of pandas stays NaN; levels of its index that have names become columns.
 
+    Args:
+        value: what may be a table.
+
     Raises:
         SourceError: two columns share a name, or a column holds values that Arrow cannot store.
     """
@@ -37,7 +40,11 @@ def _gives_arrow(value: Any) -> bool:
 
 
 def listed_column(value: Any) -> list[Any] | None:
-    """Return a column or array of any of the three packages as a list; None for anything else."""
+    """Return a column or array of any of the three packages as a list; None for anything else.
+
+    Args:
+        value: what may be a column.
+    """
     convert = _known(value, _COLUMNS)
     return convert and convert(value)
 

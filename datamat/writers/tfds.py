@@ -50,7 +50,14 @@ _STORED_AS_GIVEN = (PictureFile, Audio, Video, Bytes, Text)
 
 @final
 class TfdsForm(RecordForm):
-    """The shards of one split."""
+    """The shards of one split.
+
+    Args:
+        paths: the shards.
+        counts: number of records in each.
+        outer: declarations of the features, as `features.json` has them.
+        is_array_record: whether the shards are ArrayRecord.
+    """
 
     counts_on = True
 

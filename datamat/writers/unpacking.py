@@ -128,7 +128,13 @@ class SpoolOptions:
 
 @final
 class UnpackedFiles:
-    """Files by their number, of which those that are compressed are unpacked when they are needed."""
+    """Files by their number, of which those that are compressed are unpacked when they are needed.
+
+    Args:
+        paths: the files.
+        codecs: how each is compressed; None if it is not.
+        spool: where unpacked files go.
+    """
 
     def __init__(self, paths: Sequence[str], codecs: Sequence[str | None], spool: SpoolOptions) -> None:
         self.paths = paths

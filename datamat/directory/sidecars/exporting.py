@@ -203,7 +203,13 @@ def write_sidecars(
 
 
 def withdraw_sidecars(output: pathlib.Path, before: Manifest | None, logger: logging.Logger = _LOGGER) -> set[str]:
-    """Remove earlier files for other readers, which become wrong when shards change; return the removed ones."""
+    """Remove earlier files for other readers, which become wrong when shards change; return the removed ones.
+
+    Args:
+        output: the directory.
+        before: manifest of the present shards; None if there is none.
+        logger: receives a warning for each edited file.
+    """
     record = _read_record(output)
     if record is None and before:  # without a record, what is as that manifest gave it is datamat's, and nothing else
         texts = {name: content for name, content in built_in_files(before).items() if isinstance(content, bytes)}
