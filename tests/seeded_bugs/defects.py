@@ -2170,8 +2170,8 @@ DEFECTS = {
         Defect(
             "foreign-shard-overwritten",
             "a file that somebody made by hand has the name of a shard, and a run replaces it",
-            "datamat.run.targets:foreign_names",
-            replace("__series not in __ours", "False"),
+            "datamat.run.targets:claim_names",
+            replace("wanted - ours", "()"),
             "tests/run/test_targets.py::test_file_of_somebody_else_is_refused_by_name[shard]",
         ),
         Defect(
