@@ -1,5 +1,7 @@
 """Every promise of a run holds for each format, alone and beside others in one pass."""
 
+from __future__ import annotations
+
 import functools
 import importlib.util
 import shutil
@@ -7,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import small_pairs
-from killed_job import COPIES, job
+from killed_job import COPIES, job, run_until_killed
 from prepared import Prepared
 
 from datamat import (
@@ -192,6 +194,24 @@ def test_one_shard_is_the_same_for_any_number_of_workers(source, whole, tmp_path
     assert report.num_parts_written > 6
     assert len(Manifest.read(tmp_path / "out").shards) == 2
     assert small_pairs.digests(tmp_path / "out") == whole(name)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.sample(7)
+@pytest.mark.parametrize("name", [*EACH, "tfrecord+parquet", "parquet+webdataset"])
+def test_killed_run_resumes_to_the_same_bytes(source, whole, tmp_path, name):
+    """SIGKILL to all processes in the middle of a shard, twice; parts finished in all formats are not made again."""
+    formats = name.split("+")
+    for at in (9, 6):
+        run_until_killed(source, tmp_path / "out", formats, at=at)
+
+    report = job(source, tmp_path / "out", formats, num_workers=2).run(progress=False)
+
+    assert report.num_parts_resumed > 2
+    assert report.num_records == NUM_TRAIN * COPIES + NUM_VAL
+    assert small_pairs.digests(tmp_path / "out") == whole(name)
+    assert verify(tmp_path / "out").ok
 
 
 def test_format_with_options_of_its_own(tmp_path):

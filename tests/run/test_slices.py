@@ -1,5 +1,7 @@
 """Several tasks make one output together: whatever becomes of them, its bytes are those of one ordinary run."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import signal
@@ -101,6 +103,16 @@ def test_programs_that_start_together_share_the_work(source, wanted, output):
     assert len(load(output)) == 80
 
 
+def test_tasks_that_start_together_share_the_work(source, wanted, output):
+    """Each report says the whole."""
+    tasks = [ForkedTask(source, output, number, 3, executor=InlineExecutor()) for number in range(3)]
+
+    said = [task.wait() for task in tasks]
+
+    assert [code for code, _ in said] == [0] * 3, said
+    _is_as_wanted(output, wanted)
+
+
 @pytest.mark.parametrize(
     ("at", "executor"),
     [(12, InlineExecutor()), *(pytest.param(at, None, marks=pytest.mark.long) for at in (1, 12, 31))],
@@ -145,6 +157,24 @@ def test_stopped_task_that_wakes_damages_nothing(source, wanted, output, start, 
     assert report.is_complete
     assert made + report.num_shards_written == sliced_job.NUM_SHARDS
     assert (code, said.read_text()) == (0, f"{made} shards, failed: False"), err
+    _is_as_wanted(output, wanted)
+
+
+@pytest.mark.long  # each waits for the other's lease
+@pytest.mark.parametrize("executor", [InlineExecutor(), None], ids=["inline", "workers"])
+def test_stopped_task_that_wakes_early_shares_on(wanted, output, start, executor):
+    """It wakes while the other is at work: both may make the same shard, and one of them counts."""
+    first = start(0, 10, STOP, lease_s=LEASE_S, executor=executor)
+    wait_until_stopped(first)
+    second = start(1, 25, STOP, lease_s=LEASE_S, executor=executor)
+    try:
+        wait_until_stopped(second)
+    finally:
+        wake(first)
+    ended = first.wait()
+    wake(second)
+
+    assert (ended[0], second.wait()[0]) == (0, 0), ended
     _is_as_wanted(output, wanted)
 
 

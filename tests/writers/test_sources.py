@@ -1,11 +1,16 @@
 """Sources that need no class: every row exactly once, as it was, or a refusal that says what to write."""
 
+from __future__ import annotations
+
 import datetime
 import decimal
 import itertools
 import json
 import os
 import pathlib
+import signal
+import subprocess
+import sys
 
 import cv2
 import dill
@@ -996,6 +1001,49 @@ def test_what_cannot_be_kept_is_refused_with_its_place(value, message):
     """Nothing is pickled."""
     with pytest.raises(SchemaError, match=message):
         packed({"x": value})
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import datamat.writers.spool
+from datamat import Materializer
+from datamat.writers.dataset import ImportWriter
+from writers.test_sources import LISTS, _lists
+datamat.writers.spool._SAVE_S = 0
+
+def rows(start=0):
+    for row in _lists("encoded")[start:]:
+        if row["n"] == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield row
+
+Materializer(ImportWriter(features={{"x": LISTS["encoded"][1]}}, spool={spool!r}), rows, {out!r}).run(progress=False)
+"""
+
+
+@pytest.mark.long  # an interpreter of its own; interrupted sources go on in the test above as well
+def test_killed_stream_of_pictures_in_dicts_goes_on(tmp_path):
+    """Rows that lie on the disk are not asked for again; all are there, as they were."""
+    script = KILLED.format(
+        tests=str(pathlib.Path(__file__).parents[1]), spool=str(tmp_path / "rows"), out=str(tmp_path / "out")
+    )
+    process = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    asked = []
+
+    def rows(start):
+        for row in _lists("encoded")[start:]:
+            asked.append(row["n"])
+            yield row
+
+    writer = ImportWriter(features={"x": LISTS["encoded"][1]}, spool=tmp_path / "rows")
+    _ran(writer, rows, output=tmp_path / "out")
+    _ran(ImportWriter(features={"x": LISTS["encoded"][1]}), _lists("encoded"), output=tmp_path / "whole")
+
+    assert asked == [7, 8, 9, 10, 11]
+    found, wanted = load(tmp_path / "out"), load(tmp_path / "whole")
+    assert _plain_value(list(found)) == _plain_value(list(wanted)) and len(found) == 12
 
 
 def test_folders_of_hive_give_their_columns(tmp_path):
