@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 from datamat.parallel.errors import OptionError
+from datamat.parallel.frozen import frozen
 
 __all__ = [
     "at_rest",
@@ -58,7 +58,7 @@ _WORD = struct.calcsize("P")
 _OMP_PAUSE_SOFT = 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class Mapping:
     """A part of the address space.
 
