@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 from datamat.parallel.errors import OptionError
-from datamat.parallel.frozen import frozen
 
 __all__ = [
     "at_rest",
@@ -58,8 +58,7 @@ _WORD = struct.calcsize("P")
 _OMP_PAUSE_SOFT = 1
 
 
-@frozen()
-class Mapping:
+class Mapping(NamedTuple):
     """A part of the address space.
 
     Attributes:

@@ -458,7 +458,7 @@ class PoolOptions:
     idle_s: float | None = None
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(slots=True, weakref_slot=True, repr=False, eq=False)
 class UserObjects:
     """Objects of the caller that a pool keeps alive, and that may refer to the pool.
 
