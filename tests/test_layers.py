@@ -17,8 +17,8 @@ import datamat
 
 # From the bottom up: each may import those before it.
 ROOMS = (
-    "values",
     "parallel",
+    "values",
     "errors",
     "options",
     "fingerprint",

@@ -12,7 +12,6 @@ import errno
 import os
 import stat
 from typing import TYPE_CHECKING, TypeAlias
-from xml.etree import ElementTree
 
 import xxhash
 
@@ -131,22 +130,3 @@ def _read_to(descriptor: int, size: int) -> bytes:
 
 def _reason(exc: OSError | ValueError) -> str:
     return exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-
-
-class _NoDoctype(ElementTree.TreeBuilder):
-    """Refuses document type declarations, and with them all entities."""
-
-    def doctype(self, name: str, *_: object) -> None:
-        raise ElementTree.ParseError(f"it declares a document type ({name}), which no annotation needs")
-
-
-def read_xml(path: str | os.PathLike[str]) -> ElementTree.Element:
-    """Return the root of an XML file.
-
-    Raises:
-        InputError: as of `read_file`; or the file is no XML, or declares a document type.
-    """
-    try:
-        return ElementTree.fromstring(read_file(path), ElementTree.XMLParser(target=_NoDoctype()))  # noqa: S314 -- no entities
-    except ElementTree.ParseError as error:
-        raise InputError(f"{os.fspath(path)}: {error}") from error

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import fractions
 import importlib.util
 import io
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +32,10 @@ from datamat.features.registry import built_in
 from datamat.features.statistics import FieldStatistics, Numbers
 from datamat.features.values import side_by_side
 from datamat.values import frozen
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
 
 __all__ = ["Video", "stretch_of_video", "video_extension"]
 
@@ -285,7 +288,7 @@ def _av() -> Any:
     return av
 
 
-def _decoded_video(data: bytes) -> Iterator[tuple[Any, fractions.Fraction | None]]:
+def _decoded_video(data: bytes) -> Iterator[tuple[Any, Fraction | None]]:
     """Yield each frame of a file as an `av.VideoFrame`, in display order, with the rate.
 
     Raises:
@@ -532,10 +535,12 @@ def _asked(data: bytes, ask: Callable[[Any, Any], Any]) -> Any:
 
 def _ffv1(frames: np.ndarray, fps: float) -> bytes:
     """Encode frames as FFV1 in MKV, with deterministic bytes: no time of day or random numbers."""
+    from fractions import Fraction
+
     av = _av()
     file = io.BytesIO()
     with av.open(file, "w", format="matroska", options={"fflags": "bitexact"}) as container:
-        stream = container.add_stream("ffv1", rate=fractions.Fraction(fps).limit_denominator(1001))
+        stream = container.add_stream("ffv1", rate=Fraction(fps).limit_denominator(1001))
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "bgr0"
         stream.codec_context.thread_count = 1  # the number of threads would affect the bytes

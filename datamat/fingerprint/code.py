@@ -866,7 +866,7 @@ _BUILDS = frozenset({"BUILD_MAP", "BUILD_LIST", "BUILD_SET"})
 _DATAMATS = "datamat.writers.base"  # home of the base of all writers, whose methods do nothing
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, repr=False, eq=False)
 class Uses:
     """How code uses the attributes of a variable.
 
@@ -890,7 +890,7 @@ class Uses:
         self.escapes |= other.escapes
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, repr=False, eq=False)
 class Reach:
     """How methods of an object, and the methods that they use, use it.
 

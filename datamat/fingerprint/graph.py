@@ -160,7 +160,7 @@ class _TooMany(Exception):  # noqa: N818 -- reads as what it is
     """A value is made of more values than allowed."""
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, repr=False, eq=False)
 class _ObjectNode:
     """One object in the graph; each of its `links` is the number of a node or the digest of an atom."""
 

@@ -9,9 +9,7 @@ Other state of installed packages (patched functions, filled registries) is not 
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import decimal
 import functools
 import importlib
 import locale
@@ -36,7 +34,7 @@ class _Switch:
     """One switch.
 
     Attributes:
-        module: module that has it; modules of the standard library are always loaded.
+        module: module that has it.
         get: function of the module that returns the value, which can be pickled.
         set: function of the module and of a value from `get` that sets it.
         default: function of the module that returns the library's default.
@@ -80,12 +78,12 @@ def _printed(numpy: Any) -> dict[str, Any]:
     return {name: found[name] for name in _PRINTED if name in found}
 
 
-def _context(context: decimal.Context) -> tuple[Any, ...]:
+def _context(context: Any) -> tuple[Any, ...]:
     traps = sorted(signal.__name__ for signal, is_on in context.traps.items() if is_on)
     return context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp, tuple(traps)
 
 
-def _set_context(_: Any, value: tuple[Any, ...]) -> None:
+def _set_context(decimal: Any, value: tuple[Any, ...]) -> None:
     prec, rounding, emin, emax, capitals, clamp, traps = value
     signals = [getattr(decimal, name) for name in traps]
     decimal.setcontext(decimal.Context(prec, rounding, emin, emax, capitals, clamp, [], signals))
@@ -150,12 +148,12 @@ _SWITCHES: dict[str, _Switch] = {
     "PIL.Image.MAX_IMAGE_PIXELS": _attribute("PIL.Image", "MAX_IMAGE_PIXELS", 1024 * 1024 * 1024 // 4 // 3),
     "PIL.ImageFile.LOAD_TRUNCATED_IMAGES": _attribute("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES", False),
     "csv.field_size_limit": _Switch(
-        "csv", lambda _: csv.field_size_limit(), lambda _, size: csv.field_size_limit(size), lambda _: 131072
+        "csv", lambda csv: csv.field_size_limit(), lambda csv, size: csv.field_size_limit(size), lambda _: 131072
     ),
     "cv2.setUseOptimized": _functions("cv2", "useOptimized", "setUseOptimized", True),
     "decimal.getcontext": _Switch(
         "decimal",
-        lambda _: _context(decimal.getcontext()),
+        lambda decimal: _context(decimal.getcontext()),
         _set_context,
         lambda _: (28, "ROUND_HALF_EVEN", -999999, 999999, 1, 0, ("DivisionByZero", "InvalidOperation", "Overflow")),
     ),

@@ -27,7 +27,7 @@ import operator
 import os
 import struct
 import weakref
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final
 
 import numpy as np
 
@@ -37,8 +37,22 @@ from datamat.features import RaggedColumn
 from datamat.features.base import join_blocks, num_bytes_of
 from datamat.formats import Block, Offsets, Record, ShardFormat, ShardReader, ShardWriter
 from datamat.formats.arrow import ArrowColumn, arrow_columns
-from datamat.formats.example import check_block, checked_record, varint
+from datamat.formats.example import check_block, checked_record
 from datamat.formats.io import BufferedFile, bound, located, refuse_finished
+from datamat.formats.thrift import (
+    BINARY,
+    I16,
+    I32,
+    I64,
+    LENGTH,
+    LIST,
+    MAGIC,
+    STRUCT,
+    Struct,
+    footer_bytes,
+    read_struct,
+    write_int,
+)
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -213,7 +227,7 @@ class _ParquetWriter(ShardWriter):
         self._large_bytes = 0  # of all waiting large values
         self._num_rows = 0
         self._finished = False
-        self._groups: list[tuple[int, list[_Struct]]] = []  # bytes of large values before it; its chunks of them
+        self._groups: list[tuple[int, list[Struct]]] = []  # bytes of large values before it; its chunks of them
         self._spans: list[tuple[int, int, int]] = []  # offset, size and rows of each row group
         self._out = BufferedFile(file)
         self._sink = _PartFile(self._out)
@@ -276,9 +290,9 @@ class _ParquetWriter(ShardWriter):
         self._writer.close()
         written = b"".join(held)
         if self._paged:
-            footer, _ = _read_struct(written, 0)
+            footer, _ = read_struct(written, 0)
             footer = _with_chunks(footer, self._groups, self._columns)
-            written, self._spans = _footer_bytes(footer), _spans_of(footer)
+            written, self._spans = footer_bytes(footer), _spans_of(footer)
         self._out.add((written,))
         self._out.flush()
         return _offsets_of(self._spans)
@@ -421,14 +435,13 @@ def _lengths(column: ArrowColumn, values: Sequence[bytes]) -> NDArray[np.int64]:
 
 
 _PAGES = b"datamat.pages"
-_LENGTH = struct.Struct("<I")
 _DATA_PAGE = _PLAIN = 0
 _RLE = 3
 _BYTE_ARRAY = 6
 _CODECS = {"none": 0, "zstd": 6}
 
 
-def _write_chunk(out: BufferedFile, column: ArrowColumn, values: Sequence[bytes]) -> _Struct:
+def _write_chunk(out: BufferedFile, column: ArrowColumn, values: Sequence[bytes]) -> Struct:
     """Write values as a column chunk, and return its `ColumnMetaData`, complete as in pyarrow."""
     codec, offset = _codec(column), out.num_bytes
     unpacked, num_pages, notes = 0, 0, []
@@ -439,20 +452,20 @@ def _write_chunk(out: BufferedFile, column: ArrowColumn, values: Sequence[bytes]
         unpacked += len(header) + page_bytes
         num_pages += 1
         notes.append(("" if len(page) == 1 else f"{len(page)}*") + str(out.num_bytes - before))
-    stats = {1: (_I32, _DATA_PAGE), 2: (_I32, _PLAIN), 3: (_I32, num_pages)}
-    sizes = {1: (_I64, sum(map(len, values))), 2: (_LIST, (_I64, [])), 3: (_LIST, (_I64, []))}
+    stats = {1: (I32, _DATA_PAGE), 2: (I32, _PLAIN), 3: (I32, num_pages)}
+    sizes = {1: (I64, sum(map(len, values))), 2: (LIST, (I64, [])), 3: (LIST, (I64, []))}
     return {
-        1: (_I32, _BYTE_ARRAY),
-        2: (_LIST, (_I32, [_RLE, _PLAIN])),
-        _PATH: (_LIST, (_BINARY, [column.name.encode()])),
-        _CODEC: (_I32, _CODECS[codec]),
-        5: (_I64, len(values)),
-        _UNPACKED_SIZE: (_I64, unpacked),
-        _CHUNK_SIZE: (_I64, out.num_bytes - offset),
-        _KEY_VALUES: (_LIST, (_STRUCT, [{1: (_BINARY, _PAGES), 2: (_BINARY, " ".join(notes).encode())}])),
-        _DATA_PAGE_OFFSET: (_I64, offset),
-        13: (_LIST, (_STRUCT, [stats])),
-        16: (_STRUCT, sizes),
+        1: (I32, _BYTE_ARRAY),
+        2: (LIST, (I32, [_RLE, _PLAIN])),
+        _PATH: (LIST, (BINARY, [column.name.encode()])),
+        _CODEC: (I32, _CODECS[codec]),
+        5: (I64, len(values)),
+        _UNPACKED_SIZE: (I64, unpacked),
+        _CHUNK_SIZE: (I64, out.num_bytes - offset),
+        _KEY_VALUES: (LIST, (STRUCT, [{1: (BINARY, _PAGES), 2: (BINARY, " ".join(notes).encode())}])),
+        _DATA_PAGE_OFFSET: (I64, offset),
+        13: (LIST, (STRUCT, [stats])),
+        16: (STRUCT, sizes),
     }
 
 
@@ -468,7 +481,7 @@ def _cut(values: Sequence[bytes], page_bytes: int) -> Iterator[Sequence[bytes]]:
 
 def _page(values: Sequence[bytes], codec: str) -> tuple[bytes, int, list[bytes]]:
     """Return the header of a page, its uncompressed size, and its bytes in pieces."""
-    pieces = [piece for value in values for piece in (_LENGTH.pack(len(value)), value)]
+    pieces = [piece for value in values for piece in (LENGTH.pack(len(value)), value)]
     size = packed_size = sum(map(len, pieces))
     if codec != "none":
         pieces = [_zstd().compress(b"".join(pieces), asbytes=True)]
@@ -479,14 +492,14 @@ def _page(values: Sequence[bytes], codec: str) -> tuple[bytes, int, list[bytes]]
     signed = crc - (crc >> 31 << 32)
     header = bytearray()
     # Type, sizes, CRC, and a `DataPageHeader`: number of values, their encoding, and those of the absent levels.
-    # Written directly: `_write_struct` takes three times as long.
+    # Written directly: `write_struct` takes three times as long.
     for tag, number in ((0x15, _DATA_PAGE), (0x15, size), (0x15, packed_size), (0x15, signed)):
         header.append(tag)
-        _write_int(header, number)
+        write_int(header, number)
     header += b"\x1c"
     for number in (len(values), _PLAIN, _RLE, _RLE):
         header.append(0x15)
-        _write_int(header, number)
+        write_int(header, number)
     header += b"\x00\x00"
     return bytes(header), size, pieces
 
@@ -498,8 +511,8 @@ def _zstd() -> Any:
 
 
 def _with_chunks(
-    footer: _Struct, groups: Sequence[tuple[int, Sequence[_Struct]]], columns: Sequence[ArrowColumn]
-) -> _Struct:
+    footer: Struct, groups: Sequence[tuple[int, Sequence[Struct]]], columns: Sequence[ArrowColumn]
+) -> Struct:
     """Return the footer of all columns, given that of the small ones.
 
     Args:
@@ -507,15 +520,15 @@ def _with_chunks(
         groups: for each row group, the bytes of large values before it, and its chunks of them.
         columns: all columns.
     """
-    whole, _ = _read_struct(_empty_footer(tuple(columns)), 0)
+    whole, _ = read_struct(_empty_footer(tuple(columns)), 0)
     for group, (shift, chunks) in zip(footer[_ROW_GROUPS][1][1], groups, strict=True):
         _move(group, shift)
         small, large = iter(group[_COLUMNS][1][1]), iter(chunks)
         merged = [
-            {2: (_I64, 0), _CHUNK_METADATA: (_STRUCT, next(large))} if _is_paged(column) else next(small)
+            {2: (I64, 0), _CHUNK_METADATA: (STRUCT, next(large))} if _is_paged(column) else next(small)
             for column in columns
         ]
-        group[_COLUMNS] = (_LIST, (_STRUCT, merged))
+        group[_COLUMNS] = (LIST, (STRUCT, merged))
         _add(group, (_GROUP_UNPACKED_SIZE,), sum(chunk[_UNPACKED_SIZE][1] for chunk in chunks))
         _add(group, (_GROUP_SIZE,), sum(chunk[_CHUNK_SIZE][1] for chunk in chunks))
     whole[_NUM_ROWS], whole[_ROW_GROUPS] = footer[_NUM_ROWS], footer[_ROW_GROUPS]
@@ -536,24 +549,16 @@ def _empty_footer(columns: tuple[ArrowColumn, ...]) -> bytes:
 #
 # One footer for row groups that were written as several files.
 #
-# A footer is a struct `FileMetaData` in Thrift's compact protocol (github.com/apache/thrift, doc/specs/
-# thrift-compact-protocol.md; github.com/apache/parquet-format, src/main/thrift/parquet.thrift), its length, and the
-# magic bytes. pyarrow joins the metadata of several files (`FileMetaData.append_row_groups`), but keeps each file's own
+# pyarrow joins the metadata of several files (`FileMetaData.append_row_groups`), but keeps each file's own
 # offsets, and cannot shift them. So the offsets are shifted here. Everything else stays as pyarrow wrote it.
 
 
-_MAGIC = b"PAR1"
-_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 _NUM_ROWS, _ROW_GROUPS = 3, 4  # fields of FileMetaData
 _COLUMNS, _GROUP_UNPACKED_SIZE, _GROUP_ROWS, _GROUP_OFFSET, _GROUP_SIZE, _ORDINAL = 1, 2, 3, 5, 6, 7  # of RowGroup
 _CHUNK_OFFSETS, _CHUNK_METADATA = (2, 4, 6), 3  # of ColumnChunk: of the chunk, the offset index, the column index
 _PATH, _CODEC, _UNPACKED_SIZE, _CHUNK_SIZE, _KEY_VALUES, _DATA_PAGE_OFFSET = 3, 4, 6, 7, 8, 9  # of ColumnMetaData
 _PAGE_OFFSETS = (9, 10, 11, 14)  # of ColumnMetaData: of data pages, index page, dictionary page, bloom filter
 _MOST_ORDINAL = (1 << 15) - 1
-_MOST_DEPTH = 32
-
-_Struct: TypeAlias = "dict[int, tuple[int, Any]]"
-"""Fields by their numbers, in order: type and value."""
 
 
 def _joined_footer(file: BinaryIO, parts: Sequence[tuple[int, int]]) -> bytes:
@@ -566,8 +571,8 @@ def _joined_footer(file: BinaryIO, parts: Sequence[tuple[int, int]]) -> bytes:
     Raises:
         CorruptDataError: one of them does not end in a footer.
     """
-    joined: _Struct = {}
-    groups: list[_Struct] = []
+    joined: Struct = {}
+    groups: list[Struct] = []
     num_rows = 0
     for start, size in parts:
         footer = _footer(file, start, size)
@@ -576,39 +581,32 @@ def _joined_footer(file: BinaryIO, parts: Sequence[tuple[int, int]]) -> bytes:
         for group in footer[_ROW_GROUPS][1][1]:
             _move(group, start)
             if len(groups) <= _MOST_ORDINAL:
-                group[_ORDINAL] = (_I16, len(groups))
+                group[_ORDINAL] = (I16, len(groups))
             else:
                 group.pop(_ORDINAL, None)
             groups.append(group)
-    joined[_NUM_ROWS] = (_I64, num_rows)
-    joined[_ROW_GROUPS] = (_LIST, (_STRUCT, groups))
-    return _footer_bytes(joined)
+    joined[_NUM_ROWS] = (I64, num_rows)
+    joined[_ROW_GROUPS] = (LIST, (STRUCT, groups))
+    return footer_bytes(joined)
 
 
-def _footer_bytes(footer: _Struct) -> bytes:
-    """Return the end of a file: the footer, its length, and the magic bytes."""
-    out = bytearray()
-    _write_struct(out, footer)
-    return bytes(out) + _LENGTH.pack(len(out)) + _MAGIC
-
-
-def _footer(file: BinaryIO, start: int, size: int) -> _Struct:
+def _footer(file: BinaryIO, start: int, size: int) -> Struct:
     end = start + size
     try:
         file.seek(end - 8)
         length, magic = struct.unpack("<I4s", file.read(8))
-        if magic != _MAGIC or length + 12 > size:
+        if magic != MAGIC or length + 12 > size:
             raise ValueError(f"it ends in {magic!r} after a footer of {length} bytes")
         file.seek(end - 8 - length)
-        footer, _ = _read_struct(file.read(length), 0)
-        if footer[_NUM_ROWS][0] != _I64 or footer[_ROW_GROUPS][1][0] != _STRUCT:
+        footer, _ = read_struct(file.read(length), 0)
+        if footer[_NUM_ROWS][0] != I64 or footer[_ROW_GROUPS][1][0] != STRUCT:
             raise ValueError("its footer is not a Parquet footer")
     except (ValueError, LookupError, struct.error, TypeError) as error:
         raise CorruptDataError(f"bytes {start} to {end} are not a Parquet file: {error}") from error
     return footer
 
 
-def _move(group: _Struct, by: int) -> None:
+def _move(group: Struct, by: int) -> None:
     """Shift every offset in the metadata of a row group."""
     _add(group, (_GROUP_OFFSET,), by)
     for chunk in group[_COLUMNS][1][1]:
@@ -616,105 +614,11 @@ def _move(group: _Struct, by: int) -> None:
         _add(chunk[_CHUNK_METADATA][1], _PAGE_OFFSETS, by)
 
 
-def _add(fields: _Struct, numbers: tuple[int, ...], by: int) -> None:
+def _add(fields: Struct, numbers: tuple[int, ...], by: int) -> None:
     for number in numbers:
-        kind, value = fields.get(number, (_I64, 0))
+        kind, value = fields.get(number, (I64, 0))
         if value:  # 0 is not an offset: every file begins with magic bytes
             fields[number] = (kind, value + by)
-
-
-def _read_struct(data: bytes, at: int, depth: int = 0) -> tuple[_Struct, int]:
-    if depth > _MOST_DEPTH:
-        raise ValueError("its footer is nested too deeply")
-    fields: _Struct = {}
-    number = 0
-    while (head := data[at]) != 0:
-        at += 1
-        if head >> 4:
-            number += head >> 4
-        else:
-            number, at = _read_int(data, at)
-        kind = head & 15
-        value, at = (None, at) if kind in (_TRUE, _FALSE) else _read_value(data, at, kind, depth)
-        fields[number] = (kind, value)
-    return fields, at + 1
-
-
-def _read_value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
-    if kind in (_I16, _I32, _I64):
-        return _read_int(data, at)
-    if kind == _STRUCT:
-        return _read_struct(data, at, depth + 1)
-    if kind == _BINARY:
-        size, at = _read_varint(data, at)
-        if at + size > len(data):
-            raise ValueError("its footer is cut off")
-        return data[at : at + size], at + size
-    if kind in (_LIST, _SET):
-        item, size = data[at] & 15, data[at] >> 4
-        at += 1
-        if size == 15:
-            size, at = _read_varint(data, at)
-        items = []
-        for _ in range(size):
-            value, at = _read_value(data, at, item, depth + 1)
-            items.append(value)
-        return (item, items), at
-    size = {_DOUBLE: 8, _BYTE: 1, _TRUE: 1, _FALSE: 1}.get(kind, 0)  # a flag in a list takes a byte
-    if not size:  # a map, which Parquet does not use
-        raise ValueError(f"its footer holds a value of type {kind}")
-    return data[at : at + size], at + size
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while (byte := data[at]) & 0x80:
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-    return value | byte << shift, at + 1
-
-
-def _read_int(data: bytes, at: int) -> tuple[int, int]:
-    value, at = _read_varint(data, at)
-    return (value >> 1) ^ -(value & 1), at
-
-
-def _write_struct(out: bytearray, fields: _Struct) -> None:
-    before = 0
-    for number, (kind, value) in sorted(fields.items()):
-        if 0 < number - before <= 15:
-            out.append((number - before) << 4 | kind)
-        else:
-            out.append(kind)
-            _write_int(out, number)
-        if value is not None:
-            _write_value(out, kind, value)
-        before = number
-    out.append(0)
-
-
-def _write_value(out: bytearray, kind: int, value: Any) -> None:
-    if kind in (_I16, _I32, _I64):
-        _write_int(out, value)
-    elif kind == _STRUCT:
-        _write_struct(out, value)
-    elif kind == _BINARY:
-        out += varint(len(value)) + value
-    elif kind in (_LIST, _SET):
-        item, items = value
-        if len(items) < 15:
-            out.append(len(items) << 4 | item)
-        else:
-            out.append(0xF0 | item)
-            out += varint(len(items))
-        for one in items:
-            _write_value(out, item, one)
-    else:
-        out += value
-
-
-def _write_int(out: bytearray, value: int) -> None:
-    out += varint(value << 1 if value >= 0 else (-value << 1) - 1)
 
 
 # ---------------------------------------------------------------- reading
@@ -1008,7 +912,7 @@ class _LargeValues:
         """Return the values of a page after testing its checksum."""
         start, end = self._starts[page], self._starts[page + 1]
         count = self._ends[page] - (self._ends[page - 1] if page else 0)
-        header, at = _read_struct(self._file.read_at(min(_HEADER_BYTES, end - start), start), 0)
+        header, at = read_struct(self._file.read_at(min(_HEADER_BYTES, end - start), start), 0)
         (_, kind), (_, size), (_, num_bytes), (_, crc), (_, fields) = (header[number] for number in range(1, 6))
         start += at
         if (kind, fields[1][1], fields[2][1], start + num_bytes) != (_DATA_PAGE, count, _PLAIN, end):
@@ -1019,7 +923,7 @@ class _LargeValues:
         if count == 1 and not self._chunk.is_packed:  # read only the value, since cutting it out would copy it
             value: bytes = self._file.read_at(num_bytes - 4, start + 4)
             data, values = value, [value]
-            found = crc32(value, crc32(_LENGTH.pack(num_bytes - 4)))
+            found = crc32(value, crc32(LENGTH.pack(num_bytes - 4)))
         else:
             data, values = self._file.read_at(num_bytes, start), []
             found = crc32(data)
@@ -1042,7 +946,7 @@ def _cut_out(data: bytes, count: int) -> list[bytes]:
     """Return the values of a page."""
     found, at = [], 0
     for _ in range(count):
-        (length,) = _LENGTH.unpack_from(data, at)
+        (length,) = LENGTH.unpack_from(data, at)
         found.append(data[at + 4 : at + 4 + length])
         at += 4 + length
     if at != len(data):
@@ -1061,7 +965,7 @@ def _large_chunks(file: Any, columns: Sequence[ArrowColumn]) -> dict[int, list[_
         return found
     try:
         size = file.size()
-        (length,) = _LENGTH.unpack(file.read_at(8, size - 8)[:4])
+        (length,) = LENGTH.unpack(file.read_at(8, size - 8)[:4])
         footer = _footer(io.BytesIO(file.read_at(length + 12, size - length - 12)), 0, length + 12)
         for number, group in enumerate(footer[_ROW_GROUPS][1][1]):
             chunks = [_large_chunk(chunk[_CHUNK_METADATA][1]) for chunk in group[_COLUMNS][1][1]]
@@ -1074,7 +978,7 @@ def _large_chunks(file: Any, columns: Sequence[ArrowColumn]) -> dict[int, list[_
     return found
 
 
-def _large_chunk(fields: _Struct) -> _LargeChunk | None:
+def _large_chunk(fields: Struct) -> _LargeChunk | None:
     """Return a column chunk whose pages are known, given its `ColumnMetaData`."""
     (name, *others), start, size = fields[_PATH][1][1], fields[_DATA_PAGE_OFFSET][1], fields[_CHUNK_SIZE][1]
     notes = {note[1][1]: note[2][1] for note in fields.get(_KEY_VALUES, (0, (0, ())))[1][1]}
@@ -1096,7 +1000,7 @@ def _place(metadata: Any, group: int) -> tuple[int, int, int]:
     return offset, sum(chunk.total_compressed_size for chunk in chunks), found.num_rows
 
 
-def _spans_of(footer: _Struct) -> list[tuple[int, int, int]]:
+def _spans_of(footer: Struct) -> list[tuple[int, int, int]]:
     """Return offset, size and number of rows of each row group."""
     groups = footer[_ROW_GROUPS][1][1]
     return [(group[_GROUP_OFFSET][1], group[_GROUP_SIZE][1], group[_GROUP_ROWS][1]) for group in groups]

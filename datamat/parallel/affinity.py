@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from datamat.parallel.errors import OptionError
 
@@ -41,8 +41,7 @@ _WORD = struct.calcsize("P")
 _OMP_PAUSE_SOFT = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Mapping:
+class Mapping(NamedTuple):
     """A part of the address space.
 
     Attributes:

@@ -7,10 +7,10 @@ import os
 import signal
 import struct
 import tempfile
-from dataclasses import dataclass
 from typing import Self
 
 from datamat.parallel.channel import Descriptor, close_in_forks
+from datamat.parallel.frozen import frozen
 
 # ---------------------------------------------------------------- the note
 #
@@ -112,7 +112,7 @@ def own_note() -> CrashNote | None:
 # ---------------------------------------------------------------- the description
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class WorkerExit:
     """What is known of a worker that ended.
 

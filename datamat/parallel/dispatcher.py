@@ -9,11 +9,11 @@ import weakref
 from collections import deque
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from datamat.parallel import pickling, worker
 from datamat.parallel.errors import BrokenPoolError, ParallelError, count_of
+from datamat.parallel.frozen import frozen
 from datamat.parallel.tasks import PREFETCH_COST_S, FunctionTable, prefetch_depth, split
 from datamat.parallel.worker import Reply, Request
 from datamat.parallel.workers import (
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 MAX_UNBEGUN = 5
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class Blame:
     """What happens to the tasks that a dead worker had not answered.
 

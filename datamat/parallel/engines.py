@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from datamat.parallel import logs, pickling
 from datamat.parallel.errors import OWN, MissingDependencyError, OptionError, ParallelError, WorkerDied
 from datamat.parallel.executor import PathosExecutor
+from datamat.parallel.frozen import frozen
 from datamat.parallel.process_role import is_worker
 from datamat.parallel.processes import is_frozen
 from datamat.parallel.tasks import SLICE_S, CallLost, identity_of
@@ -122,7 +123,7 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen()
 class ReturnedCall:
     """The reply of a worker of an engine.
 

@@ -11,13 +11,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from datamat.parallel import affinity as cpu
 from datamat.parallel import byvalue, logs, pickling, process_role
 from datamat.parallel.dispatcher import Dispatcher
 from datamat.parallel.errors import BrokenPoolError, OptionError, require_posix
+from datamat.parallel.frozen import frozen
 from datamat.parallel.processes import choose_start_method, danger_of_fork
 from datamat.parallel.streams import Items, ResultStream
 from datamat.parallel.tasks import CallFuture, Task, compute_chunksize, warn
@@ -48,7 +48,7 @@ T = TypeVar("T")
 _SHUT_DOWN = "cannot schedule new futures after shutdown"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class PoolStats:
     """State of a pool and of its workers.
 

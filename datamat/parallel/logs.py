@@ -17,8 +17,9 @@ import pickle
 import sys
 import threading
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from datamat.parallel.frozen import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +86,7 @@ def label_of(function: Any) -> str:
         return type(function).__qualname__
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class LoggingState:
     """Levels of the parent's loggers, for workers that do not inherit them.
 

@@ -18,7 +18,6 @@ import time
 import traceback
 import types
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from datamat.parallel import (
@@ -35,6 +34,7 @@ from datamat.parallel import (
 )
 from datamat.parallel.channel import WorkerChannel
 from datamat.parallel.errors import DatamatError, ParallelError, fold
+from datamat.parallel.frozen import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -206,7 +206,7 @@ OUTCOME = struct.Struct("<QdQ")  # task number, busy seconds, peak resident byte
 TRACE_SIGNAL = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else getattr(signal, "SIGUSR2", signal.SIGTERM)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class WorkerConfig:
     """Settings of a worker.
 

@@ -22,6 +22,7 @@ from datamat.parallel.affinity import at_rest
 from datamat.parallel.channel import Claims, Descriptor, PackedFunction, ParentChannel, close_in_forks, no_forks
 from datamat.parallel.crash import CrashNote, WorkerExit
 from datamat.parallel.errors import ParallelError, TaskTimeout, UnpicklableError, WorkerDied
+from datamat.parallel.frozen import frozen
 from datamat.parallel.processes import (
     ForkPopen,
     ServerLauncher,
@@ -155,7 +156,7 @@ _AHEAD_BYTES = 1 << 23
 _EXIT_CODE_S = 1.0  # a server writes an exit code within microseconds, unless it was killed, too
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class WorkerStats:
     """Statistics of one worker so far.
 
@@ -375,7 +376,7 @@ def _open_pidfd(pid: int) -> int:
 # Progress of a pool, from which a callback can draw a bar and a timeline.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class PoolProgress:
     """Progress of a pool, counted in calls.
 
@@ -405,7 +406,7 @@ _MORE_ROOM = "; raise the limit of processes (`ulimit -u`) or of memory, or ask 
 _USED_UP = {errno.EMFILE: _MORE_FILES, errno.ENFILE: _MORE_FILES, errno.EAGAIN: _MORE_ROOM, errno.ENOMEM: _MORE_ROOM}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class PoolOptions:
     """How a pool runs; see `PathosExecutor` for the meaning of each.
 
@@ -440,7 +441,7 @@ class PoolOptions:
     idle_s: float | None = None
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(slots=True, weakref_slot=True, repr=False, eq=False)
 class UserObjects:
     """Objects of the caller that a pool keeps alive, and that may refer to the pool.
 

@@ -87,7 +87,7 @@ _SMALL_S = 0.5
 """A job expected to take less than this, in seconds, starts with one worker; first rows are slower than others."""
 
 _ONE_WORKER_S = 0.2
-"""Seconds of work after which such a job starts all workers."""
+"""Seconds of work after which such a job starts all workers, if more than half is left."""
 
 _MOST_UNBEGUN = 8
 """Tolerated deaths in a row before any row is begun; beyond that, workers fail during setup."""
@@ -312,6 +312,7 @@ class PartQueue:
         self._lost: dict[tuple[str, int], list[FailedRow]] = {}
         self._rate: float | None = None  # seconds per byte of cost, of the fastest part
         self._one_worker_s: float | None = None  # of work so far, if one worker is expected to suffice
+        self._done_cost = 0
         self._more: Callable[[], Sequence[PartSpec]] | None = None
         self._num_lost = 0  # calls in a row that an engine lost
         self._num_unbegun = 0  # deaths in a row before any row was begun
@@ -381,8 +382,6 @@ class PartQueue:
                     self.stopped = "deadline"
                     return
                 self._submit(executor)
-                if self._under_way:
-                    import pyarrow.parquet  # noqa: F401 -- needed for the index at the end; workers are busy now
                 self._heard_at = time.monotonic()
                 stats = executor.stats() if isinstance(executor, PathosExecutor) else None
                 self._events.emit(
@@ -420,8 +419,9 @@ class PartQueue:
         self._submit_removals(executor)
         self._submit_ends(executor)
         most = self._num_workers + 1 if self._is_own else _MOST_UNDER_WAY
-        # Stop here if a job turns out larger than expected: then all workers start.
-        while len(self._under_way) < most and (self._one_worker_s or 0.0) <= _ONE_WORKER_S:
+        # Stop here if a job turns out larger than expected, with less than half of it done: then all workers start.
+        is_small = (self._one_worker_s or 0.0) <= _ONE_WORKER_S or self._waiting.cost <= self._done_cost
+        while len(self._under_way) < most and is_small:
             if self._more is not None and not self._waiting and len(self._under_way) < self._num_workers:
                 self._waiting.add(self._more())
             if not self._waiting:
@@ -542,6 +542,7 @@ class PartQueue:
                 self._job.how.logger.warning("%s", remark)
         self._deadline.add(receipt.elapsed_s)
         self._disk.add(part.cost, receipt.num_bytes)
+        self._done_cost += part.cost
         rate = receipt.elapsed_s / max(part.cost, 1)
         self._rate = rate if self._rate is None else min(self._rate, rate)
         if self._one_worker_s is not None:

@@ -57,7 +57,7 @@ class DamagedPartError(CorruptDataError):
         return type(self), (self.number, self._message)
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, repr=False, eq=False)
 class Outcome:
     """The results of the rows of a part so far.
 

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datamat.codecs import decode_image, probe, read_file
-from datamat.codecs.files import PICTURES, read_xml
+from datamat.codecs.files import PICTURES
+from datamat.codecs.xml import read_xml
 from datamat.errors import InputError, OptionError, SchemaError, SourceError
 from datamat.features import Features, Image, Mask
 from datamat.sources.files import note_files

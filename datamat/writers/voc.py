@@ -24,7 +24,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from datamat.codecs import read_file
-from datamat.codecs.files import PICTURES, read_xml
+from datamat.codecs.files import PICTURES
+from datamat.codecs.xml import read_xml
 from datamat.errors import SourceError
 from datamat.sources.rows import IndexRow
 from datamat.writers.detection import DetectionWriter, Objects, Picture, clipped, key_of

@@ -1,11 +1,14 @@
 """The index beside the shards: rows as the run used them, with size and digest of their files."""
 
+import pathlib
+
+import pyarrow.parquet
 import pytest
 import small_pairs
 import xxhash
 
 from datamat import CorruptDataError, DatasetWriter, Features, IndexRow, Scalar
-from datamat.directory.index_files import column_of_field, field_of_column, read_index
+from datamat.directory.index_files import column_of_field, column_values, field_of_column, read_index
 
 
 class Odd(DatasetWriter):
@@ -43,6 +46,67 @@ def test_every_field_has_a_column_of_its_own(tmp_path):
     fields = {field_of_column(name): name for name in table.column_names}
     for name in ("key", "record", "a:size", "field_key", "plain"):
         assert rows[2][fields[name]] == f"{name}2"
+
+
+class Kinds(DatasetWriter):
+    """Has a field of each kind, with nulls and without."""
+
+    name = "kinds"
+    features = Features({"x": Scalar("int64")})
+
+    def __init__(self, num_rows):
+        self.num_rows = num_rows
+
+    def fields(self, number):
+        there = number % 3 > 0
+        return {
+            "int": number,
+            "float": number / 2,
+            "text": f"té{number}" * (number % 4),
+            "path": pathlib.Path(f"f{number % 2}"),
+            "list": [number, "x"],
+            "no_int": number if there else None,
+            "no_float": number / 2 if there else None,
+            "no_bool": number % 2 == 0 if there else None,
+            "no_text": f"{number}" if there else None,
+            "no_path": pathlib.Path("f1") if there else None,
+        }
+
+    def index(self, source):
+        return (IndexRow(f"k{number}", fields=self.fields(number)) for number in range(self.num_rows))
+
+    def read_block(self, keys, fields):
+        return {"x": fields["int"]}
+
+    def read(self, row):
+        return {"x": row["int"]}
+
+
+@pytest.mark.parametrize("num_rows", [5, 20_000])  # small pages; several groups, and pages that are compressed
+def test_index_has_the_values_of_every_field(num_rows, tmp_path):
+    """By pyarrow, and by datamat, which gives paths and lists back."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(2):
+        (source / f"f{number}").write_bytes(b"x" * number)
+    writer = Kinds(num_rows)
+    fields = {f"k{number}": writer.fields(number) for number in range(num_rows)}
+
+    small_pairs.job(source, tmp_path / "out", writer).run(progress=False)
+
+    table = read_index(tmp_path / "out", "_index/train.index")
+    assert table.num_rows == num_rows
+    columns = {name: column_values(table, name) for name in table.column_names}
+    for name in writer.fields(0):
+        assert columns[name] == [fields[key][name] for key in columns["key"]]
+    assert sorted(zip(columns["shard"], columns["record"], strict=True)) == [
+        *zip(columns["shard"], columns["record"], strict=True)
+    ]
+    digests = [xxhash.xxh3_128_digest(b"x" * number) for number in range(2)]
+    wanted = [None if path is None else digests[int(path.name[1:])] for path in columns["no_path"]]
+    assert columns["no_path:digest"] == wanted
+    seen = pyarrow.parquet.read_table(tmp_path / "out" / "_index" / "train.index").to_pydict()
+    assert seen == {**columns, **{name: table[name].to_pylist() for name in ("path", "list", "no_path")}}
 
 
 @pytest.mark.parametrize(
