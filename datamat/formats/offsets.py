@@ -115,12 +115,17 @@ class Offsets:
 
     def text_blocks(self) -> Iterator[bytes]:
         """Yield the text in pieces of many lines, so that memory stays small for any number of records."""
-        columns = self._columns()
-        line = " ".join(["%d"] * len(columns)) + "\n"
+        # Formatting many lines in one call takes half the time of a call per line (measured: 0.15 us per line).
         for start in range(0, len(self), _LINES_AT_ONCE):
-            # Formatting many lines in one call takes half the time of a call per line (measured: 0.15 us per record).
-            block = np.column_stack([column[start : start + _LINES_AT_ONCE] for column in columns])
-            yield (line * len(block) % tuple(block.ravel().tolist())).encode()
+            block = [column[start : start + _LINES_AT_ONCE] for column in self._columns()]
+            if self.skip is None:
+                yield ("%d %d\n" * len(block[0]) % tuple(np.column_stack(block).ravel().tolist())).encode()
+                continue
+            # The records of a row group, or of a member, differ only in the last number: two thirds of the time.
+            ends = [*(np.flatnonzero(np.diff(block[0]) | np.diff(block[1])) + 1).tolist(), len(block[0])]
+            for first, end in zip([0, *ends], ends, strict=False):
+                line = f"{block[0][first]} {block[1][first]} %d\n"
+                yield (line * (end - first) % tuple(block[2][first:end].tolist())).encode()
 
     @staticmethod
     def from_text(text: str) -> Offsets:

@@ -161,7 +161,7 @@ class PartWriter:
         spec, num_records = self._spec, self._writers[0].num_records
         files = []
         for made, file, writer in zip(self._formats, self._files, self._writers, strict=True):
-            lines = writer.finish().to_text().encode()
+            lines = b"".join(writer.finish().text_blocks())
             file.finish()
             replace_file(part_path(self._folder, spec.number, made.extension).with_suffix(".idx"), lines)
             offsets_digest = xxhash.xxh3_128_hexdigest(lines)

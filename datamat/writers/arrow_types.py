@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -324,6 +325,7 @@ def _without_views(kind: Any) -> Any:
     return kind
 
 
+@functools.lru_cache(maxsize=256)  # the columns of a wide table share a feature, which is examined once
 def feature_of_type(kind: Any) -> Feature | None:  # noqa: PLR0911 -- one for each kind of type
     """Return the feature that holds every value of an Arrow type; None for bytes, or if there is none."""
     import pyarrow as pa
