@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeAlias, final
 
@@ -126,6 +127,17 @@ class Offsets:
             for first, end in zip([0, *ends], ends, strict=False):
                 line = f"{block[0][first]} {block[1][first]} %d\n"
                 yield (line * (end - first) % tuple(block[2][first:end].tolist())).encode()
+
+    def to_bytes(self) -> bytes:
+        """Return them as a file of NumPy, a tenth of the work of text."""
+        file = io.BytesIO()
+        np.save(file, np.stack(self._columns()))
+        return file.getvalue()
+
+    @staticmethod
+    def from_bytes(content: bytes) -> Offsets:
+        """Return the offsets of `to_bytes`; raise `ValueError` for anything else."""
+        return Offsets(*np.load(io.BytesIO(content)))
 
     @staticmethod
     def from_text(text: str) -> Offsets:
