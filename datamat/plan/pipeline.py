@@ -542,7 +542,8 @@ class Pipeline:
         try:
             found = self.writer.read_block(keys, fields)
             begun = time.perf_counter()
-            block = None if found is None else self._encoded_block({**found, "key": keys})
+            own = {name: _own_column(column) for name, column in (found or {}).items()}
+            block = None if found is None else self._encoded_block({**own, "key": keys})
             stage_clock.add("encode", begun)
         except OutputError:
             raise
@@ -921,6 +922,13 @@ def _own(sample: Sample | Skip) -> Sample | Skip:
     if isinstance(sample, Skip):
         return sample
     return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in sample.items()}
+
+
+def _own_column(column: Any) -> Any:
+    """Return a column of a block with copied arrays: `read_block` may refill one for the next block."""
+    if isinstance(column, tuple):
+        return tuple(map(_own_column, column))
+    return column.copy() if isinstance(column, np.ndarray) and column.flags.writeable else column
 
 
 def _digest_of(columns: Mapping[str, Column]) -> object:

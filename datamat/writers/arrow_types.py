@@ -325,7 +325,9 @@ def _without_views(kind: Any) -> Any:
     return kind
 
 
-@functools.lru_cache(maxsize=256)  # the columns of a wide table share a feature, which is examined once
+_scalar = functools.cache(Scalar)  # shared by the columns of a wide table: examining each takes 20 times as long
+
+
 def feature_of_type(kind: Any) -> Feature | None:  # noqa: PLR0911 -- one for each kind of type
     """Return the feature that holds every value of an Arrow type; None for bytes, or if there is none."""
     import pyarrow as pa
@@ -334,7 +336,7 @@ def feature_of_type(kind: Any) -> Feature | None:  # noqa: PLR0911 -- one for ea
     if types.is_dictionary(kind):
         return feature_of_type(kind.value_type)
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
-        return Scalar(np.dtype(kind.to_pandas_dtype()).name)
+        return _scalar(np.dtype(kind.to_pandas_dtype()).name)
     if _is_text(kind):
         return Text()
     if types.is_date(kind) or types.is_timestamp(kind):
