@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import weakref
+from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -386,8 +387,11 @@ def _rendered(value: Any, line: str) -> str:
         return f"{text[0]}{inner}{text[1:-1]}{line}{text[-1]}"
     if not is_dict:
         return f"[{inner}{f',{inner}'.join([_rendered(part, inner) for part in value])}{line}]"
-    # The text of a single-entry dict shows how its key is encoded, whatever its type.
-    names = [(_encoder(",").encode({name: 0})[1:-4], name) for name in sorted(value)]
+    # The text of a single-entry dict shows how a key of another type is encoded.
+    names = [
+        (encode_basestring(name) if type(name) is str else _encoder(",").encode({name: 0})[1:-4], name)
+        for name in sorted(value)
+    ]
     pairs = [f"{text}: {_rendered(value[name], inner)}" for text, name in names]
     return f"{{{inner}{f',{inner}'.join(pairs)}{line}}}"
 

@@ -31,6 +31,7 @@ __all__ = [
     "Feature",
     "Kind",
     "RaggedColumn",
+    "RawColumn",
     "Shape",
     "as_bfloat16",
     "bytes_array",
@@ -279,8 +280,25 @@ class RaggedColumn:
         starts = (np.cumsum(self.lengths) - self.lengths)[order]
         if len(lengths) and (self.lengths == self.lengths[0]).all():
             width = int(self.lengths[0])
-            return RaggedColumn(self.values.reshape(-1, width)[order].reshape(-1) if width else self.values, lengths)
-        return RaggedColumn(joined_spans(self.values, starts, lengths), lengths)
+            return type(self)(self.values.reshape(-1, width)[order].reshape(-1) if width else self.values, lengths)
+        return type(self)(joined_spans(self.values, starts, lengths), lengths)
+
+
+class RawColumn(RaggedColumn):
+    r"""A column of n bytes values that are little-endian numbers, held as numbers: a sequence of n bytes.
+
+    Example:
+        >>> list(RawColumn(np.array([1, 2, 3], "<u2"), np.array([2, 1])))
+        [b'\x01\x00\x02\x00', b'\x03\x00']
+    """
+
+    def __getitem__(self, place: Any) -> Any:
+        found: Any = super().__getitem__(place)
+        return RawColumn(found.values, found.lengths) if isinstance(place, slice) else found.tobytes()
+
+    def rows(self) -> list[Any]:
+        """Return the bytes of each record."""
+        return cut(self.values.tobytes(), self.lengths * self.values.itemsize)
 
 
 def joined_spans(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -317,13 +335,13 @@ def join_blocks(blocks: Sequence[Mapping[str, ColumnBlock]], order: np.ndarray |
 
 def _join_columns(pieces: Sequence[ColumnBlock], order: np.ndarray | None) -> ColumnBlock:
     columns = [piece for piece in pieces if isinstance(piece, RaggedColumn)]
-    if columns:
+    if len(columns) == len(pieces):
         found = columns[0]
         if len(columns) > 1:
             values, lengths = ([getattr(column, part) for column in columns] for part in ("values", "lengths"))
-            found = RaggedColumn(np.concatenate(values), np.concatenate(lengths))
+            found = type(found)(np.concatenate(values), np.concatenate(lengths))
         return found if order is None else found.take(order)
-    joined: list[Any] = [value for piece in pieces for value in piece]  # type: ignore[union-attr]
+    joined: list[Any] = [value for piece in pieces for value in values_of(piece)]
     return joined if order is None else [joined[place] for place in order.tolist()]
 
 
@@ -502,7 +520,8 @@ class Feature(abc.ABC):
             values: an array (n, ...), a sequence of n values, or a `RaggedColumn` of values (total, ...).
 
         Returns:
-            For a bytes column, a list of n bytes; for others, an array (n,) or (n, k), or a `RaggedColumn`.
+            For a bytes column, a list of n bytes or a `RawColumn`; for others, an array (n,) or (n, k), or a
+            `RaggedColumn`.
 
         Raises:
             SchemaError: a value does not match the declaration.
@@ -674,7 +693,8 @@ def is_of_kind(value: Any, kind: Kind) -> bool:
 def is_block_of_kind(values: Any, kind: Kind) -> bool:
     """Return True if values are a column, of this kind, of n records; numbers may be an array (n,) or (n, k)."""
     if kind == "bytes":
-        return isinstance(values, Sequence) and set(map(type, values)) <= {bytes}
+        is_sequence = isinstance(values, Sequence) and set(map(type, values)) <= {bytes}
+        return is_sequence or isinstance(values, RawColumn)
     if kind == "bytes_list":
         return isinstance(values, RaggedColumn) and set(map(type, values.values.tolist())) <= {bytes}
     numbers, most = (values.values, 1) if isinstance(values, RaggedColumn) else (values, 2)

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from datamat.errors import SchemaError
-from datamat.features.base import DictFields, Feature, RaggedColumn, bytes_array, ragged
+from datamat.features.base import DictFields, Feature, RaggedColumn, RawColumn, bytes_array, ragged, values_of
 from datamat.features.registry import declaration_of, feature_of
 
 __all__ = ["Composed", "alone", "as_ragged", "checked_part", "declared_as", "encoded_texts", "innermost"]
@@ -111,8 +111,8 @@ def declared_as(outer: Feature, inner: Feature, error: SchemaError) -> SchemaErr
 
 def as_ragged(column: Any) -> RaggedColumn:
     """Return a column of n values as lists: one item per bytes value, all numbers of an array."""
-    if isinstance(column, list):
-        return RaggedColumn(bytes_array(column), np.ones(len(column), np.int64))
+    if isinstance(column, (list, RawColumn)):
+        return RaggedColumn(bytes_array(values_of(column)), np.ones(len(column), np.int64))
     found = ragged(column)
     assert isinstance(found, RaggedColumn), "everything else is numbers"
     return found

@@ -17,6 +17,7 @@ from datamat.features.base import (
     Feature,
     Kind,
     RaggedColumn,
+    RawColumn,
     Shape,
     as_array,
     by_part,
@@ -28,6 +29,7 @@ from datamat.features.base import (
     mismatch,
     one_bytes,
     rows_of,
+    values_of,
     whole,
 )
 from datamat.features.composed import Composed, alone, as_ragged, checked_part, declared_as, encoded_texts
@@ -240,13 +242,13 @@ class ListOf(Composed):
         """Return the number of items of one record, or of each in a block, from `encode` or `encode_many`."""
         part, unit, is_bytes = self.layout.counted
         column = by_part(stored)[part]
+        if is_bytes and not isinstance(column, bytes):
+            return [len(value) // unit for value in values_of(column)]
         if isinstance(column, RaggedColumn):
             found: list[int] = (column.lengths // unit).tolist()
             return found
         if isinstance(column, np.ndarray) and column.ndim > 1:
             return [column.shape[1] // unit] * len(column)
-        if is_bytes and not isinstance(column, bytes):
-            return [len(value) // unit for value in column]
         return len(column) // unit
 
     def declared(self) -> str:
@@ -380,14 +382,16 @@ class Packed(NamedTuple):
 
     def leaves(self, items: Any) -> Any:
         """Return the leaves of a block of items: an array (total,), a list of bytes objects, or bytes."""
+        if self.kind == "bytes":
+            return b"".join(values_of(items))
         if isinstance(items, list):
-            return b"".join(items) if self.kind == "bytes" else items
+            return items
         return items.values if isinstance(items, RaggedColumn) else items.reshape(-1)
 
     def lengths(self, items: Any) -> NDArray[np.int64]:
         """Return the number of values of each item of a block, int64 (n,)."""
-        if isinstance(items, list):
-            return np.fromiter(map(len, items), np.int64, len(items)) // self.unit
+        if isinstance(items, (list, RawColumn)):
+            return np.fromiter(map(len, values_of(items)), np.int64, len(items)) // self.unit
         return as_ragged(items).lengths // self.unit
 
     def items(self, leaves: Any, lengths: NDArray[np.int64] | None) -> ColumnBlock:

@@ -21,6 +21,7 @@ from datamat.features.base import (
     Feature,
     Kind,
     RaggedColumn,
+    RawColumn,
     Shape,
     Stored,
     array_of,
@@ -29,7 +30,6 @@ from datamat.features.base import (
     checked_int,
     checked_names,
     checked_shape,
-    cut,
     dtype_of,
     join_names,
     mismatch,
@@ -547,7 +547,10 @@ class Scalar(Feature):
                 return Feature.encode_many(self, values)  # names the value that does not fit
             values = numbers
         check_array(self, values.dtype, values.shape, (None,), dtype_of(self.dtype))
-        return _block_column(values[:, None], None, kind) if kind == "bytes" else _to_column(values, kind)
+        if kind != "bytes":
+            return _to_column(values, kind)
+        found = _block_column(values[:, None], None, kind)
+        return found.rows() if self.dtype in _NOT_IN_ARROW else found
 
     def decode(self, column: Column) -> Any:
         return _only(_from_column(column, dtype_of(self.dtype)))
@@ -674,6 +677,8 @@ class Tensor(Feature, Preview):
             values = [_without_items(value, self.shape, self.dtype) for value in values]
         numbers, lengths, shapes = _stacked(self, values, self.shape, dtype_of(self.dtype))
         column = _block_column(numbers, lengths, self._kind)
+        if self.encoding == "raw" or self.dtype in _NOT_IN_ARROW:
+            column = column.rows()
         return {"": column, "/shape": shapes} if self.keeps_shape else column
 
     def decode(self, stored: Any) -> np.ndarray:
@@ -948,12 +953,10 @@ def _stacked(
 
 def _block_column(numbers: np.ndarray, lengths: np.ndarray | None, kind: Kind) -> Any:
     """Return a column of a block from numbers (n, k), or from numbers (total,) and their number per record."""
-    data = _to_column(numbers, kind)
+    data = np.ascontiguousarray(numbers, DTYPE_OF_KIND.get(kind, numbers.dtype.newbyteorder("<")))
     if kind != "bytes":
-        return data if lengths is None else RaggedColumn(data, lengths)  # type: ignore[arg-type]
-    if lengths is None:
-        lengths = np.full(len(numbers), numbers.shape[1])
-    return cut(data, lengths * numbers.dtype.itemsize)
+        return data if lengths is None else RaggedColumn(data, lengths)
+    return RawColumn(data.reshape(-1), np.full(len(data), data.shape[1]) if lengths is None else lengths)
 
 
 def numbers_in(values: Sequence[Any], dtype: np.dtype[Any]) -> np.ndarray | None:

@@ -38,7 +38,7 @@ from datamat.features.pictures import PictureFile
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -414,14 +414,22 @@ def _(feature: Nullable | ListOf) -> Storage:
 
 def arrow_columns(features: Features) -> list[ArrowColumn]:
     """Return the Arrow column of each stored column, in the order of the features."""
-    return [column for name, feature in features.items() for column in _columns(name, feature)]
+    return [
+        ArrowColumn(name + part, stored, storage, is_category)
+        for name, feature in features.items()
+        for part, stored, storage, is_category in _options(feature)
+    ]
 
 
-def _columns(name: str, feature: Feature) -> Iterator[ArrowColumn]:
+@functools.lru_cache(maxsize=1024)
+def _options(feature: Feature) -> list[tuple[str, ArrowType, Storage, bool]]:
+    """Return the options of each column of a field, after the end of its name."""
     storage = storage_of(feature)
-    for column, stored in feature.columns(name).items():
-        is_large = storage.is_large and (column == name or stored.kind in {"bytes", "bytes_list"})
+    found = []
+    for part, stored in feature.columns("").items():
+        is_large = storage.is_large and (not part or stored.kind in {"bytes", "bytes_list"})
         is_compressed = storage.is_compressed and stored.dtype == "binary"
         # pyarrow names a column in a list by its path, so only plain columns are marked.
         is_category = feature.class_names() is not None and stored.dtype == "int64" and not stored.sizes
-        yield ArrowColumn(column, stored, Storage(is_large, is_compressed), is_category)
+        found.append((part, stored, Storage(is_large, is_compressed), is_category))
+    return found

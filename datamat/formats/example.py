@@ -13,6 +13,7 @@ from datamat.errors import CorruptDataError, SchemaError
 from datamat.features import RaggedColumn
 from datamat.features.base import (
     DTYPE_OF_KIND,
+    RawColumn,
     bytes_array,
     cut,
     is_block_of_kind,
@@ -733,18 +734,21 @@ def _column_bytes(values: NDArray[Any] | RaggedColumn | Sequence[bytes]) -> int:
 
 def _list_fields(column: ColumnPrefix, values: NDArray[Any] | RaggedColumn | Sequence[bytes]) -> tuple[_Layout, _Size]:
     """Return the body of each row's list as fields, and its length."""
+    if isinstance(values, RawColumn):
+        width = values.lengths[0]
+        values = values.matrix(width) if width and (values.lengths == width).all() else values.rows()
     if isinstance(values, RaggedColumn):
         return _lists_of_bytes(values) if column.kind == "bytes_list" else _ragged_fields(column.kind, values)
     body: _Field | _Run
-    if column.kind == "bytes":
-        body, size = _bytes_field(cast("Sequence[bytes]", values))
+    if not isinstance(values, np.ndarray):
+        body, size = _bytes_field(values)
     else:
-        rows = np.ascontiguousarray(values, DTYPE_OF_KIND[column.kind]).reshape(len(values), -1)
+        rows = np.ascontiguousarray(values, DTYPE_OF_KIND.get(column.kind)).reshape(len(values), -1)
         if not rows.shape[1]:
             return [], 0
         if column.kind == "int64":
             body, size = _int64_field(rows)
-        elif (size := 4 * rows.shape[1]) > _WIDE_BYTES:
+        elif (size := rows.itemsize * rows.shape[1]) > _WIDE_BYTES:
             body = _Run(rows.tobytes(), np.full(len(rows), size))
         else:
             body = _Field(rows.view(np.uint8))

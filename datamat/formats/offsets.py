@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeAlias, final
 
@@ -115,12 +116,28 @@ class Offsets:
 
     def text_blocks(self) -> Iterator[bytes]:
         """Yield the text in pieces of many lines, so that memory stays small for any number of records."""
-        columns = self._columns()
-        line = " ".join(["%d"] * len(columns)) + "\n"
+        # Formatting many lines in one call takes half the time of a call per line (measured: 0.15 us per line).
         for start in range(0, len(self), _LINES_AT_ONCE):
-            # Formatting many lines in one call takes half the time of a call per line (measured: 0.15 us per record).
-            block = np.column_stack([column[start : start + _LINES_AT_ONCE] for column in columns])
-            yield (line * len(block) % tuple(block.ravel().tolist())).encode()
+            block = [column[start : start + _LINES_AT_ONCE] for column in self._columns()]
+            if self.skip is None:
+                yield ("%d %d\n" * len(block[0]) % tuple(np.column_stack(block).ravel().tolist())).encode()
+                continue
+            # The records of a row group, or of a member, differ only in the last number: two thirds of the time.
+            ends = [*(np.flatnonzero(np.diff(block[0]) | np.diff(block[1])) + 1).tolist(), len(block[0])]
+            for first, end in zip([0, *ends], ends, strict=False):
+                line = f"{block[0][first]} {block[1][first]} %d\n"
+                yield (line * (end - first) % tuple(block[2][first:end].tolist())).encode()
+
+    def to_bytes(self) -> bytes:
+        """Return them as a file of NumPy, a tenth of the work of text."""
+        file = io.BytesIO()
+        np.save(file, np.stack(self._columns()))
+        return file.getvalue()
+
+    @staticmethod
+    def from_bytes(content: bytes) -> Offsets:
+        """Return the offsets of `to_bytes`; raise `ValueError` for anything else."""
+        return Offsets(*np.load(io.BytesIO(content)))
 
     @staticmethod
     def from_text(text: str) -> Offsets:

@@ -41,7 +41,6 @@ from datamat.formats.example import check_block, checked_record
 from datamat.formats.io import BufferedFile, bound, located, refuse_finished
 from datamat.formats.thrift import (
     BINARY,
-    I16,
     I32,
     I64,
     LENGTH,
@@ -67,7 +66,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ParquetFormat"]
 
-OUTPUT_VERSION = 6
+OUTPUT_VERSION = 7
 """Incremented when the same records give different bytes; then shards of the format are rebuilt."""
 
 _LARGE_ROWS, _SMALL_ROWS = 64, 8192
@@ -173,12 +172,13 @@ class ParquetFormat(ShardFormat):
 
         number, offset, size = 0, _FIRST_GROUP, 0
         try:
-            opened = _opened(file, self._columns())
+            columns = self._columns()
+            opened = _opened(file, columns)
             for group in range(opened.metadata.num_row_groups):
                 offset += size
                 # Read the group before locating it: with damaged metadata, pyarrow raises in the former and aborts the
                 # process in the latter.
-                rows = _RowGroup(opened.read_row_group(group, use_threads=False), self._columns())
+                rows = _RowGroup(opened.read_row_group(group, use_threads=False), columns)
                 offset, size, num_rows = _place(opened.metadata, group)
                 for row in range(num_rows):
                     yield rows.record(row), (offset, size, row)
@@ -187,15 +187,7 @@ class ParquetFormat(ShardFormat):
             raise located(exc, path, number, offset) from exc
 
     def _columns(self) -> Sequence[ArrowColumn]:
-        features = bound(self.features, self.name)
-        return _arrow_columns(features, tuple(features))
-
-
-@functools.lru_cache(maxsize=4)
-def _arrow_columns(features: Features, order: tuple[str, ...]) -> tuple[ArrowColumn, ...]:
-    """Return the columns of features; `order` makes the cache distinguish equal features in a different order."""
-    del order
-    return tuple(arrow_columns(features))
+        return arrow_columns(bound(self.features, self.name))
 
 
 @final
@@ -217,6 +209,7 @@ class _ParquetWriter(ShardWriter):
         self._columns = columns
         self._paged = [column for column in columns if _is_paged(column)]
         self._encoded = [column for column in columns if not _is_paged(column)]
+        self._schema = _schema(self._encoded)
         self._group_rows = group_rows
         self._rows: list[dict[str, Any]] = []  # rows that wait for a batch to fill
         self._rows_bytes = 0  # of their small columns
@@ -233,7 +226,7 @@ class _ParquetWriter(ShardWriter):
         self._sink = _PartFile(self._out)
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._sink, "w"),
-            _schema(self._encoded),
+            self._schema,
             # A column in a list is named by its path.
             compression={_path_of(column): _codec(column) for column in self._encoded},
             compression_level={
@@ -313,7 +306,7 @@ class _ParquetWriter(ShardWriter):
         import pyarrow as pa
 
         arrays = [column.to_arrow(values[column.name]) for column in self._encoded]
-        batch = pa.record_batch(arrays, schema=_schema(self._encoded))
+        batch = pa.record_batch(arrays, schema=self._schema)
         sizes, weights = np.zeros(len(batch), np.int64), np.zeros(len(batch), np.int64)
         for column in self._encoded:
             taken = column.row_bytes(batch.column(column.name))
@@ -554,11 +547,10 @@ def _empty_footer(columns: tuple[ArrowColumn, ...]) -> bytes:
 
 
 _NUM_ROWS, _ROW_GROUPS = 3, 4  # fields of FileMetaData
-_COLUMNS, _GROUP_UNPACKED_SIZE, _GROUP_ROWS, _GROUP_OFFSET, _GROUP_SIZE, _ORDINAL = 1, 2, 3, 5, 6, 7  # of RowGroup
+_COLUMNS, _GROUP_UNPACKED_SIZE, _GROUP_ROWS, _GROUP_OFFSET, _GROUP_SIZE = 1, 2, 3, 5, 6  # of RowGroup
 _CHUNK_OFFSETS, _CHUNK_METADATA = (2, 4, 6), 3  # of ColumnChunk: of the chunk, the offset index, the column index
 _PATH, _CODEC, _UNPACKED_SIZE, _CHUNK_SIZE, _KEY_VALUES, _DATA_PAGE_OFFSET = 3, 4, 6, 7, 8, 9  # of ColumnMetaData
 _PAGE_OFFSETS = (9, 10, 11, 14)  # of ColumnMetaData: of data pages, index page, dictionary page, bloom filter
-_MOST_ORDINAL = (1 << 15) - 1
 
 
 def _joined_footer(file: BinaryIO, parts: Sequence[tuple[int, int]]) -> bytes:
@@ -571,6 +563,8 @@ def _joined_footer(file: BinaryIO, parts: Sequence[tuple[int, int]]) -> bytes:
     Raises:
         CorruptDataError: one of them does not end in a footer.
     """
+    if len(parts) == 1:
+        return _only_footer(file, *parts[0])
     joined: Struct = {}
     groups: list[Struct] = []
     num_rows = 0
@@ -580,30 +574,44 @@ def _joined_footer(file: BinaryIO, parts: Sequence[tuple[int, int]]) -> bytes:
         num_rows += footer[_NUM_ROWS][1]
         for group in footer[_ROW_GROUPS][1][1]:
             _move(group, start)
-            if len(groups) <= _MOST_ORDINAL:
-                group[_ORDINAL] = (I16, len(groups))
-            else:
-                group.pop(_ORDINAL, None)
             groups.append(group)
     joined[_NUM_ROWS] = (I64, num_rows)
     joined[_ROW_GROUPS] = (LIST, (STRUCT, groups))
     return footer_bytes(joined)
 
 
-def _footer(file: BinaryIO, start: int, size: int) -> Struct:
-    end = start + size
+def _only_footer(file: BinaryIO, start: int, size: int) -> bytes:
+    """Return the footer of a shard's only part, whose offsets are those in the shard: pyarrow reads it faster."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    footer = _footer_text(file, start, size) + file.read(8)
     try:
-        file.seek(end - 8)
-        length, magic = struct.unpack("<I4s", file.read(8))
-        if magic != MAGIC or length + 12 > size:
-            raise ValueError(f"it ends in {magic!r} after a footer of {length} bytes")
-        file.seek(end - 8 - length)
-        footer, _ = read_struct(file.read(length), 0)
+        pq.read_metadata(io.BytesIO(MAGIC + footer))
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptDataError(f"bytes {start} to {start + size} are not a Parquet file: {error}") from error
+    return footer
+
+
+def _footer(file: BinaryIO, start: int, size: int) -> Struct:
+    try:
+        footer, _ = read_struct(_footer_text(file, start, size), 0)
         if footer[_NUM_ROWS][0] != I64 or footer[_ROW_GROUPS][1][0] != STRUCT:
             raise ValueError("its footer is not a Parquet footer")
-    except (ValueError, LookupError, struct.error, TypeError) as error:
-        raise CorruptDataError(f"bytes {start} to {end} are not a Parquet file: {error}") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise CorruptDataError(f"bytes {start} to {start + size} are not a Parquet file: {error}") from error
     return footer
+
+
+def _footer_text(file: BinaryIO, start: int, size: int) -> bytes:
+    """Return the footer of a file in a file, whose length and magic bytes are to be read next."""
+    file.seek(start + size - 8)
+    end = file.read(8)
+    length = int.from_bytes(end[:4], "little")
+    if end[4:] != MAGIC or length + 12 > size:
+        raise CorruptDataError(f"bytes {start} to {start + size} are not a Parquet file: they end in {end!r}")
+    file.seek(start + size - 8 - length)
+    return file.read(length)
 
 
 def _move(group: Struct, by: int) -> None:

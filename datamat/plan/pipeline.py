@@ -72,6 +72,7 @@ _GATHERED_S = 0.1  # after which rows are encoded: if one draws, or the run stop
 _MOST_READS = 3  # attempts before a second read counts as failed: disks and networks fail occasionally
 _ROWS_COMPARED = 64  # rows of a block that are made twice
 _BLOCK_BYTES, _LEAST_BLOCK_ROWS, _MOST_BLOCK_ROWS = 16 << 20, 64, 1 << 16
+_COLUMN_BYTES = 16 << 10  # per column of a block, if there are more than a thousand: each costs as much as 800 values
 _TYPICAL_SIZE = 256  # assumed size of a varying dimension, and of a text
 _NOT_IN_BLOCKS = (
     "they would depend on how rows form blocks; draw in read, where they depend on (seed, key) alone, and "
@@ -307,7 +308,7 @@ class Pipeline:
     def rows_at_once(self) -> int:
         """Number of rows that a worker may wait for together, or that it reads together from a table."""
         if self.augmenter.is_empty and self.writer.reads_cells:
-            return 2 * self.rows_per_block
+            return 2 * self._rows_of(_BLOCK_BYTES)
         return MOST_CONCURRENCY if isinstance(self.writer, AsyncFunctionWriter) else 1
 
     @property
@@ -511,9 +512,12 @@ class Pipeline:
 
     @property
     def rows_per_block(self) -> int:
-        """Number of rows that take about 16 MB according to the schema."""
+        """Number of rows that take about 16 MB according to the schema, and more if they have many columns."""
+        return self._rows_of(max(_BLOCK_BYTES, _COLUMN_BYTES * len(self.writer.features)))
+
+    def _rows_of(self, num_bytes: int) -> int:
         row_bytes = sum(_expected_bytes(*feature.value_type()) for feature in self.writer.features.values())
-        return min(max(_BLOCK_BYTES // row_bytes, _LEAST_BLOCK_ROWS), _MOST_BLOCK_ROWS)
+        return min(max(num_bytes // row_bytes, _LEAST_BLOCK_ROWS), _MOST_BLOCK_ROWS)
 
     def block(self, keys: list[str], fields: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the columns of many untransformed rows at once, or None if the writer reads row by row.
@@ -526,7 +530,8 @@ class Pipeline:
         try:
             found = self.writer.read_block(keys, fields)
             begun = time.perf_counter()
-            block = None if found is None else self._encoded_block({**found, "key": keys})
+            own = {name: _own_column(column) for name, column in (found or {}).items()}
+            block = None if found is None else self._encoded_block({**own, "key": keys})
             stage_clock.add("encode", begun)
         except OutputError:
             raise
@@ -900,6 +905,13 @@ def _own(sample: Sample | Skip) -> Sample | Skip:
     if isinstance(sample, Skip):
         return sample
     return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in sample.items()}
+
+
+def _own_column(column: Any) -> Any:
+    """Return a column of a block with copied arrays: `read_block` may refill one for the next block."""
+    if isinstance(column, tuple):
+        return tuple(map(_own_column, column))
+    return column.copy() if isinstance(column, np.ndarray) and column.flags.writeable else column
 
 
 def _digest_of(columns: Mapping[str, Column]) -> object:

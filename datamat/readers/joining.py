@@ -20,7 +20,7 @@ import xxhash
 from datamat.directory.keys import RecordKey, original_key, safe_key
 from datamat.errors import OptionError, SchemaError, SourceError, count_of, join_problems
 from datamat.features import Features, Nullable, Statistics, Text
-from datamat.features.base import by_column, ragged
+from datamat.features.base import RawColumn, by_column, ragged
 from datamat.fingerprint import fingerprint
 from datamat.readers.records import ChainedRecords, JoinedField, JoinedRecords, Partner, TableRecords
 from datamat.readers.views import Records, values_at
@@ -189,7 +189,9 @@ def _encoded(writer: Any, source: Any, *, has_split: bool = False) -> Other:
     if has_split and rows[0].split is not None:
         values, features = {**values, "split": [row.split for row in rows]}, Features({**features, "split": Text()})
     block = features.encode_block({**values, "key": keys})
-    columns = {name: ragged(column) for name, column in block.items()}
+    columns = {
+        name: column.rows() if isinstance(column, RawColumn) else ragged(column) for name, column in block.items()
+    }
     digest, known = fingerprint(columns, where="the table"), features.observe(columns, len(keys))
     return Other(features, keys, np.arange(len(keys)), TableRecords(columns), digest, known)
 

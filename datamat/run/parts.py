@@ -157,10 +157,10 @@ class PartWriter:
         spec, num_records = self._spec, self._writers[0].num_records
         files = []
         for made, file, writer in zip(self._formats, self._files, self._writers, strict=True):
-            lines = writer.finish().to_text().encode()
+            offsets = writer.finish().to_bytes()
             file.finish()
-            replace_file(part_path(self._folder, spec.number, made.extension).with_suffix(".idx"), lines)
-            offsets_digest = xxhash.xxh3_128_hexdigest(lines)
+            replace_file(part_path(self._folder, spec.number, made.extension).with_suffix(".idx"), offsets)
+            offsets_digest = xxhash.xxh3_128_hexdigest(offsets)
             files.append(PartInfo(made.extension, file.num_bytes, file.hexdigest(), offsets_digest, file.start))
         return Receipt(
             spec.shard,

@@ -282,7 +282,10 @@ def read_offsets(folder: pathlib.Path, number: int, part: PartInfo) -> Offsets:
     content = read_regular(path, max_bytes=_MOST_OFFSETS_BYTES)
     if xxhash.xxh3_128_hexdigest(content) != part.offsets_digest:
         raise CorruptDataError(f"{path} does not have the digest that the receipt of part {number} gives")
-    return Offsets.from_text(content.decode("ascii"))
+    try:
+        return Offsets.from_bytes(content)
+    except ValueError as error:
+        raise CorruptDataError(f"{path} is of another version of datamat: {error}") from error
 
 
 def read_receipt(folder: pathlib.Path, number: int) -> Receipt | None:

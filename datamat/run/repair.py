@@ -211,10 +211,10 @@ def _is_kept(
         with open(regular_path(folder, info.file), "rb") as file:
             path = part_path(growing.folder, part.number, made.extension)
             try:
-                lines, keys = _copied_part(file, start, size, path, made)
+                offsets, keys = _copied_part(file, start, size, path, made)
             except CorruptDataError:  # a bit has changed since the comparison
                 return False
-        kept.append(PartInfo(made.extension, size, digest, xxhash.xxh3_128_hexdigest(lines)))
+        kept.append(PartInfo(made.extension, size, digest, xxhash.xxh3_128_hexdigest(offsets)))
     runs = [row_key for row_key, _, _ in row_runs(keys)]
     if runs != store.keys(store.order[part.start : part.stop]):
         return False
@@ -241,7 +241,7 @@ def _is_kept(
 def _copied_part(
     shard: BinaryIO, start: int, size: int, path: pathlib.Path, made: ShardFormat
 ) -> tuple[bytes, list[str]]:
-    """Copy a part to a file of its own, with its offsets beside it; return the lines of these, and its keys."""
+    """Copy a part to a file of its own, with its offsets beside it; return these, and its keys."""
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     shard.seek(start)
     with open(temporary, "w+b") as file:
@@ -258,10 +258,10 @@ def _copied_part(
             width = len(place)
         file.truncate(size)
     columns = np.array(table, np.uint64).reshape(-1, width).T
-    lines = Offsets(*map(np.ascontiguousarray, columns)).to_text().encode()
+    offsets = Offsets(*map(np.ascontiguousarray, columns)).to_bytes()
     os.replace(temporary, path)
-    replace_file(path.with_suffix(".idx"), lines)
-    return lines, keys
+    replace_file(path.with_suffix(".idx"), offsets)
+    return offsets, keys
 
 
 def _checksums(output: pathlib.Path, info: ShardInfo) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from datamat.values import frozen
 from datamat.writers.arrow import ArrowSource
 from datamat.writers.base import DatasetWriter, DataSource, Sample, identity_of
 from datamat.writers.index import Index
-from datamat.writers.samples import converted, fill_lists, without_items
+from datamat.writers.samples import converted, converted_column, fill_lists, without_items
 from datamat.writers.sources import open_source
 from datamat.writers.spool import SpooledSource
 from datamat.writers.unpacking import SpoolOptions
@@ -313,7 +313,7 @@ class ImportWriter(DatasetWriter):
         feature = self._declared.get(name)
         if feature is None or isinstance(column, tuple):
             return column
-        return [converted(value, feature) for value in column]
+        return converted_column(column, feature)
 
 
 def _nested(features: Mapping[str, Feature], fields: Mapping[str, str], dicts: Collection[str]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 HF_FILE = {"bytes", "path"}  # of a struct that holds an encoded file
 OF_FILES_ALONE = (Image, Audio, Video, Mask, Depth, Bytes)
 _PAIR = ("x", "y")
+_PLAIN_NUMBERS = {bool, int, float, type(None)}
 _UNFIT = re.compile(r"[/\\#\x00-\x1f\x7f]+|\.\.+")  # of keys, where they become part of names
 
 
@@ -283,6 +284,16 @@ def converted(value: Any, feature: Feature) -> Any:  # noqa: PLR0911 -- one for 
     if shape and holds_numbers(dtype) and isinstance(value, (list, tuple, np.ndarray)):
         return _in_dtype(value, dtype_of(dtype))
     return value
+
+
+def converted_column(values: Any, feature: Feature) -> Any:
+    """Return the values of a column as `converted` returns each."""
+    inner = feature.feature if isinstance(feature, Nullable) else feature
+    if isinstance(inner, Scalar):
+        is_array = isinstance(values, np.ndarray)
+        if values.dtype == dtype_of(inner.dtype) if is_array else {*map(type, values)} <= _PLAIN_NUMBERS:
+            return values
+    return [converted(value, feature) for value in values]
 
 
 def _in_dtype(value: Any, dtype: np.dtype[Any]) -> Any:

@@ -29,7 +29,7 @@ from datamat.sources.rows import IndexRow
 from datamat.writers.arrow_types import feature_of_type, is_json
 from datamat.writers.base import DatasetWriter, Sample
 from datamat.writers.index import Index, table_blocks, table_schema
-from datamat.writers.samples import converted, empty_cell
+from datamat.writers.samples import converted, converted_column, empty_cell
 from datamat.writers.tables import is_arrow_dataset, table_of
 from datamat.writers.text_tables import TextOptions
 
@@ -204,7 +204,7 @@ def _cells(values: Any, feature: Feature) -> Any:
             return pa.array(values, pa.string()).cast(pa.timestamp("us", zone)).to_numpy(zero_copy_only=False)
         case Nullable(feature=Timestamp(tz=zone)):
             return pa.array(values, pa.string()).cast(pa.timestamp("us", zone)).to_pylist()
-    return [converted(value, feature) for value in values]
+    return converted_column(values, feature)
 
 
 def _feature_of(field: pa.Field, source: Any) -> Feature:

@@ -275,3 +275,22 @@ def test_materialize_takes_a_function_of_blocks(tmp_path, inputs):
 def test_function_that_draws_takes_no_blocks(tmp_path):
     with pytest.raises(OptionError, match="block= cannot be used with a function that asks for a generator"):
         materialize(lambda n, rng: {"x": 1}, [1], tmp_path, block=lambda items: {"x": np.ones(len(items))})
+
+
+def test_arrays_may_be_refilled_for_the_next_block(tmp_path, monkeypatch):
+    monkeypatch.setattr("datamat.plan.pipeline._MOST_BLOCK_ROWS", 4)
+    number, vector = np.empty(4), np.empty((4, 3), np.float32)
+
+    def many(inputs):
+        number[: len(inputs)], vector[: len(inputs)] = inputs, np.asarray(inputs)[:, None]
+        return {"number": number[: len(inputs)], "vector": (vector[: len(inputs)].reshape(-1), np.full(len(inputs), 3))}
+
+    features = {"number": Scalar("float64"), "vector": Tensor((None,), "float32")}
+    options = {"features": features, "block": many, "format": "parquet", "executor": InlineExecutor()}
+    materialize(lambda one: {"number": 0.0, "vector": [0.0]}, range(1000), tmp_path / "out", **options, progress=False)
+
+    found = list(load(tmp_path / "out", "train"))
+    assert [float(sample["number"]) for sample in found] == [float(sample["vector"][2]) for sample in found]
+    assert sorted(float(sample["number"]) for sample in found) == list(range(1000))
+    value = load(tmp_path / "out", "train").statistics["number"]["value"]
+    assert (value["min"], value["max"]) == (0, 999)
