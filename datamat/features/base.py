@@ -13,7 +13,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias, final, overload
+from typing import Any, ClassVar, Literal, TypeAlias, cast, final, overload
 
 import numpy as np
 
@@ -323,7 +323,7 @@ def _join_columns(pieces: Sequence[ColumnBlock], order: np.ndarray | None) -> Co
             values, lengths = ([getattr(column, part) for column in columns] for part in ("values", "lengths"))
             found = RaggedColumn(np.concatenate(values), np.concatenate(lengths))
         return found if order is None else found.take(order)
-    joined: list[Any] = [value for piece in pieces for value in piece]  # type: ignore[union-attr]
+    joined: Any = pieces[0] if len(pieces) == 1 else list(itertools.chain.from_iterable(cast("Any", pieces)))
     return joined if order is None else [joined[place] for place in order.tolist()]
 
 
