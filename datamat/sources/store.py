@@ -352,6 +352,10 @@ class RowStore:
         """
         text, ends = self._codes(f"{stem}.text", np.uint8), self._codes(f"{stem}.ends", np.uint64)
         positions = np.asarray(positions, np.int64)
+        if len(positions) and positions[-1] - positions[0] == len(positions) - 1 and (np.diff(positions) == 1).all():
+            first, last = positions[0], positions[-1]
+            begin = ends[first - 1] if first else np.uint64(0)
+            return Texts(text[int(begin) : int(ends[last])].tobytes(), ends[first : last + 1] - begin)
         stops = ends[positions].astype(np.int64)
         starts = np.where(positions > 0, ends[positions - 1], 0).astype(np.int64)
         lengths = stops - starts
