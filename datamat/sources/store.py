@@ -352,10 +352,6 @@ class RowStore:
         """
         text, ends = self._codes(f"{stem}.text", np.uint8), self._codes(f"{stem}.ends", np.uint64)
         positions = np.asarray(positions, np.int64)
-        if len(positions) and positions[-1] - positions[0] == len(positions) - 1 and (np.diff(positions) == 1).all():
-            first, last = positions[0], positions[-1]
-            begin = ends[first - 1] if first else np.uint64(0)
-            return Texts(text[int(begin) : int(ends[last])].tobytes(), ends[first : last + 1] - begin)
         stops = ends[positions].astype(np.int64)
         starts = np.where(positions > 0, ends[positions - 1], 0).astype(np.int64)
         lengths = stops - starts
@@ -363,11 +359,12 @@ class RowStore:
         if not len(bounds) or bounds[-1] > _MANY_BYTES * len(bounds):
             whole = memoryview(text.data)
             return Texts.of_bytes([bytes(whole[a:b]) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)])
-        if (lengths == lengths[0]).all():
-            places = (starts[:, None] + np.arange(lengths[0])).reshape(-1)
+        width = int(lengths[0])
+        if width and (lengths == width).all() and not (starts % width).any():  # as if all of the column had this length
+            found = text[: len(text) // width * width].view(f"V{width}")[starts // width]
         else:
-            places = np.arange(bounds[-1]) + np.repeat(starts - bounds + lengths, lengths)
-        return Texts(text[places].tobytes(), bounds.astype(np.uint64))
+            found = text[np.arange(bounds[-1]) + np.repeat(starts - bounds + lengths, lengths)]
+        return Texts(found.tobytes(), bounds.astype(np.uint64))
 
     def rows_naming(self, *parts: str) -> np.ndarray:
         """Return the numbers of the rows with an input file whose path, as the index has it, contains one of `parts`.
