@@ -9,9 +9,9 @@ NAME-SPLIT-XXXXX-of-YYYYY      a shard: dataset, split, number of the shard, and
 from __future__ import annotations
 
 import contextlib
-import operator
+import functools
 import re
-from itertools import accumulate, groupby, islice, repeat
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -468,12 +468,16 @@ class KeyDigest:
         self.count += 1
 
     def extend(self, keys: Iterable[str]) -> None:
-        """Append many keys, in a third of the time."""
-        iterator = iter(keys)
-        while hashes := [xxhash.xxh3_128_intdigest(key.encode()) for key in islice(iterator, _KEYS_AT_ONCE)]:
-            count = len(hashes)
-            run = sum(map(operator.mul, hashes, _POWERS[count - 1 :: -1]))
-            self.value = (self.value * _POWERS[count] + run) % self._PRIME
+        """Append many keys, in an eighth of the time."""
+        iterator, (powers, parts) = iter(keys), _powers()
+        while digests := b"".join(map(xxhash.xxh3_128_digest, map(str.encode, islice(iterator, _KEYS_AT_ONCE)))):
+            hashes = np.frombuffer(digests, ">u4").reshape(-1, 4).T.astype(np.uint64)
+            count = hashes.shape[1]
+            run = 0
+            # Products of 54 bits, 1,024 of which have a sum of 64 bits at most.
+            for place, sums in enumerate(np.inner(hashes, parts[:, -count:]).tolist()):
+                run += sum(number << shift for number, shift in zip(sums, _SHIFTS, strict=True)) << 32 * (3 - place)
+            self.value = (self.value * powers[count] + run) % self._PRIME
             self.count += count
 
     def __add__(self, other: KeyDigest) -> KeyDigest:
@@ -486,9 +490,18 @@ class KeyDigest:
         return f"{self.value:032x}"
 
 
-_KEYS_AT_ONCE = 256
-_POWERS = tuple(
-    accumulate(
-        repeat(KeyDigest._POINT, _KEYS_AT_ONCE), lambda power, point: power * point % KeyDigest._PRIME, initial=1
-    )
-)
+_KEYS_AT_ONCE = 1024
+_SHIFTS = range(0, 132, 22)
+
+
+@functools.cache
+def _powers() -> tuple[list[int], np.ndarray]:
+    """Return the powers of the point, from that of 0 up; and all but the last in parts, uint64 (6, n).
+
+    These go from the highest power down, 22 bits at a time, the lowest bits first.
+    """
+    whole = [1]
+    while len(whole) <= _KEYS_AT_ONCE:
+        whole.append(whole[-1] * KeyDigest._POINT % KeyDigest._PRIME)
+    parts = [[power >> shift & (1 << 22) - 1 for power in reversed(whole[:-1])] for shift in _SHIFTS]
+    return whole, np.array(parts, np.uint64)

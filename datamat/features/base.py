@@ -341,7 +341,9 @@ def _join_columns(pieces: Sequence[ColumnBlock], order: np.ndarray | None) -> Co
             values, lengths = ([getattr(column, part) for column in columns] for part in ("values", "lengths"))
             found = type(found)(np.concatenate(values), np.concatenate(lengths))
         return found if order is None else found.take(order)
-    joined: list[Any] = [value for piece in pieces for value in values_of(piece)]
+    joined: Any = (
+        values_of(pieces[0]) if len(pieces) == 1 else list(itertools.chain.from_iterable(map(values_of, pieces)))
+    )
     return joined if order is None else [joined[place] for place in order.tolist()]
 
 

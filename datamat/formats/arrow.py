@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, final
 
 import numpy as np
 
@@ -46,7 +46,10 @@ if TYPE_CHECKING:
     from datamat.features.base import ArrowType, Column, ColumnBlock
 
 
-__all__ = ["ArrowColumn", "Storage", "arrow_columns", "storage_of"]
+__all__ = ["ArrowColumn", "Rows", "Storage", "arrow_columns", "storage_of"]
+
+Rows: TypeAlias = "slice | NDArray[np.int64]"
+"""Numbers of rows: a slice with both ends, or int64 (n,) in any order."""
 
 _TIMES = {"timestamp[us]": None, "timestamp[us, tz=UTC]": "UTC"}
 """Time zone of each type of time."""
@@ -154,17 +157,18 @@ class ArrowColumn:
         numbers = flat.astype(self.stored.kind, copy=False)
         return lambda row: numbers[bounds[row] : bounds[row + 1]].copy()
 
-    def taker(self, chunks: Any) -> Callable[[NDArray[np.int64]], ColumnBlock]:
-        """Return a function from row numbers, int64 (n,), to the column of those records.
+    def taker(self, chunks: Any) -> Callable[[Rows], ColumnBlock]:
+        """Return a function from row numbers to the column of those records.
 
-        Numbers of neighbouring rows are read-only views: the caller copies them, unless it joins several.
+        Numbers of a slice are read-only views: the caller copies them, unless it joins several.
 
         Args:
             chunks: a `pyarrow.ChunkedArray` of the type.
         """
         if self._is_list:
             values, ends = self._flat_values(chunks)
-            return RaggedColumn(values, np.diff(ends)).take
+            lists = RaggedColumn(values, np.diff(ends))
+            return lambda rows: lists[rows] if isinstance(rows, slice) else lists.take(rows)
         if self.stored.is_nullable:
             return self._taker_of_nullable(chunks)
         if not self.stored.holds_numbers:
@@ -173,8 +177,8 @@ class ArrowColumn:
                 objects = array.to_numpy(zero_copy_only=False)
                 return lambda rows: cast("Sequence[Any]", objects[rows].tolist())
 
-            def values_of(rows: NDArray[np.int64]) -> Sequence[Any]:
-                found = array.slice(int(rows[0]), len(rows)) if _are_neighbours(rows) else array.take(rows)
+            def values_of(rows: Rows) -> Sequence[Any]:
+                found = array[rows] if isinstance(rows, slice) else array.take(rows)
                 values: Sequence[Any] = found.to_numpy(zero_copy_only=False).tolist()
                 return values
 
@@ -182,16 +186,15 @@ class ArrowColumn:
         flat, bounds = self._numbers(chunks)
         flat = flat.view()
         flat.flags.writeable = False
-        column = RaggedColumn(flat, np.diff(bounds))
-        has_fixed_size, width = None not in self.stored.sizes, self.stored.width
+        if None in self.stored.sizes:
+            column = RaggedColumn(flat, np.diff(bounds))
+            return lambda rows: column[rows] if isinstance(rows, slice) else column.take(rows)
+        width = self.stored.width
+        matrix = flat.reshape(len(chunks), width)
 
-        def numbers_of(rows: NDArray[np.int64]) -> RaggedColumn:
-            if not _are_neighbours(rows):
-                if has_fixed_size and width:  # without the lengths of all other rows
-                    return RaggedColumn(flat.reshape(-1, width)[rows].reshape(-1), np.full(len(rows), width))
-                return column.take(rows)
-            first, stop = int(rows[0]), int(rows[-1]) + 1
-            return RaggedColumn(flat[bounds[first] : bounds[stop]], column.lengths[first:stop])
+        def numbers_of(rows: Rows) -> RaggedColumn:
+            found = matrix[rows] if isinstance(rows, slice) else matrix.take(rows, axis=0)
+            return RaggedColumn(found.reshape(-1), np.full(len(found), width))
 
         return numbers_of
 
@@ -228,16 +231,16 @@ class ArrowColumn:
         get, nothing = present.getter(there), Maybe.of_type(present.stored).nothing
         return lambda row: get(int(places[row])) if is_there[row] else nothing()
 
-    def _taker_of_nullable(self, chunks: Any) -> Callable[[NDArray[np.int64]], ColumnBlock]:
+    def _taker_of_nullable(self, chunks: Any) -> Callable[[Rows], ColumnBlock]:
         is_there, there = self._present(chunks)
         places, present = np.cumsum(is_there) - 1, self._of_present
         get: Callable[[int], Any] = present.getter(there)
         take, how = present.taker(there), Maybe.of_type(present.stored)
         is_raw = how.of == "bytes" and self.stored.holds_numbers  # in bytes, a value without numbers is not missing
 
-        def values_of(rows: NDArray[np.int64]) -> RaggedColumn:
+        def values_of(rows: Rows) -> RaggedColumn:
             found = is_there[rows]
-            mine = places[rows[found]]
+            mine = places[rows][found]
             if is_raw or not len(mine):
                 return how.wrap_block(gathered([get(place)[0] for place in mine.tolist()], how.of), found)
             return how.wrap_block(take(mine), found)
@@ -368,11 +371,6 @@ def _items(lists: Any) -> Any:
         return lists.values.slice(lists.offset * width, len(lists) * width)
     first, stop = lists.offsets[0].as_py(), lists.offsets[-1].as_py()
     return lists.values.slice(first, stop - first)
-
-
-def _are_neighbours(rows: NDArray[np.int64]) -> bool:
-    # Rows that are not consecutive usually show it at their ends, in a tenth of the time.
-    return len(rows) > 0 and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all())
 
 
 class Storage(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias, final
 
 import numpy as np
@@ -116,17 +116,15 @@ class Offsets:
 
     def text_blocks(self) -> Iterator[bytes]:
         """Yield the text in pieces of many lines, so that memory stays small for any number of records."""
-        # Formatting many lines in one call takes half the time of a call per line (measured: 0.15 us per line).
+        columns = self._columns()
+        line = " ".join(["%d"] * len(columns)) + "\n"
         for start in range(0, len(self), _LINES_AT_ONCE):
-            block = [column[start : start + _LINES_AT_ONCE] for column in self._columns()]
-            if self.skip is None:
-                yield ("%d %d\n" * len(block[0]) % tuple(np.column_stack(block).ravel().tolist())).encode()
-                continue
-            # The records of a row group, or of a member, differ only in the last number: two thirds of the time.
-            ends = [*(np.flatnonzero(np.diff(block[0]) | np.diff(block[1])) + 1).tolist(), len(block[0])]
-            for first, end in zip([0, *ends], ends, strict=False):
-                line = f"{block[0][first]} {block[1][first]} %d\n"
-                yield (line * (end - first) % tuple(block[2][first:end].tolist())).encode()
+            block = [column[start : start + _LINES_AT_ONCE] for column in columns]
+            widths = [{len(str(column.min())), len(str(column.max()))} for column in block]
+            if all(len(each) == 1 for each in widths):
+                yield _even_lines(block, [each.pop() for each in widths])
+            else:  # in one call, which takes half the time of a call per line
+                yield (line * len(block[0]) % tuple(np.column_stack(block).ravel().tolist())).encode()
 
     def to_bytes(self) -> bytes:
         """Return them as a file of NumPy, a tenth of the work of text."""
@@ -163,6 +161,22 @@ class Offsets:
 
     def _columns(self) -> tuple[NDArray[np.uint64], ...]:
         return (self.offset, self.size) if self.skip is None else (self.offset, self.size, self.skip)
+
+
+def _even_lines(columns: Sequence[NDArray[np.uint64]], widths: Sequence[int]) -> bytes:
+    """Return lines of numbers, given the number of digits in each column: in a fourth of the time of formatting."""
+    text = np.full((len(columns[0]), sum(widths) + len(widths)), ord(" "), np.uint8)
+    text[:, -1] = ord("\n")
+    end = 0
+    for column, width in zip(columns, widths, strict=True):
+        left = column
+        for place in reversed(range(end, end + width)):
+            rest = left // np.uint64(10)
+            text[:, place] = left - rest * np.uint64(10)
+            left = rest
+        text[:, end : end + width] += np.uint8(ord("0"))
+        end += width + 1
+    return text.tobytes()
 
 
 def _is_table(text: str, num_columns: int) -> bool:

@@ -36,7 +36,7 @@ from datamat.errors import RESOURCES, CorruptDataError, OptionError, SchemaError
 from datamat.features import RaggedColumn
 from datamat.features.base import join_blocks, num_bytes_of
 from datamat.formats import Block, Offsets, Record, ShardFormat, ShardReader, ShardWriter
-from datamat.formats.arrow import ArrowColumn, arrow_columns
+from datamat.formats.arrow import ArrowColumn, Rows, arrow_columns
 from datamat.formats.example import check_block, checked_record
 from datamat.formats.io import BufferedFile, bound, located, refuse_finished
 from datamat.formats.thrift import (
@@ -78,6 +78,7 @@ _COMPRESSION, _LEVEL = "zstd", 1
 _PAGE_BYTES = 4096  # a page of large values ends with the one that brings it here ...
 _PACKED_PAGE_BYTES = 1 << 16  # ... or here, where they are compressed: together they become smaller
 _MOST_VALUE_BYTES = (1 << 31) - 1 - 4  # sizes of pages have 32 bits
+_UNIT_BYTES = 1 << 20  # of several small row groups that are read in one call
 _GROUPS_KEPT, _MOST_GROUPS_KEPT = 8, 512
 _MOST_KEPT_BYTES = 32 << 20  # of more than 8 groups: groups whose large values stay in the file take a few KiB
 _FIRST_GROUP = 4  # after the magic bytes
@@ -143,28 +144,25 @@ class ParquetFormat(ShardFormat):
     ) -> Mapping[str, ColumnBlock] | None:
         import pyarrow as pa
 
-        pieces: list[dict[str, ColumnBlock]] = []
-        places: list[NDArray[np.int64]] = []
+        asked: list[tuple[_ParquetReader, NDArray[np.int64], list[int], NDArray[np.int64], list[_RowGroups]]] = []
+        found: list[tuple[NDArray[np.int64], dict[str, ColumnBlock]]] = []
         try:
-            parts: list[tuple[bool, _ParquetReader, list[int], NDArray[np.int64]]] = []
             for place, reader in enumerate(readers):
                 assert isinstance(reader, _ParquetReader), "the format makes them"
                 mine = np.flatnonzero(which == place)
-                for groups, part in reader.parts(numbers[mine]):
-                    parts.append((reader.is_kept(groups), reader, groups, mine[part]))
-            if len(parts) > _GROUPS_KEPT and next(_calls) % 2:
-                # Two threads that read parts of one window need the same groups: they begin at its two ends, and find
-                # the other half in memory. In the same order, each would read all of them.
-                parts.reverse()
-            # Groups in memory come first: reading the rest may evict them.
-            for _, reader, groups, part in sorted(parts, key=lambda part: not part[0]):
-                places.append(part)
-                pieces.append(reader.read_rows(groups, numbers[part]))
+                groups, which_group = reader.groups_of(numbers[mine])
+                asked.append((reader, mine, groups, which_group, reader.kept(groups)))  # which others may replace
+            for reader, mine, groups, which_group, _ in asked:
+                pieces = reader.pieces(numbers[mine], groups, which_group)
+                found += [(mine[part], piece) for part, piece in pieces]
         except (CorruptDataError, _ChangedError, pa.ArrowException, OSError):
             return None
-        order = np.concatenate(places)
+        # Often one window of a shuffled epoch ends and the next begins: then this is the order.
+        found.sort(key=lambda piece: int(piece[0][0]))
+        order = np.concatenate([part for part, _ in found])
         back = None if (np.diff(order) == 1).all() else np.argsort(order)
-        return {name: _of_its_own(column) for name, column in join_blocks(pieces, back).items()}
+        joined = join_blocks([piece for _, piece in found], back)
+        return {name: _of_its_own(column) for name, column in joined.items()}
 
     def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Column], tuple[int, ...]]]:
         """Yield each record with offset and size of its row group, and its row in it."""
@@ -178,7 +176,7 @@ class ParquetFormat(ShardFormat):
                 offset += size
                 # Read the group before locating it: with damaged metadata, pyarrow raises in the former and aborts the
                 # process in the latter.
-                rows = _RowGroup(opened.read_row_group(group, use_threads=False), columns)
+                rows = _RowGroups(opened.read_row_group(group, use_threads=False), self._columns(), {group: 0}, {})
                 offset, size, num_rows = _place(opened.metadata, group)
                 for row in range(num_rows):
                     yield rows.record(row), (offset, size, row)
@@ -646,14 +644,19 @@ class _ParquetReader(ShardReader):
         try:
             # Not mapped: truncating a mapped file would kill the process.
             self._file = pa.OSFile(path)
-            self._metadata = _opened(self._file, columns).metadata
+            opened = _opened(self._file, columns)
         except (CorruptDataError, pa.ArrowException, OSError) as exc:
             if isinstance(exc, FileNotFoundError) or getattr(exc, "errno", None) in RESOURCES:
                 raise
             raise CorruptDataError(f"{path}: {exc}; remove the file and run the job again to rebuild it") from exc
+        self._metadata = opened.metadata
+        self._unused = [opened]  # one for each thread that reads at the same time: opening takes 0.2 ms
         self._large: dict[int, list[_LargeChunk]] | None = None
-        num_rows = [self._metadata.row_group(group).num_rows for group in range(self._metadata.num_row_groups)]
-        self._starts = list(itertools.accumulate(num_rows, initial=0))
+        groups = [self._metadata.row_group(group) for group in range(self._metadata.num_row_groups)]
+        self._starts = list(itertools.accumulate((group.num_rows for group in groups), initial=0))
+        self._group_bytes = [group.total_byte_size for group in groups]
+        # Weak, so that `_kept` decides.
+        self._in_memory: weakref.WeakValueDictionary[int, _RowGroups] = weakref.WeakValueDictionary()
 
     def read(self, number: int) -> dict[str, Column]:
         import pyarrow as pa
@@ -664,9 +667,11 @@ class _ParquetReader(ShardReader):
             if number >= self._starts[-1]:
                 raise CorruptDataError(f"the file holds {self._starts[-1]} records")
             try:
-                record = self._kept_group(group).record(row)
+                rows = self._kept_groups([group])[group]
+                record = rows.record(rows.first_row[group] + row)
             except _ChangedError:
-                record = self.read_groups([group]).record(row)  # reports the damage
+                whole = _RowGroups(self.read_groups([group]), self._columns, {group: 0}, {})
+                record = whole.record(row)  # reports the damage
         except (CorruptDataError, pa.ArrowException, OSError) as exc:
             want = want_of_resources(self._path, exc)
             raise want or located(exc, self._path, number, self._spans.span(number)[0]) from exc
@@ -680,94 +685,126 @@ class _ParquetReader(ShardReader):
         if self._file is not None:
             self._file.close()
 
-    def parts(self, numbers: NDArray[np.int64]) -> Iterator[tuple[list[int], NDArray[np.int64]]]:
-        """Yield the row groups of some records, and the places of these in `numbers`, int64 (n,).
-
-        Row groups that are requested completely, and have no large values, are combined.
-        """
-        if not len(numbers):
-            return
-        if numbers.max() >= self._starts[-1]:
+    def groups_of(self, numbers: NDArray[np.int64]) -> tuple[list[int], NDArray[np.int64]]:
+        """Return the row groups that hold some records, and for each record the index of its group among them."""
+        low, high = (bisect.bisect_right(self._starts, int(one)) - 1 for one in (numbers.min(), numbers.max()))
+        if high >= len(self._group_bytes):
             raise CorruptDataError(f"the file holds {self._starts[-1]} records")
-        groups = np.searchsorted(self._starts, numbers, side="right") - 1
-        found, counts = np.unique(groups, return_counts=True)
-        is_whole = (counts >= np.diff(self._starts)[found]) & ~np.isin(found, list(self._large_chunks()))
-        order = np.argsort(groups, kind="stable")
-        for group, is_read_whole, places in zip(
-            found.tolist(), is_whole.tolist(), np.split(order, np.cumsum(counts)[:-1]), strict=True
-        ):
-            if not is_read_whole:
-                yield [group], places
-        if is_whole.any():
-            yield found[is_whole].tolist(), np.flatnonzero(np.isin(groups, found[is_whole]))
+        if low == high:
+            return [low], np.zeros_like(numbers)
+        which = np.searchsorted(self._starts[low + 1 : high + 1], numbers, side="right")
+        is_there = np.bincount(which) > 0
+        return (low + np.flatnonzero(is_there)).tolist(), (np.cumsum(is_there) - 1)[which]
 
-    def is_kept(self, groups: Sequence[int]) -> bool:
-        return all((weakref.ref(self), group) in _kept for group in groups)
+    def kept(self, groups: Sequence[int]) -> list[_RowGroups]:
+        """Return what is in memory of some row groups."""
+        return [rows for group in groups if (rows := self._in_memory.get(group)) is not None]
 
-    def read_rows(self, groups: list[int], numbers: NDArray[np.int64]) -> dict[str, ColumnBlock]:
-        """Return the columns of the records of some row groups from `parts`.
+    def pieces(
+        self, numbers: NDArray[np.int64], groups: list[int], which: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.int64], dict[str, ColumnBlock]]]:
+        """Yield the columns of some records in few pieces, with the places of each in `numbers`, int64 (n,).
 
-        A group that is requested only partly is kept for the next call.
+        Args:
+            numbers: int64 (n,), the records.
+            groups: row groups that hold them.
+            which: index in `groups` of that of each record.
         """
-        starts = np.array(self._starts)
-        sizes = np.diff(starts)[groups]
-        if len(groups) == 1 and (len(numbers) < sizes[0] or groups[0] in self._large_chunks()):
-            return self._kept_group(groups[0]).take(numbers - starts[groups[0]])
-        shifts = np.cumsum(sizes) - sizes - starts[groups]
-        places = np.searchsorted(starts[groups], numbers, side="right") - 1
-        return self.read_groups(groups).take(numbers + shifts[places])
+        found = self._kept_groups(groups)
+        rows = numbers + np.array([found[group].first_row[group] - self._starts[group] for group in groups])[which]
+        each = list(dict.fromkeys(found.values()))
+        if len(each) == 1:
+            yield np.arange(len(rows)), each[0].take(rows)
+            return
+        which_one = np.array([each.index(found[group]) for group in groups])[which]
+        for place, one in enumerate(each):
+            mine = np.flatnonzero(which_one == place)
+            yield mine, one.take(rows[mine])
 
-    def read_groups(self, groups: Sequence[int]) -> _RowGroup:
-        opened = _opened(self._file, self._columns, self._metadata)
-        return _RowGroup(opened.read_row_groups(groups, use_threads=False), self._columns)
+    def read_groups(self, groups: Sequence[int], columns: Sequence[str] | None = None) -> Any:
+        """Return row groups as a `pyarrow.Table`, all columns or some."""
+        try:
+            opened = self._unused.pop()
+        except IndexError:
+            opened = _opened(self._file, self._columns, self._metadata)
+        table = opened.read_row_groups(groups, columns, use_threads=False)
+        self._unused.append(opened)
+        return table
 
-    def _kept_group(self, group: int) -> _RowGroup:
-        """Return a row group, from memory if possible; its large values stay in the file."""
-        key = weakref.ref(self), group  # a weak reference, so that kept groups do not keep the file open
-        found = _kept.get(key)
-        if found is None:
-            found = _kept[key] = self._without_large_values(group)
-            _drop_the_oldest(self.groups_to_keep)
-        else:
+    def _kept_groups(self, wanted: Sequence[int]) -> dict[int, _RowGroups]:
+        """Return some row groups, from memory if possible; their large values stay in the file."""
+        found = {group: rows for group in wanted if (rows := self._in_memory.get(group)) is not None}
+        units = self._units([group for group in wanted if group not in found])
+        if next(_calls) % 2:
+            # Two threads that read parts of one window need the same groups: they begin at its two ends, and find the
+            # other half in memory. In the same order, each would read all of them.
+            units.reverse()
+        for unit in units:
+            known = {group: rows for group in unit if (rows := self._in_memory.get(group)) is not None}
+            if len(known) < len(unit):
+                _drop_the_oldest(self.groups_to_keep, len(unit))
+                rows = self._read(unit)
+                known = {group: self._in_memory.setdefault(group, rows) for group in unit}
+                if rows in known.values():  # else another thread has just read the same ones
+                    _kept[id(rows)] = rows
+            found.update(known)
+        for rows in found.values():
             with contextlib.suppress(KeyError):  # another thread has just dropped it
-                _kept.move_to_end(key)
+                _kept.move_to_end(id(rows))
         return found
+
+    def _units(self, groups: Sequence[int]) -> list[list[int]]:
+        """Divide row groups into those to read at once, which are few or small."""
+        units: list[list[int]] = []
+        room = 0
+        for group in groups:
+            is_large = group in self._large_chunks()
+            if units and not is_large and self._group_bytes[group] <= room:
+                units[-1].append(group)
+            else:
+                units.append([group])
+                room = 0 if is_large else _UNIT_BYTES
+            room -= self._group_bytes[group]
+        return units
+
+    def _read(self, groups: list[int]) -> _RowGroups:
+        """Return row groups whose large values stay in the file, if their columns are stored like ours."""
+        large: dict[str, _LargeValues] = {}
+        for chunk in self._large_chunks().get(groups[0], ()):
+            with contextlib.suppress(*_UNEXPECTED):
+                values = _LargeValues(self._file, chunk)
+                if len(values) == self._starts[groups[0] + 1] - self._starts[groups[0]]:
+                    large[chunk.name] = values
+        if large:
+            names = [column.name for column in self._columns if column.name not in large]
+            return _RowGroups(self.read_groups(groups, names), self._columns, {groups[0]: 0}, large)
+        ends = itertools.accumulate((self._starts[group + 1] - self._starts[group] for group in groups), initial=0)
+        return _RowGroups(self.read_groups(groups), self._columns, dict(zip(groups, ends, strict=False)), {})
 
     def _large_chunks(self) -> dict[int, list[_LargeChunk]]:
         if self._large is None:
             self._large = _large_chunks(self._file, self._columns)
         return self._large
 
-    def _without_large_values(self, group: int) -> _RowGroup:
-        """Return a row group whose large values stay in the file, if their columns are stored like ours."""
-        large: dict[str, _LargeValues] = {}
-        for chunk in self._large_chunks().get(group, ()):
-            with contextlib.suppress(*_UNEXPECTED):
-                values = _LargeValues(self._file, chunk)
-                if len(values) == self._starts[group + 1] - self._starts[group]:
-                    large[chunk.name] = values
-        if not large:
-            return self.read_groups([group])
-        opened = _opened(self._file, self._columns, self._metadata)
-        names = [column.name for column in self._columns if column.name not in large]
-        return _RowGroup(opened.read_row_group(group, names, use_threads=False), self._columns, large)
-
 
 _calls = itertools.count()
-_kept: collections.OrderedDict[tuple[weakref.ref[_ParquetReader], int], _RowGroup] = collections.OrderedDict()
+_kept: collections.OrderedDict[int, _RowGroups] = collections.OrderedDict()
 """Row groups used by readers of this process, least recently used first. Without a lock, which a forked process might
 inherit in a locked state. So two threads may both read the same one."""
 
 
-def _drop_the_oldest(wanted: int) -> None:
-    """Drop row groups until few are kept or all are small; keep as many as a reader needs."""
-    least, most = max(_GROUPS_KEPT, wanted), max(_MOST_GROUPS_KEPT, wanted)
+def _drop_the_oldest(wanted: int, num_more: int) -> None:
+    """Drop row groups until there is room for more: few are kept, or small ones, or as many as a reader needs."""
+    least, most = (max(number, wanted) - num_more for number in (_GROUPS_KEPT, _MOST_GROUPS_KEPT))
     with contextlib.suppress(KeyError, RuntimeError):  # other threads do the same
-        if len(_kept) <= least:
+        count = sum(len(rows.first_row) for rows in _kept.values())  # of hundreds, for each that is read
+        if count <= least:
             return
-        left = sum(map(operator.attrgetter("num_bytes"), _kept.values()))  # hundreds, for each group read
-        while len(_kept) > most or (len(_kept) > least and left > _MOST_KEPT_BYTES):
-            left -= _kept.popitem(last=False)[1].num_bytes
+        num_bytes = sum(map(operator.attrgetter("num_bytes"), _kept.values()))
+        while count > most or (count > least and num_bytes > _MOST_KEPT_BYTES):
+            _, oldest = _kept.popitem(last=False)
+            count -= len(oldest.first_row)
+            num_bytes -= oldest.num_bytes
 
 
 def _of_its_own(column: ColumnBlock) -> ColumnBlock:
@@ -803,28 +840,35 @@ def _listed(schema: Any) -> str:
 
 
 @final
-class _RowGroup:
-    """A row group in memory, each column in the form requested first. Thread-safe.
+class _RowGroups:
+    """Row groups in memory, each column in the form requested first. Thread-safe.
 
     Args:
-        table: the row group as a `pyarrow.Table`, without the columns in `large`.
+        table: the row groups as a `pyarrow.Table`, without the columns in `large`.
         columns: Arrow columns of the records, in the order of the features.
+        first_row: row at which each group begins.
         large: columns of large values that stay in the file.
 
     Attributes:
+        first_row: as given.
         num_bytes: approximate memory.
     """
 
     def __init__(
-        self, table: Any, columns: Sequence[ArrowColumn], large: Mapping[str, _LargeValues] | None = None
+        self,
+        table: Any,
+        columns: Sequence[ArrowColumn],
+        first_row: Mapping[int, int],
+        large: Mapping[str, _LargeValues],
     ) -> None:
-        self._table = table
+        self._table = table if len(first_row) == 1 else table.combine_chunks()  # of one, even chunks are few
         self._columns = columns
-        self._large = large or {}
+        self._large = large
+        self.first_row = first_row
         self.num_bytes = table.get_total_buffer_size() + sum(values.num_bytes for values in self._large.values())
         # Two threads may both create one: a lock could stay locked for ever in a process forked meanwhile.
         self._getters: list[tuple[str, Callable[[int], Column]]] = []
-        self._takers: list[tuple[str, Callable[[NDArray[np.int64]], ColumnBlock]]] = []
+        self._takers: list[tuple[str, Callable[[Rows], ColumnBlock]]] = []
 
     def record(self, row: int) -> dict[str, Column]:
         """Return the record of a row; raise `_ChangedError` if a large value was changed."""
@@ -836,16 +880,20 @@ class _RowGroup:
         """Return the columns of some rows, int64 (n,); raise `_ChangedError` as `record` does."""
         if not self._takers:
             self._takers = [(column.name, self._taker(column)) for column in self._columns]
-        return {name: take(rows) for name, take in self._takers}
+        which: Rows = rows
+        # Rows that are not consecutive usually show it at their ends, in a tenth of the time.
+        if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
+            which = slice(int(rows[0]), int(rows[-1]) + 1)
+        return {name: take(which) for name, take in self._takers}
 
     def _getter(self, column: ArrowColumn) -> Callable[[int], Column]:
         if values := self._large.get(column.name):
             return lambda row: values.take((row,))
         return column.getter(self._table[column.name])
 
-    def _taker(self, column: ArrowColumn) -> Callable[[NDArray[np.int64]], ColumnBlock]:
+    def _taker(self, column: ArrowColumn) -> Callable[[Rows], ColumnBlock]:
         if values := self._large.get(column.name):
-            return lambda rows: values.take(rows.tolist())
+            return lambda rows: values.take(range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist())
         return column.taker(self._table[column.name])
 
 

@@ -31,7 +31,7 @@ from datamat.readers.sample import Sample
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -128,9 +128,9 @@ def _rounds(size: int, *seeds: int) -> Iterator[tuple[int, np.uint64]]:
     return zip((words[:_ROUNDS] % np.uint64(size)).tolist(), words[_ROUNDS:], strict=True)
 
 
-def _mix(bits: NDArray[np.uint64], shifted: NDArray[np.uint64]) -> None:
+def _mix(bits: NDArray[np.uint64], shifted: NDArray[np.uint64], steps: Iterable[tuple[Any, Any]] = MIX64_STEPS) -> None:
     """Apply `mix64` in place, without its last line, which would not change the highest bit: that bit decides."""
-    for shift, factor in MIX64_STEPS:
+    for shift, factor in steps:
         np.right_shift(bits, shift, out=shifted)
         np.bitwise_xor(bits, shifted, out=bits)
         np.multiply(bits, factor, out=bits)
@@ -146,23 +146,28 @@ def _table(size: int, *seeds: int) -> NDArray[np.int32]:
     places = np.arange(size)
     numbers, items = places.view(np.uint64), places.copy()
     bits, shifted = np.empty((2, size // 2), np.uint64)
+    (shift, factor), *steps = MIX64_STEPS
     for key, salt in _rounds(size, *seeds):
         end = key + 1
         near, far = end // 2, (size - end) // 2  # pairs in each of the runs
         upper, rest = bits[: near + far], shifted[: near + far]
-        np.bitwise_xor(numbers[end - near : end], salt, out=upper[:near])
-        np.bitwise_xor(numbers[size - far :], salt, out=upper[near:])
-        _mix(upper, rest)
+        mixed = salt ^ salt >> shift  # places are too small to be changed by the first shift
+        np.bitwise_xor(numbers[end - near : end], mixed, out=upper[:near])
+        np.bitwise_xor(numbers[size - far :], mixed, out=upper[near:])
+        np.multiply(upper, factor, out=upper)
+        _mix(upper, rest, steps)
         swaps, changes = upper.view(np.int64), rest.view(np.int64)
         np.right_shift(swaps, 63, out=swaps)  # all ones if the two swap
-        for low, high, pairs in (
-            (items[:near][::-1], items[end - near : end], slice(near)),
-            (items[end : end + far][::-1], items[size - far :], slice(near, None)),
-        ):
-            np.bitwise_xor(low, high, out=changes[pairs])
-            np.bitwise_and(changes[pairs], swaps[pairs], out=changes[pairs])
-            np.bitwise_xor(low, changes[pairs], out=low)
-            np.bitwise_xor(high, changes[pairs], out=high)
+        runs = (
+            (items[:near][::-1], items[end - near : end], changes[:near]),
+            (items[end : end + far][::-1], items[size - far :], changes[near:]),
+        )
+        for low, high, pairs in runs:
+            np.bitwise_xor(low, high, out=pairs)
+        np.bitwise_and(changes, swaps, out=changes)
+        for low, high, pairs in runs:
+            np.bitwise_xor(low, pairs, out=low)
+            np.bitwise_xor(high, pairs, out=high)
     found = np.empty(size, np.int32)
     found[items] = places
     return found
@@ -544,7 +549,7 @@ _BLOCKS_KNOWN = 4
 
 
 @final
-@frozen()
+@frozen(slots=False)
 class Schedule:
     """The batches from `start` to the end of an epoch.
 
@@ -567,7 +572,7 @@ class Schedule:
     drop_last: bool = False
     start: int = 0
 
-    @property
+    @functools.cached_property
     def num_steps(self) -> int:
         """Number of steps, and so of batches on each rank."""
         full, rest = divmod(self.num_places - self.start, self._step)
@@ -576,11 +581,13 @@ class Schedule:
     def place(self, step: int) -> int:
         """Return the first place of a step; the end of the epoch for the step after the last."""
         last = self.num_steps
+        if step < last - 1:
+            return self.start + step * self._step
         if step >= last:
             return self.start + last * self._step if self.drop_last else max(self.start, self.num_places)
         before_last = self.start + (last - 2) * self._step
         left = self.num_places - before_last
-        if step == last - 1 > 0 and self.batch_size > 1 and left < self._step + self.world_size:
+        if step > 0 and self.batch_size > 1 and left < self._step + self.world_size:
             return self.num_places - left // 2
         return self.start + step * self._step
 
@@ -588,13 +595,13 @@ class Schedule:
         """Return the first place of one rank's batch, and the place after its last."""
         start, stop = self.place(step), self.place(step + 1)
         size = stop - start
-        first, behind = (start + size * number // self.world_size for number in (rank, rank + 1))
+        first, behind = start + size * rank // self.world_size, start + size * (rank + 1) // self.world_size
         if first == behind:
             first = start + rank % size
             behind = first + 1
         return first, behind
 
-    @property
+    @functools.cached_property
     def _step(self) -> int:
         return self.batch_size * self.world_size
 
@@ -647,8 +654,10 @@ class Position:
             bounds = [self.schedule.bounds(step, rank) for step in steps[first : first + at_once]]
             places = np.concatenate([np.arange(*one, dtype=np.int64) for one in bounds])
             positions = order.positions(self.epoch, places)
-            ends = np.cumsum([stop - start for start, stop in bounds])
-            yield from (BatchJob(self.epoch, part) for part in np.split(positions, ends[:-1]))
+            end = 0
+            for start, stop in bounds:
+                begin, end = end, end + stop - start
+                yield BatchJob(self.epoch, positions[begin:end])
 
     def _job_of_units(self, units: Units, rank: int, step: int) -> BatchJob:
         first, behind = self.schedule.bounds(step, rank)

@@ -507,10 +507,9 @@ class BatchMaker:
                 buffer = self.buffer(job, allocate)
                 dataclasses.replace(self, read_block=None).fill(buffer, job, range(stop - first))
                 made.append(buffer.finish())
-            elif self.is_batched:
-                made.append(self.nesting.join({name: values[first:stop] for name, values in block.items()}))
             else:
-                made.append(self.nesting.join({name: values[first] for name, values in block.items()}))
+                which = slice(first, stop) if self.is_batched else first
+                made.append(self.nesting.join({name: values[which] for name, values in block.items()}))
             first = stop
         return made
 

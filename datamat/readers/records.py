@@ -894,9 +894,13 @@ class RecordFiles:
             kinds: the kind of each column.
             num_threads: number of threads that read blocks at the same time, and share the files that may be open.
         """
-        ends = np.array(self._ends)
-        shards, which = np.unique(np.searchsorted(ends, positions, side="right"), return_inverse=True)
-        numbers = positions - np.concatenate([[0], ends[:-1]])[shards[which]]
+        first, last = (self.locate(int(one))[0] for one in (positions.min(), positions.max()))
+        starts = np.array([self._ends[first - 1] if first else 0, *self._ends[first:last]])
+        which = np.searchsorted(starts[1:], positions, side="right") if first < last else np.zeros_like(positions)
+        numbers = positions - starts[which]
+        shards, places = np.flatnonzero(np.bincount(which)), np.empty(last - first + 1, np.int64)
+        places[shards] = np.arange(len(shards))
+        shards, which = first + shards, places[which]
         most = max(_most_open() // (2 * num_threads), 1)  # the shards of a block cannot be closed while it is read
         if len(shards) <= most:
             readers = [self._opened(shard) for shard in shards.tolist()]

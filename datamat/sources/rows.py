@@ -123,6 +123,8 @@ class Texts(Sequence[str]):
         text = self.data.decode("utf-8", "surrogateescape")
         if len(text) != len(self.data):  # beyond ASCII
             return [piece.decode("utf-8", "surrogateescape") for piece in self.pieces()]
+        if self._width and text.isascii():
+            return [*map(bytes.decode, self.pieces())]
         ends = self.ends.tolist()
         return [text[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
 
@@ -130,8 +132,17 @@ class Texts(Sequence[str]):
         """Return the texts, encoded."""
         if self._pieces is not None:
             return self._pieces
+        if self._width:
+            found: list[bytes] = np.frombuffer(self.data, f"V{self._width}").tolist()
+            return found
         data, ends = self.data, self.ends.tolist()
         return [data[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
+
+    @property
+    def _width(self) -> int:
+        """Bytes of each text if all have as many, else 0: a call that cuts them takes a sixth of the time of slices."""
+        width = int(self.ends[0]) if len(self) else 0
+        return width if (np.diff(self.ends) == width).all() else 0
 
     def hashes(self) -> np.ndarray:
         """Return uint64 (n,): the XXH3 of each."""

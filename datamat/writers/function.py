@@ -422,7 +422,10 @@ class _BlockFunctionWriter(FunctionWriter):
     def read_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
         del fields
         assert self.block is not None, "`function_writer` has set it"
-        numbers = np.array([*map(int if self._numbers is None else self._number_of, keys)])
+        if self._numbers is None:
+            numbers = np.fromstring(" ".join(keys), np.int64, sep=" ")
+        else:
+            numbers = np.array([*map(self._number_of, keys)])
         inputs = self._inputs
         return self.block(inputs[numbers] if isinstance(inputs, np.ndarray) else [inputs[n] for n in numbers.tolist()])
 

@@ -220,6 +220,15 @@ def test_key_digests_of_runs_join(first, second):
     assert (KeyDigest(first) + KeyDigest(second)).hexdigest() == KeyDigest(first + second).hexdigest()
 
 
+def test_key_digest_of_many_keys_is_that_of_one_after_the_other():
+    """Many are digested by numpy, in runs of 1,024."""
+    keys, each = [f"k{n}" for n in range(2500)], KeyDigest()
+    for key in keys:
+        each.add(key)
+
+    assert KeyDigest(keys).hexdigest() == each.hexdigest()
+
+
 def test_key_digest_shows_lost_doubled_and_moved_keys():
     """Every kind of change to a sequence gives another digest."""
     keys = [f"k{n}" for n in range(20)]

@@ -202,6 +202,7 @@ def test_row_groups_in_memory_come_first(tmp_path, monkeypatch):
     parquet._kept.clear()
     monkeypatch.setattr(parquet, "_GROUPS_KEPT", 4)
     monkeypatch.setattr(parquet, "_MOST_KEPT_BYTES", 0)
+    monkeypatch.setattr(parquet, "_UNIT_BYTES", 0)  # each group is read alone
     monkeypatch.setattr(parquet, "_calls", itertools.repeat(0))  # as one of two threads that take turns sees it
     samples = [{"key": f"k{n}", "label": n % 3, "x": n / 7, "caption": "é" * (n % 9)} for n in range(60)]
     shard_format = ParquetFormat(20).with_features(TABLE)

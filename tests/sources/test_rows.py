@@ -8,7 +8,7 @@ import pytest
 
 from datamat.directory.keys import safe_key
 from datamat.errors import SourceError
-from datamat.sources.rows import IndexRow, relative_to_source, stored_rows
+from datamat.sources.rows import IndexRow, Texts, relative_to_source, stored_rows
 from datamat.sources.store import RowStore
 from datamat.sources.writing import write_rows
 
@@ -161,3 +161,14 @@ def test_index_without_return_is_named():
     """None in place of rows is a forgotten `return`."""
     with pytest.raises(SourceError, match=r"index returned None.*is a `return` or a `yield` missing"):
         stored_rows(None)
+
+
+@pytest.mark.parametrize(
+    "texts", [["ab", "cd"], ["a\0", "b\0"], ["é", "ab"], ["\udcff", "a"], ["a", "bcd"], ["", ""], []]
+)
+def test_columns_of_texts_are_cut_where_each_ends(texts):
+    """Texts of equal length are cut all at once."""
+    column = Texts.of(["before", *texts])[1:]
+
+    assert column.tolist() == texts
+    assert column.pieces() == [text.encode("utf-8", "surrogateescape") for text in texts]
