@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _FILES = "files"
 _OWN = ("key", "shard", "record", _FILES)
-KIND = b"datamat"  # kind of a column in the metadata of its Arrow field; before its name, in those of the file
+KIND = b"datamat"  # kind of a column, in the metadata of its Arrow field
 
 
 _PREFIX = "field_"
@@ -107,11 +107,7 @@ def read_index(
         if info is not None and not info.is_whole(path):
             raise CorruptDataError("it is not the file that the manifest lists: its size or checksum differs")
         with open_regular(path) as file, parquet.ParquetFile(file) as opened:
-            metadata, kinds = opened.metadata, opened.metadata.metadata or {}
-            schema = pa.schema(
-                field.with_metadata({KIND: kinds[name]}) if (name := KIND + field.name.encode()) in kinds else field
-                for field in opened.schema_arrow
-            )
+            metadata, schema = opened.metadata, opened.schema_arrow
             budget = _budget(metadata, num_rows, os.fstat(file.fileno()).st_size)
             names = list(filter(columns, schema.names)) if callable(columns) else columns
             wanted = schema if names is None else pa.schema([schema.field(name) for name in names])

@@ -24,7 +24,7 @@ import bisect
 import functools
 import os
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,9 +33,6 @@ from datamat.directory.index_files import DIGEST, KIND, SIZE, column_of_field
 from datamat.directory.keys import packed_hashes
 from datamat.directory.manifest import IndexInfo, index_file, keys_file
 from datamat.errors import OutputError
-from datamat.formats.example import varint
-from datamat.formats.thrift import BINARY, I32, I64, LENGTH, LIST, MAGIC, STRUCT, footer_bytes, write_struct
-from datamat.sources.rows import Texts
 
 if TYPE_CHECKING:
     import pathlib
@@ -43,14 +40,15 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from datamat.directory.manifest import ShardInfo
-    from datamat.formats.thrift import Struct
     from datamat.plan.plan import Plan, ShardSpec
+    from datamat.sources.rows import Texts
     from datamat.sources.store import RowField, RowStore
 
-_GROUP_ROWS = 16_384
+_GROUP_ROWS = 65_536
 
 
 _NULLABLE = {"int": np.int64, "float": np.float64, "bool": np.bool_}
+_MOST_TEXT = (1 << 31) - 1  # bytes in an array of texts
 
 
 def write_index_files(
@@ -119,29 +117,15 @@ def _write_split(
     shards: Sequence[tuple[ShardSpec, ShardInfo]],
     inputs: Callable[[ShardSpec], np.ndarray],
 ) -> None:
-    schema: list[Struct] = []
-    kinds: list[Struct] = []
-    groups: list[Struct] = []
-    file.write(MAGIC)
-    for num_rows, columns in _groups(store, shards, inputs):
-        chunks: list[Struct] = []
-        for name, column in columns.items():
-            if not groups:
-                schema.append(column.schema(name))
-                if column.kind:
-                    kinds.append({1: (BINARY, KIND + name.encode()), 2: (BINARY, column.kind.encode())})
-            chunks.append(column.write(file, name, num_rows))
-        num_bytes = sum(chunk[3][1][_PLAIN_BYTES][1] for chunk in chunks)
-        groups.append({1: (LIST, (STRUCT, chunks)), 2: (I64, num_bytes), 3: (I64, num_rows)})
-    footer = {
-        1: (I32, 1),
-        2: (LIST, (STRUCT, [{4: (BINARY, b"schema"), 5: (I32, len(schema))}, *schema])),
-        3: (I64, shards[-1][0].stop - shards[0][0].start),
-        4: (LIST, (STRUCT, groups)),
-        5: (LIST, (STRUCT, kinds)),
-        6: (BINARY, b"datamat"),
-    }
-    file.write(footer_bytes(footer))
+    from pyarrow import parquet
+
+    writer = None
+    for table in _groups(store, shards, inputs):
+        if writer is None:
+            writer = parquet.ParquetWriter(file, table.schema, compression="zstd")
+        writer.write_table(table)
+    if writer is not None:
+        writer.close()
 
 
 def _write_keys(file: BinaryIO, store: RowStore, shards: Sequence[tuple[ShardSpec, ShardInfo]]) -> None:
@@ -151,16 +135,18 @@ def _write_keys(file: BinaryIO, store: RowStore, shards: Sequence[tuple[ShardSpe
 
 def _groups(
     store: RowStore, shards: Sequence[tuple[ShardSpec, ShardInfo]], inputs: Callable[[ShardSpec], np.ndarray]
-) -> Iterator[tuple[int, dict[str, _Column]]]:
-    """Yield the numbers of rows and the columns of up to `_GROUP_ROWS` rows, so that only one group is in memory."""
+) -> Iterator[Any]:
+    """Yield tables of up to `_GROUP_ROWS` rows, so that only one group is in memory."""
+    import pyarrow as pa
+
+    first, last = shards[0][0].start, shards[-1][0].stop
     numbers = np.array([shard.number for shard, _ in shards], np.int32)
     starts = np.array([shard.start for shard, _ in shards], np.int64)
     even = np.array(
         [not info.lacks_records and info.num_records == shard.num_rows * shard.copies for shard, info in shards]
     )
-    begin, last, num_rows = shards[0][0].start, shards[-1][0].stop, _GROUP_ROWS
-    while begin < last:
-        places = np.arange(begin, min(begin + num_rows, last))
+    for begin in range(first, last, _GROUP_ROWS):
+        places = np.arange(begin, min(begin + _GROUP_ROWS, last))
         of = np.searchsorted(starts, places, side="right") - 1
         rows = store.order[begin : begin + len(places)]
         columns = {
@@ -168,33 +154,45 @@ def _groups(
             "shard": _numbers(numbers[of]),
             "record": _numbers((places - starts[of]) * shards[0][0].copies, even[of]),
         }
+        kinds = {}
         for field in store.fields:
-            columns[column_of_field(field.name)] = _column(field, store, rows)
+            name = column_of_field(field.name)
+            columns[name], kinds[name] = _column(field, store, rows)
         if store.file_fields:
             columns |= _input_columns(store, _inputs_of([shard for shard, _ in shards], places, inputs))
-        if max(len(column.data) for column in columns.values()) > _MOST_PAGE_BYTES and len(places) > 1:
-            num_rows = len(places) // 2
-            continue
-        yield len(places), columns
-        begin += len(places)
+        fields = [
+            pa.field(name, column.type, metadata={KIND: kinds[name]} if kinds.get(name) else None)
+            for name, column in columns.items()
+        ]
+        yield pa.table(list(columns.values()), schema=pa.schema(fields))
 
 
-def _column(field: RowField, store: RowStore, rows: np.ndarray) -> _Column:
-    """Return a field of rows as a column."""
+def _column(field: RowField, store: RowStore, rows: np.ndarray) -> tuple[Any, str]:
+    """Return a field as an Arrow array, and the kind of its values: "path", "json", or "" for plain values."""
     if field.kind == "json":
         types = set(field.types) - {"NoneType"}
         plain = _NULLABLE.get(next(iter(types))) if len(types) == 1 and "NoneType" in field.types else None
         if plain is None:
-            return _texts(store.gathered(field.stem, rows), kind="json")
+            return _texts(store.gathered(field.stem, rows)), "json"
         values = store.column(field, rows)
         valid = np.array([value is not None for value in values])
-        return _numbers(np.array([value or 0 for value in values], plain), valid)
+        return _numbers(np.array([value or 0 for value in values], plain), valid), ""
     values = store.column(field, rows)
-    if field.kind in {"path", "text"}:
-        texts = [str(value).encode() for value in values if value is not None]
-        valid = np.array([value is not None for value in values])
-        return _texts(Texts.of_bytes(texts), valid, "path" if field.kind == "path" else "")
-    return _numbers(values)
+    if field.kind == "path":
+        return _nullable_texts([None if value is None else str(value) for value in values]), "path"
+    return (_nullable_texts(values) if field.kind == "text" else _numbers(values)), ""
+
+
+def _texts(texts: Texts) -> Any:
+    """Return texts as an Arrow array, without a Python object for each."""
+    import pyarrow as pa
+
+    ends = np.concatenate([np.zeros(1, np.uint64), texts.ends])
+    if int(ends[-1]) > np.iinfo(np.int32).max:
+        return pa.array(texts.tolist(), pa.string())
+    found = pa.StringArray.from_buffers(len(texts), pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(texts.data))
+    found.validate(full=True)
+    return found
 
 
 def _inputs_of(
@@ -211,95 +209,47 @@ def _inputs_of(
     return np.concatenate(found)
 
 
-def _input_columns(store: RowStore, inputs: np.ndarray) -> dict[str, _Column]:
+def _input_columns(store: RowStore, inputs: np.ndarray) -> dict[str, Any]:
+    import pyarrow as pa
+
     columns = {}
     for number, field in enumerate(store.file_fields):
         found, name = inputs[:, number], column_of_field(field.name)
         is_there = found["path"] > 0
         columns[name + SIZE] = _numbers(found["size"], is_there)
-        columns[name + DIGEST] = _Column(_FIXED, found["digest"][is_there].tobytes(), is_there)
+        digests = pa.py_buffer(found["digest"].tobytes())
+        columns[name + DIGEST] = pa.Array.from_buffers(pa.binary(16), len(found), [_validity(is_there), digests])
     return columns
 
 
-# ---------------------------------------------------------------- Parquet
-#
-# Written here, since loading pyarrow would take an eighth of a short job's time. The structs are those of
-# parquet.thrift; each row group has one page per column, whose values have the encoding PLAIN.
+# Arrays are made from their buffers: `pa.array` imports pandas if installed, which takes 0.4 s and 40 MB.
 
 
-_BOOL, _INT32, _INT64, _DOUBLE, _TEXT, _FIXED = 0, 1, 2, 5, 6, 7
-_TYPES = {"bool": _BOOL, "int32": _INT32, "int64": _INT64, "float64": _DOUBLE}
-_PLAIN, _RLE = 0, 3
-_NO_CODEC, _ZSTD = 0, 6
-_PLAIN_BYTES = 6  # field of ColumnMetaData
-_PACKED_BYTES = 1 << 16  # pages of this size or more are compressed
-_MOST_PAGE_BYTES = 1 << 30  # sizes of pages have 32 bits
+def _numbers(values: np.ndarray, valid: np.ndarray | None = None) -> Any:
+    """Return an array of numbers or booleans; invalid ones are null."""
+    import pyarrow as pa
+
+    is_bool = values.dtype == np.bool_
+    data = np.packbits(values, bitorder="little") if is_bool else np.ascontiguousarray(values)
+    kind = pa.bool_() if is_bool else pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [_validity(valid), pa.py_buffer(data)])
 
 
-class _Column(NamedTuple):
-    """A column of a row group.
+def _nullable_texts(values: Sequence[str | None]) -> Any:
+    """Return an array of texts; None is null."""
+    import pyarrow as pa
 
-    Attributes:
-        type: its type in Parquet.
-        data: the values that are not null.
-        valid: bool (n,), which values are not null; None for a column without nulls.
-        kind: what the values stand for, if not for themselves: "path" or "json".
-    """
-
-    type: int
-    data: bytes
-    valid: np.ndarray | None = None
-    kind: str = ""
-
-    def schema(self, name: str) -> Struct:
-        """Return its `SchemaElement`."""
-        found: Struct = {1: (I32, self.type), 3: (I32, int(self.valid is not None)), 4: (BINARY, name.encode())}
-        if self.type == _TEXT:
-            found[6] = (I32, 0)  # UTF-8
-        elif self.type == _FIXED:
-            found[2] = (I32, 16)
-        return found
-
-    def write(self, file: BinaryIO, name: str, num_rows: int) -> Struct:
-        """Write its page; return its `ColumnChunk`."""
-        place, page, codec = file.tell(), self.data, _NO_CODEC
-        if self.valid is not None:
-            levels = varint(-(-num_rows // 8) << 1 | 1) + np.packbits(self.valid, bitorder="little").tobytes()
-            page = LENGTH.pack(len(levels)) + levels + page
-        num_bytes = len(page)
-        if num_bytes >= _PACKED_BYTES:
-            import pyarrow as pa
-
-            page, codec = pa.Codec("zstd", compression_level=1).compress(page, asbytes=True), _ZSTD
-        values = {1: (I32, num_rows), 2: (I32, _PLAIN), 3: (I32, _RLE), 4: (I32, _RLE)}
-        header = bytearray()
-        write_struct(header, {1: (I32, 0), 2: (I32, num_bytes), 3: (I32, len(page)), 5: (STRUCT, values)})
-        file.write(header)
-        file.write(page)
-        about = {
-            1: (I32, self.type),
-            2: (LIST, (I32, [_RLE, _PLAIN])),
-            3: (LIST, (BINARY, [name.encode()])),
-            4: (I32, codec),
-            5: (I64, num_rows),
-            _PLAIN_BYTES: (I64, len(header) + num_bytes),
-            7: (I64, len(header) + len(page)),
-            9: (I64, place),
-        }
-        return {2: (I64, 0), 3: (STRUCT, about)}
+    data = [b"" if value is None else value.encode() for value in values]
+    ends = np.cumsum([0, *map(len, data)], dtype=np.int64)
+    if ends[-1] > _MOST_TEXT:
+        return pa.array(values, pa.string())  # in several pieces
+    valid = _validity(np.array([value is not None for value in values], bool))
+    buffers = [valid, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(data))]
+    return pa.Array.from_buffers(pa.string(), len(values), buffers)
 
 
-def _numbers(values: np.ndarray, valid: np.ndarray | None = None) -> _Column:
-    """Return a column of numbers or booleans; invalid ones are null."""
-    kept = values if valid is None else values[valid]
-    data = np.packbits(kept, bitorder="little") if values.dtype == np.bool_ else kept
-    return _Column(_TYPES[values.dtype.name], data.tobytes(), valid)
+def _validity(valid: np.ndarray | None) -> Any:
+    """Return the bitmap of an array that has nulls, or None."""
+    import pyarrow as pa
 
-
-def _texts(texts: Texts, valid: np.ndarray | None = None, kind: str = "") -> _Column:
-    """Return a column of texts, each after its length in 4 bytes; `valid` has one more element for each null."""
-    texts.data.decode()  # an index with other bytes could not be read
-    starts = np.concatenate([np.zeros(1, np.uint64), texts.ends])
-    lengths = np.diff(starts).astype("<u4").view(np.uint8)
-    data = np.insert(np.frombuffer(texts.data, np.uint8), np.repeat(starts[:-1].astype(np.int64), 4), lengths)
-    return _Column(_TEXT, data.tobytes(), valid, kind)
+    return None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
