@@ -55,7 +55,7 @@ from datamat.formats.thrift import (
 from datamat.values import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -710,7 +710,9 @@ class _ParquetReader(ShardReader):
             groups: row groups that hold them.
             which: index in `groups` of that of each record.
         """
-        found = self._kept_groups(groups)
+        counts = np.bincount(which, minlength=len(groups)).tolist()
+        done = {group for group, count in zip(groups, counts, strict=True) if count >= self._num_rows(group)}
+        found = self._kept_groups(groups, done)
         rows = numbers + np.array([found[group].first_row[group] - self._starts[group] for group in groups])[which]
         each = list(dict.fromkeys(found.values()))
         if len(each) == 1:
@@ -731,8 +733,11 @@ class _ParquetReader(ShardReader):
         self._unused.append(opened)
         return table
 
-    def _kept_groups(self, wanted: Sequence[int]) -> dict[int, _RowGroups]:
-        """Return some row groups, from memory if possible; their large values stay in the file."""
+    def _kept_groups(self, wanted: Sequence[int], done: Collection[int] = ()) -> dict[int, _RowGroups]:
+        """Return some row groups, from memory if possible; their large values stay in the file.
+
+        Those that are `done`, since all their records are read now, are kept for another epoch where there is room.
+        """
         found = {group: rows for group in wanted if (rows := self._in_memory.get(group)) is not None}
         units = self._units([group for group in wanted if group not in found])
         if next(_calls) % 2:
@@ -742,10 +747,12 @@ class _ParquetReader(ShardReader):
         for unit in units:
             known = {group: rows for group in unit if (rows := self._in_memory.get(group)) is not None}
             if len(known) < len(unit):
-                _drop_the_oldest(self.groups_to_keep, len(unit))
+                is_kept = _has_room() or not all(group in done for group in unit)
+                if is_kept:
+                    _drop_the_oldest(self.groups_to_keep, len(unit))
                 rows = self._read(unit)
                 known = {group: self._in_memory.setdefault(group, rows) for group in unit}
-                if rows in known.values():  # else another thread has just read the same ones
+                if is_kept and rows in known.values():  # else another thread has just read the same ones
                     _kept[id(rows)] = rows
             found.update(known)
         for rows in found.values():
@@ -773,13 +780,16 @@ class _ParquetReader(ShardReader):
         for chunk in self._large_chunks().get(groups[0], ()):
             with contextlib.suppress(*_UNEXPECTED):
                 values = _LargeValues(self._file, chunk)
-                if len(values) == self._starts[groups[0] + 1] - self._starts[groups[0]]:
+                if len(values) == self._num_rows(groups[0]):
                     large[chunk.name] = values
         if large:
             names = [column.name for column in self._columns if column.name not in large]
             return _RowGroups(self.read_groups(groups, names), self._columns, {groups[0]: 0}, large)
-        ends = itertools.accumulate((self._starts[group + 1] - self._starts[group] for group in groups), initial=0)
+        ends = itertools.accumulate(map(self._num_rows, groups), initial=0)
         return _RowGroups(self.read_groups(groups), self._columns, dict(zip(groups, ends, strict=False)), {})
+
+    def _num_rows(self, group: int) -> int:
+        return self._starts[group + 1] - self._starts[group]
 
     def _large_chunks(self) -> dict[int, list[_LargeChunk]]:
         if self._large is None:
@@ -791,6 +801,13 @@ _calls = itertools.count()
 _kept: collections.OrderedDict[int, _RowGroups] = collections.OrderedDict()
 """Row groups used by readers of this process, least recently used first. Without a lock, which a forked process might
 inherit in a locked state. So two threads may both read the same one."""
+
+
+def _has_room() -> bool:
+    """Return True if no row group need be dropped for a small one."""
+    with contextlib.suppress(RuntimeError):  # other threads change it
+        return sum(rows.num_bytes for rows in _kept.values()) <= _MOST_KEPT_BYTES - _UNIT_BYTES
+    return False
 
 
 def _drop_the_oldest(wanted: int, num_more: int) -> None:
