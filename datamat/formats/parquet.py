@@ -653,7 +653,7 @@ class _ParquetReader(ShardReader):
         self._unused = [opened]  # one for each thread that reads at the same time: opening takes 0.2 ms
         self._large: dict[int, list[_LargeChunk]] | None = None
         groups = [self._metadata.row_group(group) for group in range(self._metadata.num_row_groups)]
-        self._starts = list(itertools.accumulate((group.num_rows for group in groups), initial=0))
+        self._starts: list[int] = list(itertools.accumulate((group.num_rows for group in groups), initial=0))
         self._group_bytes = [group.total_byte_size for group in groups]
         # Weak, so that `_kept` decides.
         self._in_memory: weakref.WeakValueDictionary[int, _RowGroups] = weakref.WeakValueDictionary()
@@ -806,7 +806,8 @@ inherit in a locked state. So two threads may both read the same one."""
 def _has_room() -> bool:
     """Return True if no row group need be dropped for a small one."""
     with contextlib.suppress(RuntimeError):  # other threads change it
-        return sum(rows.num_bytes for rows in _kept.values()) <= _MOST_KEPT_BYTES - _UNIT_BYTES
+        num_bytes: int = sum(rows.num_bytes for rows in _kept.values())
+        return num_bytes <= _MOST_KEPT_BYTES - _UNIT_BYTES
     return False
 
 
@@ -959,7 +960,7 @@ class _LargeValues:
         self._chunk = chunk
         pages = [page.rpartition(b"*") for page in chunk.pages.split()]
         self._ends = list(itertools.accumulate(int(count or 1) for count, _, _ in pages))
-        self._starts = list(itertools.accumulate((int(size) for _, _, size in pages), initial=chunk.start))
+        self._starts: list[int] = list(itertools.accumulate((int(size) for _, _, size in pages), initial=chunk.start))
         if self._starts[-1] != chunk.end:
             raise ValueError("the pages have another size than their chunk")
         self.num_bytes = 100 * len(pages)

@@ -229,6 +229,34 @@ def test_row_groups_in_memory_come_first(tmp_path, monkeypatch):
         reader.close()
 
 
+def test_epochs_in_order_find_what_fits_in_memory(tmp_path, monkeypatch):
+    """A set larger than the memory for row groups, read from its start to its end, does not push all of itself out."""
+    parquet._kept.clear()
+    monkeypatch.setattr(parquet, "_GROUPS_KEPT", 4)
+    samples = [{"key": f"k{n}", "label": n % 3, "x": n / 7, "caption": "é"} for n in range(200)]
+    shard_format = ParquetFormat(20).with_features(TABLE)
+    reader = reader_of(write(tmp_path, TABLE, samples, shard_format=shard_format), TABLE, shard_format)
+    group_bytes = reader._read([0]).num_bytes
+    monkeypatch.setattr(parquet, "_UNIT_BYTES", group_bytes)
+    monkeypatch.setattr(parquet, "_MOST_KEPT_BYTES", 6 * group_bytes)
+    monkeypatch.setattr(parquet, "_calls", itertools.repeat(0))
+    reads = []
+    read = parquet._ParquetReader._read
+    monkeypatch.setattr(
+        parquet._ParquetReader, "_read", lambda self, groups: reads.extend(groups) or read(self, groups)
+    )
+
+    for _ in range(3):
+        reads.clear()
+        for start in range(0, 200, 40):
+            numbers = np.arange(start, start + 40)
+            block = shard_format.read_block([reader], np.zeros_like(numbers), numbers, TABLE.columns)
+            assert list(block["key"]) == [f"k{number}" for number in numbers.tolist()]
+
+    assert 0 < len(reads) < 6
+    reader.close()
+
+
 def test_flipped_bit_beside_a_large_value_never_gives_a_wrong_record(tmp_path):
     """In headers of pages, frames and blocks, in raw and in compressed ones, and in the footer."""
     samples = large_samples("stripes", 10)

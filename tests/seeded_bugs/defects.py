@@ -1525,8 +1525,8 @@ DEFECTS = {
         Defect(
             "row-groups-one-by-one",
             "Parquet of large rows is read a row group at a time, which takes longer than decoding it",
-            "datamat.formats.parquet:_ParquetReader.parts",
-            replace("counts >= __sizes", "counts < 0"),
+            "datamat.formats.parquet:_ParquetReader._units",
+            replace("self._group_bytes[group] <= room", "False"),
             "tests/readers/test_blocks.py::test_whole_row_groups_are_read_together",
         ),
         Defect(
@@ -1540,7 +1540,7 @@ DEFECTS = {
             "block-in-order-of-shards",
             "records that were drawn from several shards come in the order of the shards, each under another's place",
             "datamat.formats.parquet:ParquetFormat.read_block",
-            replace("join_blocks(pieces, back)", "join_blocks(pieces)"),
+            replace("join_blocks([piece for _, piece in found], back)", "join_blocks([piece for _, piece in found])"),
             "tests/readers/test_blocks.py::test_records_come_in_the_order_of_the_epoch",
         ),
         Defect(
@@ -1639,7 +1639,7 @@ DEFECTS = {
             "null-takes-the-next-value",
             "the values of a Parquet column with nulls move up into the rows that have none",
             "datamat.formats.arrow:ArrowColumn._taker_of_nullable",
-            replace("places[rows[found]]", "np.minimum(rows[found], len(there) - 1)"),
+            replace("places[rows][found]", "np.minimum(np.arange(len(is_there))[rows][found], len(there) - 1)"),
             "tests/features/test_features_of_others.py::test_missing_values_and_lists_survive[parquet]",
         ),
         Defect(
@@ -1786,7 +1786,7 @@ DEFECTS = {
             "row-groups-in-memory-last",
             "records in any order drop the row groups that the next ones are in: each is read for every block",
             "datamat.formats.parquet:ParquetFormat.read_block",
-            replace("sorted(parts, key=lambda part: not part[0])", "parts"),
+            replace("reader.kept(groups)", "[]"),
             "tests/formats/test_formats_parquet.py::test_row_groups_in_memory_come_first",
         ),
         Defect(
