@@ -382,6 +382,8 @@ class PartQueue:
                     self.stopped = "deadline"
                     return
                 self._submit(executor)
+                if self._under_way:
+                    import pyarrow.parquet  # noqa: F401 -- needed for the index at the end; workers are busy now
                 self._heard_at = time.monotonic()
                 stats = executor.stats() if isinstance(executor, PathosExecutor) else None
                 self._events.emit(
