@@ -6,7 +6,8 @@
     BENCH_DIR=/fast/disk python benchmarks/read.py         # where the sets are written
 
 Every contestant gets the same records (JPEG picture 480 x 360, of `--quality`; PNG mask; label), in the form that is
-its own. It runs in a process of its own and gives batches of 32: uint8 (32, 360, 480, 3) and (32, 360, 480). In the
+its own. Pictures are drawn streets, or those of `--source`, a folder in CamVid's layout; `--size 224` makes squares of
+them. It runs in a process of its own and gives batches of 32: uint8 (32, 360, 480, 3) and (32, 360, 480). In the
 order of the files and shuffled, one epoch warms up and five are timed, from making the loader to the last batch;
 imports and the opening of the set are not counted, and every record has to come once in each. The rounds are
 interleaved, and ratios are taken within a round, so that a machine whose speed drifts is fair to all. Where peers leave
@@ -19,6 +20,8 @@ the decoding to the user, cv2 does it, in two worker processes or threads, which
     datamat-workers   to_numpy with two worker processes                       datamat-tf      to_tf
     torch-files       torch DataLoader over plain files, two workers, which stay from epoch to epoch, as all workers do
     torchdata         torchdata.nodes over plain files: two threads map, then Batcher
+    spdl              plain files: two threads decode a batch each with FFmpeg, whose JPEG pixels are others;
+                      `-cv2` decodes them one by one with cv2 in two threads
     tf.data           interleave, decode_jpeg (accurate, and as TensorFlow chooses: `-fast`), parallel map, prefetch;
                       `-batched` parses 32 records at once before it decodes them
     dali              a pipeline on the CPU over TFRecord and its .idx, two threads; its pixels are compared with cv2's
@@ -71,6 +74,8 @@ NEEDS = {
     "tf.data-fast": ("tensorflow",),
     "tf.data-batched": ("tensorflow",),
     "torchdata": ("torchdata.nodes", "torch"),
+    "spdl": ("spdl.io",),
+    "spdl-cv2": ("spdl.pipeline",),
     "tfds": ("tensorflow_datasets", "array_record"),
     "grain": ("grain", "array_record"),
     "grain-workers": ("grain", "array_record"),
@@ -83,6 +88,7 @@ NEEDS = {
 VERSIONS = (
     "torch",
     "torchdata",
+    "spdl",
     "tensorflow",
     "tensorflow-datasets",
     "grain",
@@ -101,17 +107,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--quality", default="95", help="of the JPEG pictures")
+    parser.add_argument("--source", default="", help="folder in CamVid's layout; none draws a street set")
+    parser.add_argument("--size", default="360x480", help="height x width of all pictures, or the edge of squares")
     parser.add_argument("--only", default=",".join(NEEDS))
     parser.add_argument("--by-number", action="store_true")
     parser.add_argument("--contestant", nargs=3, metavar=("NAME", "SETS", "MODE"), help=argparse.SUPPRESS)
     parser.add_argument("--make", nargs=2, metavar=("NAME", "SETS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    os.environ["BENCH_QUALITY"] = options.quality
     if options.contestant:
         run_contestant(*options.contestant, options.epochs)
     elif options.make:
         MAKERS[options.make[0]](pathlib.Path(options.make[1]))
     else:
+        os.environ |= {"BENCH_QUALITY": options.quality, "BENCH_SOURCE": options.source, "BENCH_SIZE": options.size}
         with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as folder:
             (race_by_number if options.by_number else race)(pathlib.Path(folder), options)
 
@@ -252,8 +260,8 @@ def run_epoch(open_set, name: str, mode: str) -> tuple[float, int]:
         first = first or time.perf_counter() - started
         labels += [int(label) for label in batch["label"]]
         if not name.startswith("floor"):
-            assert tuple(batch["image"].shape) == (len(batch["label"]), 360, 480, 3), batch["image"].shape
-            assert tuple(batch["mask"].shape)[:3] == (len(batch["label"]), 360, 480), batch["mask"].shape
+            assert tuple(batch["image"].shape) == (len(batch["label"]), *picture_size(), 3), batch["image"].shape
+            assert tuple(batch["mask"].shape)[:3] == (len(batch["label"]), *picture_size()), batch["mask"].shape
     assert sorted(labels) == list(range(len(labels))), f"{name}: not every record once"
     return first, len(labels)
 
@@ -297,24 +305,40 @@ def make_sets(folder: pathlib.Path, num_records: int, names: list[str]) -> None:
             subprocess.run([sys.executable, "-W", "ignore", __file__, "--make", name, str(folder)], check=True)
 
 
+def picture_size() -> tuple[int, int]:
+    """Return height and width of all pictures."""
+    height, _, width = os.environ["BENCH_SIZE"].partition("x")
+    return int(height), int(width or height)
+
+
 def make_files(folder: pathlib.Path) -> None:
-    """Draw a street set of 200 pictures, and shift each for more."""
+    """Resize the pictures of the source, or of a street set of 200, and shift each for more."""
     import cv2
     import numpy as np
 
-    sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "examples"))
-    from street import make_street_set
-
     num_records, quality = int((folder / "records").read_text()), int(os.environ["BENCH_QUALITY"])
-    make_street_set(folder / "street", num_pairs=min(num_records, 200))
-    images = sorted((folder / "street").rglob("train/*.png"))
+    source = pathlib.Path(os.environ["BENCH_SOURCE"] or folder / "street")
+    if not os.environ["BENCH_SOURCE"]:
+        sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "examples"))
+        from street import make_street_set
+
+        make_street_set(source, num_pairs=min(num_records, 200))
+    images = sorted(
+        path for path in source.rglob("*.png") if path.parent.with_name(f"{path.parent.name}annot").exists()
+    )
+    shape = picture_size()
     (folder / "files").mkdir()
     for number in range(num_records):
         path = images[number % len(images)]
         shift = 2 * (number // len(images))
-        image = np.roll(cv2.imread(str(path)), shift, axis=1)
-        mask = np.roll(cv2.imread(str(path.parent.with_name("trainannot") / path.name), 0), shift, axis=1)
-        assert image.shape == (360, 480, 3), image.shape
+        mask_path = path.parent.with_name(f"{path.parent.name}annot") / path.name
+        image, mask = (
+            np.roll(cv2.imread(str(path)), shift, axis=1),
+            np.roll(cv2.imread(str(mask_path), 0), shift, axis=1),
+        )
+        if image.shape[:2] != shape:
+            image = cv2.resize(image, shape[::-1], interpolation=cv2.INTER_AREA)
+            mask = cv2.resize(mask, shape[::-1], interpolation=cv2.INTER_NEAREST)
         cv2.imwrite(str(folder / "files" / f"{number:06d}.jpg"), image, [cv2.IMWRITE_JPEG_QUALITY, quality])
         cv2.imwrite(str(folder / "files" / f"{number:06d}.png"), mask)
 
@@ -328,9 +352,11 @@ def files_of(folder: pathlib.Path) -> list[tuple[bytes, bytes, int]]:
 def make_datamat(folder: pathlib.Path, format_name: str = "tfrecord") -> None:
     from datamat import DatasetWriter, Features, Image, IndexRow, Mask, Materializer, Scalar, ShardOptions
 
+    shape = picture_size()
+
     class Records(DatasetWriter):
         name = "streets"
-        features = Features({"image": Image((360, 480, 3)), "mask": Mask((360, 480)), "label": Scalar("int64")})
+        features = Features({"image": Image((*shape, 3)), "mask": Mask(shape), "label": Scalar("int64")})
 
         def index(self, source):
             return [IndexRow(path.stem, "train", {"path": str(path)}) for path in sorted(source.glob("*.jpg"))]
@@ -531,6 +557,47 @@ def torchdata_nodes(folder):
     return run
 
 
+def spdl(folder, *, by_cv2=False):
+    import random
+
+    import cv2
+    import numpy as np
+    import spdl.io
+    import spdl.pipeline
+
+    cv2.setNumThreads(1)
+    data = _Files(folder)
+
+    def pixels(paths, pix_fmt):
+        return spdl.io.to_numpy(spdl.io.load_image_batch(paths, width=None, height=None, pix_fmt=pix_fmt))
+
+    def decoded_batch(numbers):
+        paths = [data.paths[number] for number in numbers]
+        return {
+            "image": pixels(paths, "rgb24"),
+            "mask": pixels([f"{path[:-4]}.png" for path in paths], "gray")[..., 0],
+            "label": np.array([int(path[-10:-4]) for path in paths]),
+        }
+
+    def stacked(samples):
+        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+    def run(shuffled):
+        order = list(range(len(data)))
+        if shuffled:
+            random.shuffle(order)
+        steps = spdl.pipeline.PipelineBuilder().add_source(order)
+        if by_cv2:
+            steps = steps.pipe(data.__getitem__, concurrency=WORKERS).aggregate(BATCH).pipe(stacked)
+        else:
+            steps = steps.aggregate(BATCH).pipe(decoded_batch, concurrency=WORKERS)
+        pipeline = steps.add_sink(2).build(num_threads=WORKERS)
+        with pipeline.auto_stop():
+            yield from pipeline
+
+    return run
+
+
 def tf_data(folder, dct="INTEGER_ACCURATE", *, is_batched=False):
     import tensorflow as tf
 
@@ -542,7 +609,7 @@ def tf_data(folder, dct="INTEGER_ACCURATE", *, is_batched=False):
         return decode(tf.io.parse_single_example(record, columns))
 
     def decode(found):
-        image = tf.ensure_shape(tf.io.decode_jpeg(found["image"], channels=3, dct_method=dct), (360, 480, 3))
+        image = tf.ensure_shape(tf.io.decode_jpeg(found["image"], channels=3, dct_method=dct), (*picture_size(), 3))
         return {"image": image, "mask": tf.io.decode_png(found["mask"], channels=1), "label": found["label"]}
 
     def run(shuffled):
@@ -741,6 +808,8 @@ CONTESTANTS = {
     "tf.data-fast": lambda folder: tf_data(folder, ""),
     "tf.data-batched": lambda folder: tf_data(folder, "", is_batched=True),
     "torchdata": torchdata_nodes,
+    "spdl": spdl,
+    "spdl-cv2": lambda folder: spdl(folder, by_cv2=True),
     "tfds": tfds,
     "grain": grain_threads,
     "grain-workers": lambda folder: grain_threads(folder, WORKERS),
