@@ -285,7 +285,7 @@ def read_offsets(folder: pathlib.Path, number: int, part: PartInfo) -> Offsets:
     try:
         return Offsets.from_bytes(content)
     except ValueError as error:
-        raise CorruptDataError(f"{path} is of another version of datamat: {error}") from error
+        raise CorruptDataError(f"{path} is of another version of datamat") from error
 
 
 def read_receipt(folder: pathlib.Path, number: int) -> Receipt | None:
