@@ -116,15 +116,8 @@ class Offsets:
 
     def text_blocks(self) -> Iterator[bytes]:
         """Yield the text in pieces of many lines, so that memory stays small for any number of records."""
-        columns = self._columns()
-        line = " ".join(["%d"] * len(columns)) + "\n"
         for start in range(0, len(self), _LINES_AT_ONCE):
-            block = [column[start : start + _LINES_AT_ONCE] for column in columns]
-            widths = [{len(str(column.min())), len(str(column.max()))} for column in block]
-            if all(len(each) == 1 for each in widths):
-                yield _even_lines(block, [each.pop() for each in widths])
-            else:  # in one call, which takes half the time of a call per line
-                yield (line * len(block[0]) % tuple(np.column_stack(block).ravel().tolist())).encode()
+            yield _lines([column[start : start + _LINES_AT_ONCE] for column in self._columns()])
 
     def to_bytes(self) -> bytes:
         """Return them as a file of NumPy, a tenth of the work of text."""
@@ -163,20 +156,23 @@ class Offsets:
         return (self.offset, self.size) if self.skip is None else (self.offset, self.size, self.skip)
 
 
-def _even_lines(columns: Sequence[NDArray[np.uint64]], widths: Sequence[int]) -> bytes:
-    """Return lines of numbers, given the number of digits in each column: in a fourth of the time of formatting."""
+def _lines(columns: Sequence[NDArray[np.uint64]]) -> bytes:
+    """Return a line of numbers for each row: digits of all columns at once, in a tenth of the time of formatting."""
+    widths = [len(str(column.max())) for column in columns]
     text = np.full((len(columns[0]), sum(widths) + len(widths)), ord(" "), np.uint8)
     text[:, -1] = ord("\n")
+    is_kept = np.ones(text.shape, bool)
     end = 0
     for column, width in zip(columns, widths, strict=True):
         left = column
         for place in reversed(range(end, end + width)):
+            is_kept[:, place] = left > 0  # no leading zeros
             rest = left // np.uint64(10)
-            text[:, place] = left - rest * np.uint64(10)
+            text[:, place] = left - rest * np.uint64(10) + np.uint64(ord("0"))
             left = rest
-        text[:, end : end + width] += np.uint8(ord("0"))
         end += width + 1
-    return text.tobytes()
+        is_kept[:, end - 2] = True
+    return text[is_kept].tobytes()
 
 
 def _is_table(text: str, num_columns: int) -> bool:
