@@ -35,6 +35,7 @@ from datamat.features.base import as_bfloat16, dtype_of, gathered, holds_numbers
 from datamat.features.composed import encoded_texts
 from datamat.features.nullable import Maybe
 from datamat.features.pictures import PictureFile
+from datamat.formats.arrays import bytes_array, ends_array, numbers_array
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ class ArrowColumn:
             if self.stored.is_nullable:
                 return self._with_nulls(values)
             if not self.stored.holds_numbers:
-                return _typed(pa.array(values, _plain_type(self.stored.dtype)), self.type)
+                texts = cast("Sequence[bytes]", values)
+                return _typed(bytes_array(texts, _plain_type(self.stored.dtype)), self.type)
             numbers, lengths = self._flattened(values)
             return self._listed(numbers, lengths)
         except (pa.ArrowException, ValueError) as exc:
@@ -122,17 +124,13 @@ class ArrowColumn:
 
     def row_bytes(self, array: Any) -> NDArray[np.int64] | int:
         """Return the bytes of each row of an array of this type, int64 (n,), or one number for all rows."""
-        import pyarrow.compute as pc
-
         width = self.stored.width * self.item_bytes if self.stored.holds_numbers else 1
         if self.stored.holds_numbers and None not in self.stored.sizes:
             return width
+        ends = _ends_of(array)
         if self._is_list:
-            ends = np.concatenate([[0], np.cumsum(pc.binary_length(_plain(_items(array))).to_numpy())])
-            sizes: NDArray[np.int64] = np.diff(ends[array.offsets.to_numpy() - array.offsets[0].as_py()])
-            return sizes
-        lengths = pc.list_value_length(array) if self.stored.holds_numbers else pc.binary_length(_plain(array))
-        return np.asarray(lengths.fill_null(0), np.int64) * width
+            ends = _ends_of(_items(array))[ends - ends[0]]
+        return np.diff(ends) * width
 
     def getter(self, chunks: Any) -> Callable[[int], Column]:
         """Return a function that takes a row number and returns the value, as in records.
@@ -200,15 +198,13 @@ class ArrowColumn:
 
     def _with_nulls(self, values: Sequence[Any] | RaggedColumn | NDArray[Any]) -> Any:
         """Return the Arrow array of values that may be missing."""
-        import pyarrow as pa
-
         present = self._of_present
         if isinstance(values, np.ndarray):
             return present.to_arrow(values)
         column: Any = values if isinstance(values, RaggedColumn) else gathered(values, self.stored.kind)
         is_there = column.lengths > 0
         found = present.to_arrow(Maybe.of_type(present.stored).unwrap_block(column, is_there))
-        places = pa.array(np.cumsum(is_there) - 1, pa.int64(), mask=~is_there)
+        places = numbers_array(np.cumsum(is_there) - 1, is_there)
         return _typed(_plain(found).take(places), self.type)
 
     @property
@@ -256,10 +252,9 @@ class ArrowColumn:
         else:
             flat = [item for value in values for item in value]
             lengths = np.array([len(value) for value in values], int)
-        ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-        array = _typed(pa.array(flat, _plain_type(self.stored.dtype)), self._type_from(1))
-        nulls = pa.array(np.asarray(lengths) == 0) if self.stored.is_nullable else None
-        return pa.ListArray.from_arrays(ends, array, type=self.type, mask=nulls)
+        array = _typed(bytes_array(flat, _plain_type(self.stored.dtype)), self._type_from(1))
+        nulls = numbers_array(np.asarray(lengths) == 0) if self.stored.is_nullable else None
+        return pa.ListArray.from_arrays(ends_array(lengths), array, type=self.type, mask=nulls)
 
     def _flat_values(self, chunks: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return the values of all lists, bytes or text, with the start of each row and the end of the last."""
@@ -306,13 +301,12 @@ class ArrowColumn:
         wrong = np.flatnonzero(lengths % width if is_open else lengths != width)
         if len(wrong):
             raise ValueError(f"a record holds {lengths[wrong[0]]} numbers, where {width} make one value")
-        array = pa.array(numbers)
+        array = numbers_array(numbers)
         if self.stored.dtype in _TIMES:
             array = array.view(self._type_from(len(self.stored.sizes)))
         for depth in reversed(range(len(self.stored.sizes))):
             if self.stored.sizes[depth] is None:
-                ends = pa.array(np.concatenate([[0], np.cumsum(lengths // width)]), pa.int32())
-                array = pa.ListArray.from_arrays(ends, array, type=self._type_from(depth))
+                array = pa.ListArray.from_arrays(ends_array(lengths // width), array, type=self._type_from(depth))
             else:
                 array = pa.FixedSizeListArray.from_arrays(array, type=self._type_from(depth))
         return array
@@ -331,6 +325,13 @@ class ArrowColumn:
             item = pa.field("element", found, nullable=False)
             found = pa.list_(item) if size is None else pa.list_(item, size)
         return found
+
+
+def _ends_of(array: Any) -> NDArray[np.int64]:
+    """Return where each list, bytes or text begins, and where the last ends: int64 (n + 1,)."""
+    plain = _plain(array)
+    ends = np.frombuffer(plain.buffers()[1], np.int32)[plain.offset : plain.offset + len(plain) + 1]
+    return ends.astype(np.int64)
 
 
 def _plain_type(dtype: str) -> Any:

@@ -33,6 +33,7 @@ from datamat.directory.index_files import DIGEST, KIND, SIZE, column_of_field
 from datamat.directory.keys import packed_hashes
 from datamat.directory.manifest import IndexInfo, index_file, keys_file
 from datamat.errors import OutputError
+from datamat.formats.arrays import numbers_array, texts_array, validity
 
 if TYPE_CHECKING:
     import pathlib
@@ -48,7 +49,6 @@ _GROUP_ROWS = 65_536
 
 
 _NULLABLE = {"int": np.int64, "float": np.float64, "bool": np.bool_}
-_MOST_TEXT = (1 << 31) - 1  # bytes in an array of texts
 
 
 def write_index_files(
@@ -122,10 +122,20 @@ def _write_split(
     writer = None
     for table in _groups(store, shards, inputs):
         if writer is None:
-            writer = parquet.ParquetWriter(file, table.schema, compression="zstd")
+            # Values that hardly repeat take half the time and bytes without a dictionary.
+            repeated = [field.name for field in table.schema if not _is_of_one_row(field)]
+            encodings = {"record": "DELTA_BINARY_PACKED"}
+            writer = parquet.ParquetWriter(
+                file, table.schema, compression="zstd", use_dictionary=repeated, column_encoding=encodings
+            )
         writer.write_table(table)
     if writer is not None:
         writer.close()
+
+
+def _is_of_one_row(field: Any) -> bool:
+    is_path = (field.metadata or {}).get(KIND) == b"path"
+    return is_path or field.name in ("key", "record") or field.name.endswith((SIZE, DIGEST))
 
 
 def _write_keys(file: BinaryIO, store: RowStore, shards: Sequence[tuple[ShardSpec, ShardInfo]]) -> None:
@@ -151,8 +161,8 @@ def _groups(
         rows = store.order[begin : begin + len(places)]
         columns = {
             "key": _texts(store.gathered("key", rows)),
-            "shard": _numbers(numbers[of]),
-            "record": _numbers((places - starts[of]) * shards[0][0].copies, even[of]),
+            "shard": numbers_array(numbers[of]),
+            "record": numbers_array((places - starts[of]) * shards[0][0].copies, even[of]),
         }
         kinds = {}
         for field in store.fields:
@@ -176,11 +186,11 @@ def _column(field: RowField, store: RowStore, rows: np.ndarray) -> tuple[Any, st
             return _texts(store.gathered(field.stem, rows)), "json"
         values = store.column(field, rows)
         valid = np.array([value is not None for value in values])
-        return _numbers(np.array([value or 0 for value in values], plain), valid), ""
+        return numbers_array(np.array([value or 0 for value in values], plain), valid), ""
     values = store.column(field, rows)
     if field.kind == "path":
-        return _nullable_texts([None if value is None else str(value) for value in values]), "path"
-    return (_nullable_texts(values) if field.kind == "text" else _numbers(values)), ""
+        return texts_array([None if value is None else str(value) for value in values]), "path"
+    return (texts_array(values) if field.kind == "text" else numbers_array(values)), ""
 
 
 def _texts(texts: Texts) -> Any:
@@ -216,40 +226,7 @@ def _input_columns(store: RowStore, inputs: np.ndarray) -> dict[str, Any]:
     for number, field in enumerate(store.file_fields):
         found, name = inputs[:, number], column_of_field(field.name)
         is_there = found["path"] > 0
-        columns[name + SIZE] = _numbers(found["size"], is_there)
+        columns[name + SIZE] = numbers_array(found["size"], is_there)
         digests = pa.py_buffer(found["digest"].tobytes())
-        columns[name + DIGEST] = pa.Array.from_buffers(pa.binary(16), len(found), [_validity(is_there), digests])
+        columns[name + DIGEST] = pa.Array.from_buffers(pa.binary(16), len(found), [validity(is_there), digests])
     return columns
-
-
-# Arrays are made from their buffers: `pa.array` imports pandas if installed, which takes 0.4 s and 40 MB.
-
-
-def _numbers(values: np.ndarray, valid: np.ndarray | None = None) -> Any:
-    """Return an array of numbers or booleans; invalid ones are null."""
-    import pyarrow as pa
-
-    is_bool = values.dtype == np.bool_
-    data = np.packbits(values, bitorder="little") if is_bool else np.ascontiguousarray(values)
-    kind = pa.bool_() if is_bool else pa.from_numpy_dtype(values.dtype)
-    return pa.Array.from_buffers(kind, len(values), [_validity(valid), pa.py_buffer(data)])
-
-
-def _nullable_texts(values: Sequence[str | None]) -> Any:
-    """Return an array of texts; None is null."""
-    import pyarrow as pa
-
-    data = [b"" if value is None else value.encode() for value in values]
-    ends = np.cumsum([0, *map(len, data)], dtype=np.int64)
-    if ends[-1] > _MOST_TEXT:
-        return pa.array(values, pa.string())  # in several pieces
-    valid = _validity(np.array([value is not None for value in values], bool))
-    buffers = [valid, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(data))]
-    return pa.Array.from_buffers(pa.string(), len(values), buffers)
-
-
-def _validity(valid: np.ndarray | None) -> Any:
-    """Return the bitmap of an array that has nulls, or None."""
-    import pyarrow as pa
-
-    return None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
