@@ -23,6 +23,7 @@ from __future__ import annotations
 import bisect
 import functools
 import os
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -87,15 +88,16 @@ def write_index_files(
             index_file(split): functools.partial(_write_split, store=store, shards=specs, inputs=inputs),
             keys_file(split): functools.partial(_write_keys, store=store, shards=specs),
         }
-        for name, write in files.items():
-            like = known.get(name)
-            if like is not None and like.is_there(output):
-                written.append(like)
+        kept = {name: like for name in files if (like := known.get(name)) is not None and like.is_there(output)}
+        missing = [name for name in files if name not in kept]
+        with ThreadPoolExecutor(len(files)) as pool:  # by now, the cores have nothing else to do
+            made = pool.map(lambda name, files=files: _write(through / os.path.basename(name), files[name]), missing)
+            found = kept | dict(zip(missing, made, strict=True))
+        for name in files:
+            like, info = known.get(name), found[name]
+            written.append(info)
+            if name in kept:
                 continue
-            made = through / os.path.basename(name)
-            with commit(made, flushes_name=False) as file:
-                write(file)
-            info = IndexInfo.of_file(made)
             if like not in (None, info):
                 raise OutputError(
                     f"{output / name} cannot be repaired: source and packages give other bytes than those of the "
@@ -103,12 +105,17 @@ def write_index_files(
                 )
             path = place(info) / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            publish(made, path, flushes_name=False)
+            publish(through / os.path.basename(name), path, flushes_name=False)
             folders.add(path.parent)
-            written.append(info)
     for folder in folders:
         fsync_folder(folder)
     return tuple(written)
+
+
+def _write(path: pathlib.Path, write: Callable[[BinaryIO], None]) -> IndexInfo:
+    with commit(path, flushes_name=False) as file:
+        write(file)
+    return IndexInfo.of_file(path)
 
 
 def _write_split(
