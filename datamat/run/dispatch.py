@@ -43,7 +43,7 @@ from datamat.run.receipts import DamagedPartError, Receipt, Sealed, part_folder,
 from datamat.run.row_watch import RowMark
 from datamat.run.shards import remove_folder
 from datamat.run.upload import upload
-from datamat.run.worker import LEAST_CALL_S, PartWorker, set_up_process
+from datamat.run.worker import LEAST_CALL_S, MOST_CALL_S, PartWorker, set_up_process
 
 if TYPE_CHECKING:
     import contextlib
@@ -350,8 +350,10 @@ class PartQueue:
             self._num_workers = min(self._num_workers, len(parts) + len(self._to_end))
         if self._is_small_job(parts):
             most, self._num_workers, self._one_worker_s = self._num_workers, 1, 0.0
+            self._worker.most_call_s = _ONE_WORKER_S  # nobody else waits for its parts
             yield from self._results()
             self._num_workers, self._one_worker_s = most, None
+            self._worker.most_call_s = MOST_CALL_S
             if self.stopped or not (self._waiting or self._to_end):
                 return
             if self._job.how.workers.start_method is not None:

@@ -45,12 +45,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LEAST_CALL_S",
+    "MOST_CALL_S",
     "PartWorker",
     "set_up_process",
 ]
 
 LEAST_CALL_S = 0.02
 """Minimum seconds of work per call, since a call costs two or three milliseconds: short parts share one call."""
+
+MOST_CALL_S = 2 * LEAST_CALL_S
+"""Seconds after which a call leaves its other parts to other workers."""
 
 
 def set_up_process() -> None:
@@ -78,9 +82,13 @@ class PartWorker:
         job: the job, with its options checked and resolved.
         folder: folder of the rows; the parts are beside it.
         run: mark of the run, whose parts may be appended directly to the shard's file; "" for no run.
+
+    Attributes:
+        most_call_s: seconds after which a call begins no further part, set before workers start.
     """
 
     def __init__(self, job: Job, folder: pathlib.Path, run: str = "") -> None:
+        self.most_call_s = MOST_CALL_S
         self.job = job.for_workers()
         self.folder = folder
         self._run = run
@@ -180,7 +188,7 @@ class PartWorker:
             # object.
             made = SharedByParts(self.job, self.folder, self._run, opened, appends=self._is_own_pool)
             shared = self._shared.setdefault(os.getpid(), made)
-        receipts = shared.write_parts(parts, lost, reused, time.monotonic() + 2 * LEAST_CALL_S)
+        receipts = shared.write_parts(parts, lost, reused, time.monotonic() + self.most_call_s)
         if self._remark:
             receipts[0] = dataclasses.replace(receipts[0], remarks=(*receipts[0].remarks, self._remark))
         return receipts
