@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import struct
@@ -381,6 +382,8 @@ _STANDALONE = {0x01, *range(0xD0, 0xD8)}  # TEM and RST0-7 have no length
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # SOF0-15; DHT, JPG and DAC lie between them
 _SEQUENTIAL_FRAMES = {0xC0, 0xC1}
 _COMMON_FRAMES = {0xC0, 0xC1, 0xC2}  # baseline, extended, progressive: every decoder supports these
+_SOS_MARKER = bytes([0xFF, SOS])
+_MOST_HEAD_BYTES = 1 << 10  # of heads that are remembered: longer ones hold EXIF, and differ from file to file
 _MAX_SCANS = 500  # thousands of scans in a tiny progressive file cost minutes (libjpeg-turbo's fuzzers stop here)
 # In compressed data, 0x00 or a restart marker follows 0xFF; anything else is the next marker (B.1.1.5).
 NEXT_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
@@ -395,6 +398,26 @@ def probe_jpeg(data: bytes, name: str, *, whole: bool) -> ImageInfo:
         whole: whether to also refuse a file without a scan, or whose markers do not lead to its end. Bytes after EOI
             are ignored: cameras and phones append previews, depth maps and video, and every decoder stops at EOI.
     """
+    if not whole:
+        scan = data.find(_SOS_MARKER, 2, _MOST_HEAD_BYTES)
+        if scan > 0:
+            end = scan + 2 + int.from_bytes(data[scan + 2 : scan + 4], "big")
+            if (known := _info_of_head(bytes(data[: min(end, _MOST_HEAD_BYTES)]))) is not None:
+                return known
+    return _info_of_segments(data, name, whole=whole)
+
+
+# Cached, because the files of a dataset often share a head, and threads parse heads one at a time.
+@functools.lru_cache(maxsize=1 << 8)
+def _info_of_head(head: bytes) -> ImageInfo | None:
+    """Return the content of a head that ends with its first scan header; None if it does not, or is damaged."""
+    try:
+        return _info_of_segments(head, "", whole=False)
+    except InputError:
+        return None
+
+
+def _info_of_segments(data: bytes, name: str, *, whole: bool) -> ImageInfo:
     info: ImageInfo | None = None
     orientation: int | None = None
     segments = walk_segments(data, name)

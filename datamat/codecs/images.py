@@ -32,6 +32,7 @@ from datamat.codecs.png import (
     decode_png_image,
     decode_png_samples,
     encode_png_pixels,
+    info_of_chunks,
     probe_png,
     walk_chunks,
 )
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from datamat.codecs.headers import ImageInfo, Pixels
+    from datamat.codecs.png import PngFile
 
 # ---------------------------------------------------------------- encoding
 #
@@ -173,12 +175,26 @@ def probe(data: bytes, *, whole: bool = False, name: str = "", max_pixels: int =
         info = _PROBES[_encoding(data, name)](data, name, whole=whole)
         if whole and type(data) is bytes:  # nobody can change these
             _note_whole(data, info)
+    return _of_sane_size(info, max_pixels, name)
+
+
+def _of_sane_size(info: ImageInfo, max_pixels: int, name: str) -> ImageInfo:
+    """Return the header unless it declares no pixels, or more than `max_pixels`."""
+    if 0 < info.height * info.width <= max_pixels:
+        return info
     found = f"{info.encoding} of {info.width} x {info.height} pixels"
     if info.height < 1 or info.width < 1:
         raise refuse(name, found, "at least one pixel", "take it out of the index")
-    if info.height * info.width > max_pixels:
-        raise refuse(name, found, f"at most {max_pixels} pixels", "tile it, shrink it or raise max_pixels")
-    return info
+    raise refuse(name, found, f"at most {max_pixels} pixels", "tile it, shrink it or raise max_pixels")
+
+
+def _opened(data: bytes, name: str, *, is_whole: bool) -> tuple[ImageInfo, PngFile | None]:
+    """Return what `probe` returns, and the chunks of a PNG file, which are walked once if `is_whole`."""
+    if not data.startswith(SIGNATURE):
+        return probe(data, whole=not is_whole, name=name), None
+    file = walk_chunks(data, name)
+    info = info_of_chunks(file, name) if is_whole else probe(data, whole=True, name=name)
+    return _of_sane_size(info, MAX_PIXELS, name), file
 
 
 def _note_whole(data: bytes, info: ImageInfo) -> None:
@@ -235,11 +251,11 @@ def decode_image(
         raise OptionError(
             f"decode_image: channels is {channels!r}; want 1 (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA)"
         )
-    info = probe(data, whole=not is_whole, name=name)
+    info, file = _opened(data, name, is_whole=is_whole)
     _refuse_image(info, channels, dtype, name)
     out = _fitting(out, (info.height, info.width, channels), dtype, info)
-    if info.encoding == "png":
-        pixels = decode_png_image(walk_chunks(data, name), info, channels, name, out)
+    if file is not None:
+        pixels = decode_png_image(file, info, channels, name, out)
     elif info.encoding == "tiff":
         pixels = _tiff_colours(data, info, channels, name)
     else:
@@ -280,14 +296,14 @@ def decode_mask(
         >>> decode_mask(encode_png(np.array([[0, 7]], np.uint8))).tolist()
         [[0, 7]]
     """
-    info = probe(data, whole=not is_whole, name=name)
+    info, file = _opened(data, name, is_whole=is_whole)
     _refuse_mask(info, dtype, name)
-    if info.encoding == "tiff":
+    if file is None:
         ids = _tiff_samples(data, info, name)[0][..., 0]
     else:
         out = _fitting(out, (info.height, info.width), dtype, info)
         samples = None if out is None or 8 * out.itemsize != info.bit_depth else out[..., None]
-        found = decode_png_samples(walk_chunks(data, name), info, name, samples)
+        found = decode_png_samples(file, info, name, samples)
         if out is not None and found is samples:
             return out
         ids = found[..., 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import struct
 import threading
 import zlib
@@ -36,6 +37,7 @@ _MAX_CHUNKS = 1 << 18  # a file of empty chunks would exhaust memory; encoders w
 COLOUR_TYPES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 """Colour type (grey, RGB, palette, grey and alpha, RGBA) to samples per pixel (11.2.1, table 12)."""
 
+_TELLING = {b"tRNS", b"eXIf", b"acTL"}  # chunks that say more than the header
 _DEPTHS = {0: {1, 2, 4, 8, 16}, 2: {8, 16}, 3: {1, 2, 4, 8}, 4: {8, 16}, 6: {8, 16}}
 
 
@@ -98,18 +100,45 @@ def walk_chunks(data: bytes, name: str) -> PngFile:
 
 def probe_png(data: bytes, name: str, *, whole: bool) -> ImageInfo:
     """Return the content of the header and the types of chunks; `whole` also checks that all chunks are intact."""
-    if len(data) < len(SIGNATURE) + 8 + _HEADER.size or data[8:16] != b"\0\0\0\rIHDR":
+    info = _info_of_header(data, name)
+    if not whole:
+        return info_of_chunks(walk_chunks(data, name), name)
+    kinds = _kinds_if_intact(data)
+    return info if kinds is not None and kinds.isdisjoint(_TELLING) else info_of_chunks(check_png(data, name), name)
+
+
+def info_of_chunks(file: PngFile, name: str) -> ImageInfo:
+    """Return what the header and the types of chunks say."""
+    info = _info_of_header(file.data, name)
+    kinds = {chunk[0] for chunk in file.chunks}
+    if kinds.isdisjoint(_TELLING):
+        return info
+    return info._replace(
+        alpha=info.alpha or b"tRNS" in kinds,
+        orientation=exif_orientation(file.first(b"eXIf") or b""),
+        animated=b"acTL" in kinds,
+    )
+
+
+def _info_of_header(data: bytes, name: str) -> ImageInfo:
+    head = data[len(SIGNATURE) : len(SIGNATURE) + 8 + _HEADER.size]
+    if len(head) < 8 + _HEADER.size or not head.startswith(b"\0\0\0\rIHDR"):
         raise refuse(name, "PNG signature without a complete IHDR chunk", "a whole PNG file", RESTORE)
-    width, height, depth, colour, compression, filtering, interlace = _HEADER.unpack_from(data, 16)
-    if depth not in _DEPTHS.get(colour, ()) or compression or filtering or interlace > 1:
-        found = f"PNG header with colour type {colour}, depth {depth}, methods {compression}, {filtering}, {interlace}"
+    info = _parsed_header(bytes(head[8:]))
+    if info is None:
+        _, _, depth, colour, *methods = _HEADER.unpack_from(head, 8)
+        found = f"PNG header with colour type {colour}, depth {depth}, methods {', '.join(map(str, methods))}"
         raise refuse(name, found, "a combination that PNG defines", RESTORE)
-    kinds = _kinds_if_intact(data) if whole else None
-    exif = b""
-    if kinds is None or b"eXIf" in kinds:
-        file = check_png(data, name) if whole else walk_chunks(data, name)
-        kinds = {chunk.kind for chunk in file.chunks}
-        exif = file.first(b"eXIf") or b""
+    return info
+
+
+# Cached, because the files of a dataset often share a header, and threads parse headers one at a time.
+@functools.lru_cache(maxsize=1 << 8)
+def _parsed_header(header: bytes) -> ImageInfo | None:
+    """Return what the data of IHDR say, or None if PNG does not define them."""
+    width, height, depth, colour, compression, filtering, interlace = _HEADER.unpack(header)
+    if depth not in _DEPTHS.get(colour, ()) or compression or filtering or interlace > 1:
+        return None
     return ImageInfo(
         encoding="png",
         height=height,
@@ -117,9 +146,7 @@ def probe_png(data: bytes, name: str, *, whole: bool) -> ImageInfo:
         channels=COLOUR_TYPES[colour],
         bit_depth=depth,
         palette=colour == 3,
-        alpha=colour >= 4 or b"tRNS" in kinds,
-        orientation=exif_orientation(exif),
-        animated=b"acTL" in kinds,
+        alpha=colour >= 4,
         interlaced=interlace == 1,
     )
 
@@ -214,16 +241,17 @@ def undo_uniform_filters(filtered: Pixels, channels: int, out: Pixels | None = N
         >>> undo_uniform_filters(np.array([[0, 1, 2, 3], [1, 1, 2, 3]], np.uint8), 1)[..., 0].tolist()
         [[1, 2, 3], [1, 3, 6]]
     """
-    kinds = filtered[:, 0]
-    lowest, highest = int(kinds.min()), int(kinds.max())
+    kinds = filtered[:, 0].tobytes()
+    num_plain, num_sub = kinds.count(_NONE), kinds.count(_SUB)
     stored = filtered[:, 1:].reshape(len(filtered), -1, channels)
     height, width = stored.shape[:2]
-    if (highest > _SUB and not lowest == highest == _UP) or max(height, width) > _MOST_IN_LINE:
+    is_up = kinds.count(_UP) == height
+    if not (is_up or num_plain + num_sub == height) or max(height, width) > _MOST_IN_LINE:
         return None
     pixels = np.empty(stored.shape, np.uint8) if out is None else out
-    if highest == _NONE:
+    if num_plain == height:
         pixels[...] = stored
-    elif highest == _UP:
+    elif is_up:
         for strip in _strips(width, height * channels):
             sums = corner_sums_with_cv2(stored[:, strip])
             np.subtract(sums[1:, 1:], sums[1:, :-1], out=pixels[:, strip])
@@ -231,8 +259,8 @@ def undo_uniform_filters(filtered: Pixels, channels: int, out: Pixels | None = N
         for strip in _strips(height, width * channels):
             sums = corner_sums_with_cv2(stored[strip])
             np.subtract(sums[1:, 1:], sums[:-1, 1:], out=pixels[strip])
-        if lowest == _NONE:
-            plain = np.flatnonzero(kinds == _NONE)
+        if num_plain:
+            plain = np.flatnonzero(filtered[:, 0] == _NONE)
             pixels[plain] = stored[plain]
     return pixels
 

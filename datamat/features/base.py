@@ -81,6 +81,7 @@ def holds_numbers(dtype: str) -> bool:
     return dtype not in _NO_NUMBERS
 
 
+@functools.cache
 def dtype_of(name: str) -> np.dtype[Any]:
     """Return the numpy dtype of a name; "bfloat16" is that of the package ml_dtypes.
 

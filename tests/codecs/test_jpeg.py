@@ -444,3 +444,17 @@ def test_simplejpeg_decodes_where_it_is_installed(monkeypatch):
     monkeypatch.setattr("datamat.codecs.images.decode_with_cv2", None)
 
     assert np.array_equal(decode_image(data), wanted)
+
+
+def test_header_is_found_before_any_byte_that_looks_like_a_scan():
+    """Heads that were seen before are not walked again; a segment may hold the bytes of the marker that ends them."""
+    pixels = np.zeros((8, 16, 3), np.uint8)
+    plain = encode_jpeg(pixels)
+    for note in (b"", b"\xff\xda\x00\x02", b"\xff\xda\xff\xff", b"\xff\xda" * 700):
+        data = plain[:2] + b"\xff\xfe" + (2 + len(note)).to_bytes(2, "big") + note + plain[2:]
+        for _ in range(2):
+            assert probe(data) == probe(data, whole=True) == probe(plain)
+            assert np.array_equal(decode_image(data, is_whole=True), decode_image(plain))
+    for end in range(2, plain.index(b"\xff\xda") + 4):
+        with pytest.raises(InputError):
+            probe(plain[:end])

@@ -332,6 +332,8 @@ def test_state_of_another_order_is_refused(pairs, options, name):
         load(pairs, "val").to_numpy(8, shuffle=True, seed=1).load_state_dict(state)
     with pytest.raises(OptionError, match="not a state that state_dict"):
         data.to_numpy(8).load_state_dict({"step": 3})
+    with pytest.raises(OptionError, match=r"a loader with version 1, .* start a new epoch"):  # in another order
+        data.to_numpy(8, shuffle=True, seed=1).load_state_dict({**state, "version": 1})
 
 
 def test_no_more_is_read_ahead_than_requested(pairs):

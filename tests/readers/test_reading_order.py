@@ -1,8 +1,9 @@
-"""Orders of epochs, which never change, and their division among ranks: every record once, resumable at any step."""
+"""Orders of epochs, which the version in states pins, and their division among ranks: every record once."""
 
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datamat import OptionError
-from datamat.readers import batches
 from datamat.readers.batches import Order, Schedule, permuted
 
 SIZES = (130, 0, 70, 1, 64)
@@ -25,23 +25,33 @@ def test_permutation_has_every_place_once(size, seed):
     assert sorted(permuted(np.arange(size), size, seed)) == list(range(size))
 
 
-@given(size=st.integers(1, 3000), seed=st.integers(0, 2**63))
-def test_permutation_from_a_table_is_that_of_single_places(size, seed):
-    """Small permutations are tabled, large ones computed place by place."""
-    places = np.arange(size)[::3]
-    tabled = permuted(places, size, seed)
+@pytest.mark.parametrize("size", [1 << 16, (1 << 16) + 1, 99_991, 300 * 301, 1 << 18])
+def test_large_permutation_has_every_place_once_in_any_pieces(size):
+    """Small permutations are sorted, large ones computed place by place."""
+    whole = permuted(np.arange(size), size, 3)
+    places = np.arange(size)[::97]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches, "_MOST_TABLED", 0)
-        assert np.array_equal(permuted(places, size, seed), tabled)
+    assert np.array_equal(np.sort(whole), np.arange(size))
+    assert np.array_equal(permuted(places, size, 3), whole[places])
 
 
-def test_permutations_are_those_of_the_first_version():
-    """A saved state resumes in the same order, in every later version."""
-    assert permuted(np.arange(10), 10, 1, 2).tolist() == [5, 7, 2, 4, 8, 9, 1, 3, 6, 0]
-    assert permuted(np.array([0, 1, 10**11]), 10**12, 5).tolist() == [326052658550, 901313931001, 552503311736]
-    assert Order(SIZES, 3, None).positions(0, np.arange(0, 6)).tolist() == [154, 6, 61, 18, 114, 178]
-    assert Order(SIZES, 3, 100).positions(1, np.arange(200, 206)).tolist() == [125, 174, 108, 145, 118, 157]
+@pytest.mark.parametrize("size", [(1 << 16) + 1, 10**12])
+def test_neighbours_of_a_large_permutation_are_independent(size):
+    """Over 2,000 seeds, two places are sent to each pair of 8 x 8 regions equally often."""
+    column = math.isqrt(size - 1) + 1
+    places = np.array([0, 1, column - 1, column, size - 1])
+    regions = np.array([permuted(places, size, seed) for seed in range(2000)]) * 8 // size
+    for other in regions.T[1:]:
+        counts = np.bincount(regions[:, 0] * 8 + other, minlength=64)
+        assert ((counts - 2000 / 64) ** 2 / (2000 / 64)).sum() < 63 + 5 * math.sqrt(2 * 63)
+
+
+def test_permutations_are_those_of_version_2():
+    """A saved state resumes in the same order, until the version in states is raised."""
+    assert permuted(np.arange(10), 10, 1, 2).tolist() == [1, 6, 4, 3, 2, 0, 8, 9, 5, 7]
+    assert permuted(np.array([0, 1, 10**11]), 10**12, 5).tolist() == [627651242718, 72225337407, 794498146048]
+    assert Order(SIZES, 3, None).positions(0, np.arange(0, 6)).tolist() == [195, 45, 62, 88, 4, 99]
+    assert Order(SIZES, 3, 100).positions(1, np.arange(200, 206)).tolist() == [264, 238, 220, 246, 250, 225]
 
 
 @pytest.mark.parametrize("window", [None, 0, 1, 64, 100, 10_000])
