@@ -515,7 +515,8 @@ def _check_encoded(name: str, feature: Feature, columns: Mapping[str, Any], meth
 
 def _column_of(feature: Feature, values: Any) -> Any:
     """Return a column of a block: a pair of values and lengths becomes a `RaggedColumn`."""
-    values = as_array(values)
+    if not (isinstance(values, np.ma.MaskedArray) and values.ndim == 1 and feature.takes_none):
+        values = as_array(values)
     is_column = isinstance(values, (Sequence, RaggedColumn)) or (isinstance(values, np.ndarray) and values.ndim > 0)
     if isinstance(values, str) or not is_column:
         raise mismatch(feature, f"{kind_of(values)}", "give one value per row of the block")

@@ -64,6 +64,7 @@ _EPOCHS = {
 """The epoch of timestamps, by time zone."""
 _MOST_LISTED = 64
 """Maximum integers of a tensor that are stored as numbers by default."""
+_MOST_ASCII = 127
 _ROUNDING = 1e-3
 """Relative error up to which four moved corners still form a rectangle."""
 _NOT_IN_ARROW = {"complex64", "complex128"}
@@ -294,6 +295,8 @@ class Text(Feature):
         return _utf8(self, value)
 
     def encode_many(self, values: Any) -> Any:
+        if isinstance(values, RawColumn):  # of UTF-8
+            return values
         if set(map(type, values)) <= {str}:
             try:
                 return list(map(str.encode, values))
@@ -309,8 +312,14 @@ class Text(Feature):
         return list(values) if len(values) and isinstance(values[0], str) else [value.decode() for value in values]
 
     def observe(self, column: Any) -> FieldStatistics:
-        texts = [value if isinstance(value, str) else value.decode() for value in column]
-        return {"characters": _lengths(texts)}
+        if not isinstance(column, RawColumn):
+            column = [value if isinstance(value, bytes) else value.encode() for value in column]
+            column = RawColumn(np.frombuffer(b"".join(column), np.uint8), np.fromiter(map(len, column), np.int64))
+        counts = column.lengths
+        if column.values.max(initial=0) > _MOST_ASCII:
+            begins = np.concatenate([[0], np.cumsum(column.values & 0xC0 != 0x80)])  # all but continuation bytes
+            counts = np.diff(begins[np.concatenate([[0], np.cumsum(counts)])])
+        return {"characters": Numbers.of(counts, with_bins=True)}
 
     def declared(self) -> str:
         return "str"

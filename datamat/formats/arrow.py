@@ -31,7 +31,7 @@ from datamat.features import (
     Tokens,
     Video,
 )
-from datamat.features.base import as_bfloat16, dtype_of, gathered, holds_numbers
+from datamat.features.base import RawColumn, as_bfloat16, dtype_of, gathered, holds_numbers
 from datamat.features.composed import encoded_texts
 from datamat.features.nullable import Maybe
 from datamat.features.pictures import PictureFile
@@ -112,7 +112,7 @@ class ArrowColumn:
             if self.stored.is_nullable:
                 return self._with_nulls(values)
             if not self.stored.holds_numbers:
-                return _typed(pa.array(values, _plain_type(self.stored.dtype)), self.type)
+                return _typed(_bytes_array(values, _plain_type(self.stored.dtype)), self.type)
             numbers, lengths = self._flattened(values)
             return self._listed(numbers, lengths)
         except (pa.ArrowException, ValueError) as exc:
@@ -331,6 +331,17 @@ class ArrowColumn:
             item = pa.field("element", found, nullable=False)
             found = pa.list_(item) if size is None else pa.list_(item, size)
         return found
+
+
+def _bytes_array(values: Any, kind: Any) -> Any:
+    """Return the Arrow array of n bytes; those of a `RawColumn` are shared."""
+    import pyarrow as pa
+
+    if not isinstance(values, RawColumn):
+        return pa.array(values, kind)
+    ends = np.concatenate([[0], np.cumsum(values.lengths * values.values.itemsize)]).astype(np.int32)
+    data = np.ascontiguousarray(values.values).view(np.uint8)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
 def _plain_type(dtype: str) -> Any:
