@@ -556,10 +556,7 @@ class Scalar(Feature):
                 return Feature.encode_many(self, values)  # names the value that does not fit
             values = numbers
         check_array(self, values.dtype, values.shape, (None,), dtype_of(self.dtype))
-        if kind != "bytes":
-            return _to_column(values, kind)
-        found = _block_column(values[:, None], None, kind)
-        return found.rows() if self.dtype in _NOT_IN_ARROW else found
+        return _block_column(values[:, None], None, kind) if kind == "bytes" else _to_column(values, kind)
 
     def decode(self, column: Column) -> Any:
         return _only(_from_column(column, dtype_of(self.dtype)))
@@ -686,8 +683,6 @@ class Tensor(Feature, Preview):
             values = [_without_items(value, self.shape, self.dtype) for value in values]
         numbers, lengths, shapes = _stacked(self, values, self.shape, dtype_of(self.dtype))
         column = _block_column(numbers, lengths, self._kind)
-        if self.encoding == "raw" or self.dtype in _NOT_IN_ARROW:
-            column = column.rows()
         return {"": column, "/shape": shapes} if self.keeps_shape else column
 
     def decode(self, stored: Any) -> np.ndarray:

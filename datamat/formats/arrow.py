@@ -31,7 +31,7 @@ from datamat.features import (
     Tokens,
     Video,
 )
-from datamat.features.base import RawColumn, as_bfloat16, dtype_of, gathered, holds_numbers
+from datamat.features.base import RawColumn, as_bfloat16, dtype_of, gathered, holds_numbers, values_of
 from datamat.features.composed import encoded_texts
 from datamat.features.nullable import Maybe
 from datamat.features.pictures import PictureFile
@@ -58,6 +58,7 @@ _STORED = {
     **dict.fromkeys(_TIMES, "int64"),  # times in memory
 }
 _FEW_BYTES = 1 << 16
+_MOST_SHARED_BYTES = (1 << 31) - 1  # which offsets of Arrow reach
 _SMALL_VALUES = 1024
 """Maximum numbers in a small value: larger ones fill a row group sooner than images do."""
 
@@ -337,11 +338,10 @@ def _bytes_array(values: Any, kind: Any) -> Any:
     """Return the Arrow array of n bytes; those of a `RawColumn` are shared."""
     import pyarrow as pa
 
-    if not isinstance(values, RawColumn):
-        return pa.array(values, kind)
+    if not isinstance(values, RawColumn) or values.values.nbytes > _MOST_SHARED_BYTES:
+        return pa.array(values_of(values), kind)
     ends = np.concatenate([[0], np.cumsum(values.lengths * values.values.itemsize)]).astype(np.int32)
-    data = np.ascontiguousarray(values.values).view(np.uint8)
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(ends), pa.py_buffer(data)])
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(ends), pa.py_buffer(values.values)])
 
 
 def _plain_type(dtype: str) -> Any:

@@ -34,7 +34,7 @@ import numpy as np
 from datamat.codecs.libraries import load_zlib
 from datamat.errors import RESOURCES, CorruptDataError, OptionError, SchemaError, want_of_resources
 from datamat.features import RaggedColumn
-from datamat.features.base import join_blocks, num_bytes_of
+from datamat.features.base import join_blocks, num_bytes_of, values_of
 from datamat.formats import Block, Offsets, Record, ShardFormat, ShardReader, ShardWriter
 from datamat.formats.arrow import ArrowColumn, Rows, arrow_columns
 from datamat.formats.example import check_block, checked_record
@@ -312,12 +312,13 @@ class _ParquetWriter(ShardWriter):
             weights += taken * max(
                 1, _ENCODING_BYTES // column.item_bytes if column.stored.holds_numbers and column.stored.sizes else 1
             )
+        large = {column.name: values_of(values[column.name]) for column in self._paged}
         for column in self._paged:
-            lengths = _lengths(column, values[column.name])
+            lengths = _lengths(column, large[column.name])
             sizes += lengths
             weights += lengths
-        for column in self._paged:
-            self._values[column.name] += values[column.name]
+        for name, rows in large.items():
+            self._values[name] += rows
         self._batches.append(batch)
         self._row_bytes = np.concatenate([self._row_bytes, sizes])
         self._row_weights = np.concatenate([self._row_weights, weights])

@@ -73,9 +73,7 @@ class Column:
     is_file: bool = False
     noted: Any = None
 
-    def cells(
-        self, table: pa.Table, numbers: np.ndarray, feature: Feature | None, *, for_block: bool = False
-    ) -> Any:
+    def cells(self, table: pa.Table, numbers: np.ndarray, feature: Feature | None, *, for_block: bool = False) -> Any:
         """Return the cells of some rows, as `DatasetWriter.read_block` returns a column.
 
         Args:
