@@ -158,7 +158,7 @@ class Nullable(Composed):
     def encode_many(self, values: Any) -> Any:
         there: Any
         if isinstance(values, np.ndarray) and values.dtype != object:
-            is_there = ~np.ma.getmaskarray(values).any(axis=tuple(range(1, values.ndim)))
+            is_there = np.logical_not(np.ma.getmaskarray(values)).all(axis=tuple(range(1, values.ndim)))
             there = np.asarray(values)[is_there]
         else:
             rows = values.rows() if isinstance(values, RaggedColumn) else values
