@@ -48,6 +48,7 @@ OF_ROWS = frozenset({"key", "split"})
 OF_TARS = frozenset({"__key__", "__url__"})  # of rows that Hugging Face's builder `webdataset` made
 _HF_NOTE = b"huggingface"
 _HF_FILES_OF: dict[str, Feature] = {"Image": Image(), "Audio": Audio(), "Video": Video()}
+_MOST_TEXT_BYTES = 1 << 31  # that chunks of `string` can be joined to
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}  # of modes of Pillow
 
 
@@ -473,9 +474,9 @@ def _block_of(column: Any, own: Feature | None, feature: Feature | None) -> Any:
     """Return cells in memory that they share with Arrow, if possible; None if `to_pylist` is just as good."""
     import pyarrow as pa
 
-    types = pa.types
+    is_text = _is_text(column.type) and column.nbytes < _MOST_TEXT_BYTES
     match feature:
-        case Text() if own == feature and (types.is_string(column.type) or types.is_large_string(column.type)):
+        case Text() if own == feature and is_text:
             array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
             try:
                 array.validate(full=True)
