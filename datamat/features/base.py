@@ -319,8 +319,10 @@ def cut(data: Any, lengths: np.ndarray) -> list[Any]:
     return [data[start:stop] for start, stop in itertools.pairwise([0, *np.cumsum(lengths).tolist()])]
 
 
-ColumnBlock: TypeAlias = RaggedColumn | Sequence[bytes] | Sequence[str]
-"""One encoded column of n records: numbers or lists of bytes, or one bytes value (or its text) for each record."""
+ColumnBlock: TypeAlias = RaggedColumn | np.ndarray | Sequence[bytes] | Sequence[str]
+"""One encoded column of n records: numbers or lists of bytes, or one bytes value (or its text) for each record.
+
+Numbers are an array (n, k) if all records have k of them."""
 
 
 def join_blocks(blocks: Sequence[Mapping[str, ColumnBlock]], order: np.ndarray | None = None) -> dict[str, ColumnBlock]:
@@ -334,7 +336,11 @@ def join_blocks(blocks: Sequence[Mapping[str, ColumnBlock]], order: np.ndarray |
 
 
 def _join_columns(pieces: Sequence[ColumnBlock], order: np.ndarray | None) -> ColumnBlock:
-    columns = [piece for piece in pieces if isinstance(piece, RaggedColumn)]
+    arrays = [piece for piece in pieces if isinstance(piece, np.ndarray)]
+    if len(arrays) == len(pieces) and len({array.shape[1:] for array in arrays}) == 1:
+        joined_array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        return joined_array if order is None else joined_array[order]
+    columns = [piece for piece in map(ragged, pieces) if isinstance(piece, RaggedColumn)]
     if len(columns) == len(pieces):
         found = columns[0]
         if len(columns) > 1:

@@ -327,6 +327,8 @@ class Features(Mapping[str, Feature]):
             SchemaError: a column does not match its declaration.
         """
         try:
+            theirs = {part: ragged(columns[part]) for name, one in self._foreign.items() for part in one.columns(name)}
+            columns = {**columns, **theirs} if theirs else columns
             return {name: feature.decode_many(self.stored(name, columns)) for name, feature in self._fields.items()}
         except (KeyError, TypeError, ValueError) as error:
             raise SchemaError(

@@ -34,6 +34,7 @@ from datamat.features.base import (
     join_names,
     mismatch,
     one_bytes,
+    ragged,
     shape_text,
     to_json_text,
 )
@@ -556,7 +557,10 @@ class Scalar(Feature):
                 return Feature.encode_many(self, values)  # names the value that does not fit
             values = numbers
         check_array(self, values.dtype, values.shape, (None,), dtype_of(self.dtype))
-        return _block_column(values[:, None], None, kind) if kind == "bytes" else _to_column(values, kind)
+        if kind != "bytes":
+            return _to_column(values, kind)
+        found = _block_column(values[:, None], None, kind)
+        return found.rows() if self.dtype in _NOT_IN_ARROW else found
 
     def decode(self, column: Column) -> Any:
         return _only(_from_column(column, dtype_of(self.dtype)))
@@ -683,6 +687,8 @@ class Tensor(Feature, Preview):
             values = [_without_items(value, self.shape, self.dtype) for value in values]
         numbers, lengths, shapes = _stacked(self, values, self.shape, dtype_of(self.dtype))
         column = _block_column(numbers, lengths, self._kind)
+        if self.encoding == "raw" or self.dtype in _NOT_IN_ARROW:
+            column = column.rows()
         return {"": column, "/shape": shapes} if self.keeps_shape else column
 
     def decode(self, stored: Any) -> np.ndarray:
@@ -1038,6 +1044,8 @@ def _from_column(column: Column, dtype: np.dtype[Any]) -> np.ndarray:
 
 def _block_of(column: ColumnBlock, shape: Shape, dtype: str) -> np.ndarray | list[Any]:
     """Return n values of a shape with at most one open size: an array (n, ...), or a list if a size is open."""
+    if isinstance(column, np.ndarray) and None not in shape:
+        return column.astype(dtype_of(dtype), copy=False).reshape(len(column), *shape)
     found = _numbers_of(column, dtype)
     known = math.prod(size for size in shape if size is not None)
     if None not in shape:
@@ -1049,6 +1057,7 @@ def _block_of(column: ColumnBlock, shape: Shape, dtype: str) -> np.ndarray | lis
 
 
 def _numbers_of(column: ColumnBlock, dtype: str) -> RaggedColumn:
+    column = ragged(column)
     if isinstance(column, RaggedColumn):
         return RaggedColumn(column.values.astype(dtype_of(dtype), copy=False), column.lengths)
     stored = dtype_of(dtype).newbyteorder("<")

@@ -190,14 +190,9 @@ class ArrowColumn:
         if None in self.stored.sizes:
             column = RaggedColumn(flat, np.diff(bounds))
             return lambda rows: column[rows] if isinstance(rows, slice) else column.take(rows)
-        width = self.stored.width
-        matrix = flat.reshape(len(chunks), width)
+        matrix = flat.reshape(len(chunks), self.stored.width)
 
-        def numbers_of(rows: Rows) -> RaggedColumn:
-            found = matrix[rows] if isinstance(rows, slice) else matrix.take(rows, axis=0)
-            return RaggedColumn(found.reshape(-1), np.full(len(found), width))
-
-        return numbers_of
+        return lambda rows: matrix[rows] if isinstance(rows, slice) else matrix.take(rows, axis=0)
 
     def _with_nulls(self, values: Sequence[Any] | RaggedColumn | NDArray[Any]) -> Any:
         """Return the Arrow array of values that may be missing."""

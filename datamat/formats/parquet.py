@@ -34,7 +34,7 @@ import numpy as np
 from datamat.codecs.libraries import load_zlib
 from datamat.errors import RESOURCES, CorruptDataError, OptionError, SchemaError, want_of_resources
 from datamat.features import RaggedColumn
-from datamat.features.base import join_blocks, num_bytes_of, values_of
+from datamat.features.base import join_blocks, num_bytes_of
 from datamat.formats import Block, Offsets, Record, ShardFormat, ShardReader, ShardWriter
 from datamat.formats.arrow import ArrowColumn, Rows, arrow_columns
 from datamat.formats.example import check_block, checked_record
@@ -312,13 +312,12 @@ class _ParquetWriter(ShardWriter):
             weights += taken * max(
                 1, _ENCODING_BYTES // column.item_bytes if column.stored.holds_numbers and column.stored.sizes else 1
             )
-        large = {column.name: values_of(values[column.name]) for column in self._paged}
         for column in self._paged:
-            lengths = _lengths(column, large[column.name])
+            lengths = _lengths(column, values[column.name])
             sizes += lengths
             weights += lengths
-        for name, rows in large.items():
-            self._values[name] += rows
+        for column in self._paged:
+            self._values[column.name] += values[column.name]
         self._batches.append(batch)
         self._row_bytes = np.concatenate([self._row_bytes, sizes])
         self._row_weights = np.concatenate([self._row_weights, weights])
@@ -828,6 +827,8 @@ def _drop_the_oldest(wanted: int, num_more: int) -> None:
 
 def _of_its_own(column: ColumnBlock) -> ColumnBlock:
     """Return a column whose numbers are not shared with a kept row group."""
+    if isinstance(column, np.ndarray):
+        return column if column.flags.writeable else column.copy()
     if not isinstance(column, RaggedColumn) or column.values.flags.writeable:
         return column
     return RaggedColumn(column.values.copy(), column.lengths)
