@@ -302,6 +302,23 @@ class RawColumn(RaggedColumn):
         return cut(self.values.tobytes(), self.lengths * self.values.itemsize)
 
 
+class TextColumn(RaggedColumn):
+    """A column of n texts, held as their UTF-8: a sequence of n str.
+
+    Example:
+        >>> list(TextColumn(np.frombuffer("déjà".encode(), np.uint8), np.array([3, 3])))
+        ['dé', 'jà']
+    """
+
+    def __getitem__(self, place: Any) -> Any:
+        found: Any = super().__getitem__(place)
+        return TextColumn(found.values, found.lengths) if isinstance(place, slice) else found.tobytes().decode()
+
+    def rows(self) -> list[Any]:
+        """Return the text of each record."""
+        return [text.decode() for text in cut(self.values.tobytes(), self.lengths)]
+
+
 def joined_spans(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return concatenated spans of values (total,), given the start and length of each."""
     if len(lengths) and lengths.sum() * values.itemsize >= _LONG_SPAN_BYTES * len(lengths):
@@ -320,8 +337,10 @@ def cut(data: Any, lengths: np.ndarray) -> list[Any]:
     return [data[start:stop] for start, stop in itertools.pairwise([0, *np.cumsum(lengths).tolist()])]
 
 
-ColumnBlock: TypeAlias = RaggedColumn | Sequence[bytes] | Sequence[str]
-"""One encoded column of n records: numbers or lists of bytes, or one bytes value (or its text) for each record."""
+ColumnBlock: TypeAlias = RaggedColumn | np.ndarray | Sequence[bytes] | Sequence[str]
+"""One encoded column of n records: numbers or lists of bytes, or one bytes value (or its text) for each record.
+
+Numbers are an array (n, k) if all records have k of them."""
 
 
 def join_blocks(blocks: Sequence[Mapping[str, ColumnBlock]], order: np.ndarray | None = None) -> dict[str, ColumnBlock]:
@@ -335,7 +354,11 @@ def join_blocks(blocks: Sequence[Mapping[str, ColumnBlock]], order: np.ndarray |
 
 
 def _join_columns(pieces: Sequence[ColumnBlock], order: np.ndarray | None) -> ColumnBlock:
-    columns = [piece for piece in pieces if isinstance(piece, RaggedColumn)]
+    arrays = [piece for piece in pieces if isinstance(piece, np.ndarray)]
+    if len(arrays) == len(pieces) and len({array.shape[1:] for array in arrays}) == 1:
+        joined_array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        return joined_array if order is None else joined_array[order]
+    columns = [piece for piece in map(ragged, pieces) if isinstance(piece, RaggedColumn)]
     if len(columns) == len(pieces):
         found = columns[0]
         if len(columns) > 1:

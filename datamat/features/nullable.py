@@ -156,9 +156,15 @@ class Nullable(Composed):
         return {part: how.wrap(parts[part]) for part, how in columns.items()}
 
     def encode_many(self, values: Any) -> Any:
-        rows = values.rows() if isinstance(values, RaggedColumn) else values
-        is_there = np.array([value is not None for value in rows], bool)
-        there = values if is_there.all() else [value for value in rows if value is not None]
+        there: Any
+        if isinstance(values, np.ndarray) and values.dtype != object:
+            mask = np.broadcast_to(getattr(values, "mask", False), values.shape)  # of a masked array
+            is_there = (~mask).all(axis=tuple(range(1, values.ndim)))
+            there = np.asarray(values)[is_there]
+        else:
+            rows = values.rows() if isinstance(values, RaggedColumn) else values
+            is_there = np.array([value is not None for value in rows], bool)
+            there = values if is_there.all() else [value for value in rows if value is not None]
         mark = RaggedColumn(np.ones(len(there), np.int64), np.ones(len(there), np.int64))
         try:
             block = {"/present": mark, **by_part(self.feature.encode_many(there))}

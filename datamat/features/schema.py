@@ -327,6 +327,8 @@ class Features(Mapping[str, Feature]):
             SchemaError: a column does not match its declaration.
         """
         try:
+            theirs = {part: ragged(columns[part]) for name, one in self._foreign.items() for part in one.columns(name)}
+            columns = {**columns, **theirs} if theirs else columns
             return {name: feature.decode_many(self.stored(name, columns)) for name, feature in self._fields.items()}
         except (KeyError, TypeError, ValueError) as error:
             raise SchemaError(
@@ -515,7 +517,9 @@ def _check_encoded(name: str, feature: Feature, columns: Mapping[str, Any], meth
 
 def _column_of(feature: Feature, values: Any) -> Any:
     """Return a column of a block: a pair of values and lengths becomes a `RaggedColumn`."""
-    values = as_array(values)
+    is_masked = isinstance(values, np.ndarray) and hasattr(values, "mask")  # without an import of numpy.ma
+    if not (is_masked and values.ndim == 1 and feature.takes_none):
+        values = as_array(values)
     is_column = isinstance(values, (Sequence, RaggedColumn)) or (isinstance(values, np.ndarray) and values.ndim > 0)
     if isinstance(values, str) or not is_column:
         raise mismatch(feature, f"{kind_of(values)}", "give one value per row of the block")

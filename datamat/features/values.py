@@ -24,6 +24,7 @@ from datamat.features.base import (
     RawColumn,
     Shape,
     Stored,
+    TextColumn,
     array_of,
     check_array,
     checked_dtype,
@@ -34,6 +35,7 @@ from datamat.features.base import (
     join_names,
     mismatch,
     one_bytes,
+    ragged,
     shape_text,
     to_json_text,
 )
@@ -64,6 +66,7 @@ _EPOCHS = {
 """The epoch of timestamps, by time zone."""
 _MOST_LISTED = 64
 """Maximum integers of a tensor that are stored as numbers by default."""
+_MOST_ASCII = 127
 _ROUNDING = 1e-3
 """Relative error up to which four moved corners still form a rectangle."""
 _NOT_IN_ARROW = {"complex64", "complex128"}
@@ -294,6 +297,8 @@ class Text(Feature):
         return _utf8(self, value)
 
     def encode_many(self, values: Any) -> Any:
+        if isinstance(values, TextColumn):
+            return RawColumn(values.values, values.lengths)
         if set(map(type, values)) <= {str}:
             try:
                 return list(map(str.encode, values))
@@ -309,8 +314,14 @@ class Text(Feature):
         return list(values) if len(values) and isinstance(values[0], str) else [value.decode() for value in values]
 
     def observe(self, column: Any) -> FieldStatistics:
-        texts = [value if isinstance(value, str) else value.decode() for value in column]
-        return {"characters": _lengths(texts)}
+        if not isinstance(column, RawColumn):
+            column = [value if isinstance(value, bytes) else value.encode() for value in column]
+            column = RawColumn(np.frombuffer(b"".join(column), np.uint8), np.fromiter(map(len, column), np.int64))
+        counts = column.lengths
+        if column.values.max(initial=0) > _MOST_ASCII:
+            begins = np.concatenate([[0], np.cumsum(column.values & 0xC0 != 0x80)])  # all but continuation bytes
+            counts = np.diff(begins[np.concatenate([[0], np.cumsum(counts)])])
+        return {"characters": Numbers.of(counts, with_bins=True)}
 
     def declared(self) -> str:
         return "str"
@@ -1034,6 +1045,8 @@ def _from_column(column: Column, dtype: np.dtype[Any]) -> np.ndarray:
 
 def _block_of(column: ColumnBlock, shape: Shape, dtype: str) -> np.ndarray | list[Any]:
     """Return n values of a shape with at most one open size: an array (n, ...), or a list if a size is open."""
+    if isinstance(column, np.ndarray) and None not in shape:
+        return column.astype(dtype_of(dtype), copy=False).reshape(len(column), *shape)
     found = _numbers_of(column, dtype)
     known = math.prod(size for size in shape if size is not None)
     if None not in shape:
@@ -1045,6 +1058,7 @@ def _block_of(column: ColumnBlock, shape: Shape, dtype: str) -> np.ndarray | lis
 
 
 def _numbers_of(column: ColumnBlock, dtype: str) -> RaggedColumn:
+    column = ragged(column)
     if isinstance(column, RaggedColumn):
         return RaggedColumn(column.values.astype(dtype_of(dtype), copy=False), column.lengths)
     stored = dtype_of(dtype).newbyteorder("<")

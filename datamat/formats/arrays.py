@@ -9,7 +9,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MOST_ITEMS = (1 << 31) - 1  # numbers in lists, or bytes of texts, that one array holds
+MOST_ITEMS = (1 << 31) - 1
+"""Numbers in lists, or bytes of texts, that one array holds."""
 
 
 def numbers_array(values: np.ndarray, valid: np.ndarray | None = None) -> Any:
@@ -25,8 +26,8 @@ def numbers_array(values: np.ndarray, valid: np.ndarray | None = None) -> Any:
 def ends_array(lengths: np.ndarray) -> Any:
     """Return the offsets of lists of these lengths (n,): int32 (n + 1,); raise `ValueError` if they exceed 31 bits."""
     ends = np.concatenate([[0], np.cumsum(lengths)])
-    if ends[-1] > _MOST_ITEMS:
-        raise ValueError(f"one block holds {ends[-1]:,} items, where Arrow's lists end at {_MOST_ITEMS:,}")
+    if ends[-1] > MOST_ITEMS:
+        raise ValueError(f"one block holds {ends[-1]:,} items, where Arrow's lists end at {MOST_ITEMS:,}")
     return numbers_array(ends.astype(np.int32))
 
 
@@ -35,10 +36,10 @@ def texts_array(values: Sequence[str | None]) -> Any:
     import pyarrow as pa
 
     data = [b"" if value is None else value.encode() for value in values]
-    return bytes_array(data, pa.string(), np.array([value is not None for value in values], bool))
+    return binary_array(data, pa.string(), np.array([value is not None for value in values], bool))
 
 
-def bytes_array(values: Sequence[bytes], kind: Any, valid: np.ndarray | None = None) -> Any:
+def binary_array(values: Sequence[bytes], kind: Any, valid: np.ndarray | None = None) -> Any:
     """Return an array of bytes or texts, in several pieces if they take more than 2 GiB; invalid ones are null.
 
     Raises:
@@ -46,11 +47,22 @@ def bytes_array(values: Sequence[bytes], kind: Any, valid: np.ndarray | None = N
     """
     import pyarrow as pa
 
-    ends = np.cumsum(np.fromiter((0, *map(len, values)), np.int64))
-    if ends[-1] > _MOST_ITEMS:
+    lengths = np.fromiter(map(len, values), np.int64, len(values))
+    if lengths.sum() > MOST_ITEMS:
         return pa.array(values, kind, mask=None if valid is None else ~valid)
-    buffers = [validity(valid), pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(values))]
-    found = pa.Array.from_buffers(kind, len(values), buffers)
+    return packed_array(b"".join(values), lengths, kind, valid)
+
+
+def packed_array(data: Any, lengths: np.ndarray, kind: Any, valid: np.ndarray | None = None) -> Any:
+    """Return an array of bytes or texts that lie one after another in a buffer, which it shares, of less than 2 GiB.
+
+    Raises:
+        pyarrow.ArrowInvalid: a text is not UTF-8.
+    """
+    import pyarrow as pa
+
+    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    found = pa.Array.from_buffers(kind, len(lengths), [validity(valid), pa.py_buffer(ends), pa.py_buffer(data)])
     found.validate(full=kind == pa.string())
     return found
 

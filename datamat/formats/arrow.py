@@ -31,11 +31,11 @@ from datamat.features import (
     Tokens,
     Video,
 )
-from datamat.features.base import as_bfloat16, dtype_of, gathered, holds_numbers
+from datamat.features.base import RawColumn, as_bfloat16, dtype_of, gathered, holds_numbers, values_of
 from datamat.features.composed import encoded_texts
 from datamat.features.nullable import Maybe
 from datamat.features.pictures import PictureFile
-from datamat.formats.arrays import bytes_array, ends_array, numbers_array
+from datamat.formats.arrays import MOST_ITEMS, binary_array, ends_array, numbers_array, packed_array
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ class ArrowColumn:
             if self.stored.is_nullable:
                 return self._with_nulls(values)
             if not self.stored.holds_numbers:
-                texts = cast("Sequence[bytes]", values)
-                return _typed(bytes_array(texts, _plain_type(self.stored.dtype)), self.type)
+                return _typed(_bytes_array(values, _plain_type(self.stored.dtype)), self.type)
             numbers, lengths = self._flattened(values)
             return self._listed(numbers, lengths)
         except (pa.ArrowException, ValueError) as exc:
@@ -187,14 +186,9 @@ class ArrowColumn:
         if None in self.stored.sizes:
             column = RaggedColumn(flat, np.diff(bounds))
             return lambda rows: column[rows] if isinstance(rows, slice) else column.take(rows)
-        width = self.stored.width
-        matrix = flat.reshape(len(chunks), width)
+        matrix = flat.reshape(len(chunks), self.stored.width)
 
-        def numbers_of(rows: Rows) -> RaggedColumn:
-            found = matrix[rows] if isinstance(rows, slice) else matrix.take(rows, axis=0)
-            return RaggedColumn(found.reshape(-1), np.full(len(found), width))
-
-        return numbers_of
+        return lambda rows: matrix[rows] if isinstance(rows, slice) else matrix.take(rows, axis=0)
 
     def _with_nulls(self, values: Sequence[Any] | RaggedColumn | NDArray[Any]) -> Any:
         """Return the Arrow array of values that may be missing."""
@@ -252,7 +246,7 @@ class ArrowColumn:
         else:
             flat = [item for value in values for item in value]
             lengths = np.array([len(value) for value in values], int)
-        array = _typed(bytes_array(flat, _plain_type(self.stored.dtype)), self._type_from(1))
+        array = _typed(binary_array(flat, _plain_type(self.stored.dtype)), self._type_from(1))
         nulls = numbers_array(np.asarray(lengths) == 0) if self.stored.is_nullable else None
         return pa.ListArray.from_arrays(ends_array(lengths), array, type=self.type, mask=nulls)
 
@@ -325,6 +319,13 @@ class ArrowColumn:
             item = pa.field("element", found, nullable=False)
             found = pa.list_(item) if size is None else pa.list_(item, size)
         return found
+
+
+def _bytes_array(values: Any, kind: Any) -> Any:
+    """Return the Arrow array of n bytes; those of a `RawColumn` are shared."""
+    if isinstance(values, RawColumn) and values.values.nbytes <= MOST_ITEMS:
+        return packed_array(values.values, values.lengths * values.values.itemsize, kind)
+    return binary_array(values_of(values), kind)
 
 
 def _ends_of(array: Any) -> NDArray[np.int64]:

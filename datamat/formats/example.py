@@ -745,13 +745,13 @@ def _column_bytes(values: NDArray[Any] | RaggedColumn | Sequence[bytes]) -> int:
 
 def _list_fields(column: ColumnPrefix, values: NDArray[Any] | RaggedColumn | Sequence[bytes]) -> tuple[_Layout, _Size]:
     """Return the body of each row's list as fields, and its length."""
-    if isinstance(values, RawColumn):
-        width = values.lengths[0]
-        values = values.matrix(width) if width and (values.lengths == width).all() else values.rows()
-    if isinstance(values, RaggedColumn):
-        return _lists_of_bytes(values) if column.kind == "bytes_list" else _ragged_fields(column.kind, values)
     body: _Field | _Run
-    if not isinstance(values, np.ndarray):
+    size: _Size
+    if isinstance(values, RawColumn):
+        body, size = _raw_field(values)
+    elif isinstance(values, RaggedColumn):
+        return _lists_of_bytes(values) if column.kind == "bytes_list" else _ragged_fields(column.kind, values)
+    elif not isinstance(values, np.ndarray):
         body, size = _bytes_field(values)
     else:
         rows = np.ascontiguousarray(values, DTYPE_OF_KIND.get(column.kind)).reshape(len(values), -1)
@@ -807,6 +807,14 @@ def _entry_fields(column: ColumnPrefix, list_fields: _Layout, list_size: _Size) 
         _varint_field(list_size),
     ]
     return heads + list_fields, 1 + _varint_size(entry_size) + entry_size
+
+
+def _raw_field(column: RawColumn) -> tuple[_Field | _Run, _Size]:
+    data, lengths = column.values.tobytes(), column.lengths * column.values.itemsize
+    if (width := int(lengths[0])) and (lengths == width).all():
+        is_run = width > _WIDE_BYTES
+        return _Run(data, lengths) if is_run else _Field(np.frombuffer(data, np.uint8).reshape(-1, width)), width
+    return _run_or_field(data, lengths), lengths
 
 
 def _bytes_field(values: Sequence[bytes]) -> tuple[_Field | _Run, _Size]:

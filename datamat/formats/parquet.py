@@ -827,6 +827,8 @@ def _drop_the_oldest(wanted: int, num_more: int) -> None:
 
 def _of_its_own(column: ColumnBlock) -> ColumnBlock:
     """Return a column whose numbers are not shared with a kept row group."""
+    if isinstance(column, np.ndarray):
+        return column if column.flags.writeable else column.copy()
     if not isinstance(column, RaggedColumn) or column.values.flags.writeable:
         return column
     return RaggedColumn(column.values.copy(), column.lengths)

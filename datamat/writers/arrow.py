@@ -102,12 +102,20 @@ class ArrowSource(DataSource):
         return len(self._rows)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        block = self.block(np.array([number]))
-        return {name: cells[0][:] if isinstance(cells, tuple) else cells[0] for name, cells in block.items()}
+        rows = self.rows(np.array([number]))
+        return {name: cells[0][:] if isinstance(cells, tuple) else cells[0] for name, cells in rows.items()}
+
+    def rows(self, positions: np.ndarray) -> dict[str, Any]:
+        """Return the cells of some rows: arrays, pairs of values and lengths, or lists of Python's values."""
+        table = self._rows.take(positions)
+        return {name: column.cells(table, positions, self.features.get(name)) for name, column in self._columns.items()}
 
     def block(self, positions: np.ndarray) -> dict[str, Any]:
         table = self._rows.take(positions)
-        return {name: column.cells(table, positions, self.features.get(name)) for name, column in self._columns.items()}
+        return {
+            name: column.cells(table, positions, self.features.get(name), for_block=True)
+            for name, column in self._columns.items()
+        }
 
     def field_names(self) -> list[str]:
         return list(self._columns)

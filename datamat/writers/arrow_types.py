@@ -12,8 +12,21 @@ import numpy as np
 
 from datamat.codecs import encode_png
 from datamat.errors import SourceError
-from datamat.features import Audio, Bytes, ClassLabel, Image, Json, ListOf, Scalar, Tensor, Text, Timestamp, Video
-from datamat.features.base import dtype_of
+from datamat.features import (
+    Audio,
+    Bytes,
+    ClassLabel,
+    Image,
+    Json,
+    ListOf,
+    Nullable,
+    Scalar,
+    Tensor,
+    Text,
+    Timestamp,
+    Video,
+)
+from datamat.features.base import TextColumn, dtype_of
 from datamat.values import frozen
 from datamat.writers.samples import (
     HF_FILE,
@@ -35,6 +48,7 @@ OF_ROWS = frozenset({"key", "split"})
 OF_TARS = frozenset({"__key__", "__url__"})  # of rows that Hugging Face's builder `webdataset` made
 _HF_NOTE = b"huggingface"
 _HF_FILES_OF: dict[str, Feature] = {"Image": Image(), "Audio": Audio(), "Video": Video()}
+_MOST_TEXT_BYTES = 1 << 31  # that chunks of `string` can be joined to
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}  # of modes of Pillow
 
 
@@ -60,13 +74,15 @@ class Column:
     is_file: bool = False
     noted: Any = None
 
-    def cells(self, table: pa.Table, numbers: np.ndarray, feature: Feature | None) -> Any:
+    def cells(self, table: pa.Table, numbers: np.ndarray, feature: Feature | None, *, for_block: bool = False) -> Any:
         """Return the cells of some rows, as `DatasetWriter.read_block` returns a column.
 
         Args:
             table: rows of the table, all its columns.
             numbers: number of each row, for messages.
             feature: feature that is to hold the cells.
+            for_block: whether only features take the cells: then texts are a `TextColumn`, and numbers that may be
+                missing a masked array, without a Python object for each.
 
         Raises:
             SourceError: a cell is empty.
@@ -88,6 +104,8 @@ class Column:
             place = int(numbers[np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]])
             raise SourceError(empty_cell(self.name, f"row {place}, "))
         found = _cells_of(column, self.feature) if feature == self.feature else None
+        if found is None and for_block:
+            found = _block_of(column, self.feature, feature)
         return column.to_pylist() if found is None else found
 
     def content(self, cell: Any, place: str) -> Any:
@@ -450,6 +468,38 @@ def _cells_of(column: Any, feature: Feature | None) -> Any:
         case Tensor() | ClassLabel():
             return _arrays_of(column, feature)
     return None
+
+
+def _block_of(column: Any, own: Feature | None, feature: Feature | None) -> Any:
+    """Return cells in memory that they share with Arrow, if possible; None if `to_pylist` is just as good."""
+    import pyarrow as pa
+
+    is_text = _is_text(column.type) and column.nbytes < _MOST_TEXT_BYTES
+    match feature:
+        case Text() if own == feature and is_text:
+            array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+            try:
+                array.validate(full=True)
+            except pa.ArrowInvalid:
+                return None  # Python's error names the byte
+            return _texts_of(array)
+        case Nullable(feature=Scalar() as inner) if own == inner:
+            is_there = column.is_valid().to_numpy(zero_copy_only=False)
+            values = np.zeros(len(column), dtype_of(inner.dtype))
+            values[is_there] = column.drop_null().to_numpy(zero_copy_only=False)
+            return np.ma.masked_array(values, ~is_there)
+    return None
+
+
+def _texts_of(array: Any) -> TextColumn:
+    """Return texts without nulls in memory that they share with Arrow."""
+    import pyarrow as pa
+
+    _, ends, data = array.buffers()
+    width = np.int64 if pa.types.is_large_string(array.type) else np.int32
+    bounds = np.frombuffer(ends, width)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    values = np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[-1]]
+    return TextColumn(values, np.diff(bounds))
 
 
 def _arrays_of(column: Any, feature: Tensor | ClassLabel) -> Any:

@@ -203,6 +203,7 @@ class DatasetWriter(abc.ABC):
             A column for every declared feature except `key`; None if this block must be read row by row.
 
             - Numbers and labels: an array (n,) of the declared dtype; a label may be any integer, or a name.
+            - Numbers that may be missing: a masked array (n,), or a list with None.
             - Arrays of one shape: an array (n, ...).
             - Arrays whose first size varies: a tuple (values, lengths) of all values, (total, ...), and int64 (n,), the
               number that each row has.

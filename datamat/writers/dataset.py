@@ -20,6 +20,7 @@ import numpy as np
 
 from datamat.errors import FingerprintError, InputError, OptionError, SchemaError, SourceError, join_problems
 from datamat.features import BBoxes, Bytes, ClassLabel, Feature, Features, Image, ListOf, Scalar, Tensor
+from datamat.features.base import TextColumn
 from datamat.fingerprint import fingerprint
 from datamat.sources.files import output_lies_in
 from datamat.sources.rows import IndexRow
@@ -311,7 +312,7 @@ class ImportWriter(DatasetWriter):
 
     def _column(self, name: str, column: Any) -> Any:
         feature = self._declared.get(name)
-        if feature is None or isinstance(column, tuple):
+        if feature is None or isinstance(column, (tuple, TextColumn)):
             return column
         return converted_column(column, feature)
 

@@ -139,7 +139,7 @@ class EpisodesSource(DataSource):
 
     def __getitem__(self, position: int) -> dict[str, Any]:
         start, end = self._ends[position : position + 2]
-        frames = self._frames.block(np.arange(start, end))
+        frames = self._frames.rows(np.arange(start, end))
         numbers = {*np.asarray(frames["episode_index"]).tolist()}
         if numbers != {self._numbers[position]}:
             raise CorruptDataError(

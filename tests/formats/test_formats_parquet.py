@@ -219,10 +219,8 @@ def test_row_groups_in_memory_come_first(tmp_path, monkeypatch):
         which, numbers = np.divmod(rng.permutation(120)[:60], 60)
         block = shard_format.read_block(readers, which, numbers, TABLE.columns)
         assert list(block["key"]) == [f"k{number}" for number in numbers.tolist()]
-        assert block["label"].values.tolist() == (numbers % 3).tolist()
-        assert np.frombuffer(b"".join(block["x"]) if isinstance(block["x"], list) else block["x"].values).tolist() == [
-            number / 7 for number in numbers.tolist()
-        ]
+        assert np.ravel(block["label"]).tolist() == (numbers % 3).tolist()
+        assert np.ravel(block["x"]).tolist() == [number / 7 for number in numbers.tolist()]
         assert len(reads) == 6 + 2 * seed
 
     for reader in readers:

@@ -10,6 +10,7 @@ from prepared import Prepared
 from datamat import (
     Index,
     Materializer,
+    Nullable,
     SampleError,
     Scalar,
     SourceError,
@@ -183,3 +184,42 @@ def test_table_in_chunks_reaches_workers(tmp_path):
         assert report.num_shards_written == num_written
 
     assert sorted(int(sample["x"]) for sample in load(tmp_path / "out")) == COLUMNS["x"]
+
+
+@pytest.mark.parametrize("kept_as", ["tfrecord", "webdataset", "parquet", "arrayrecord"])
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
+def test_texts_and_missing_numbers_of_a_table_are_stored_exactly(tmp_path, kept_as, kind):
+    if kept_as == "arrayrecord":
+        pytest.importorskip("array_record")
+    texts = ["", "sea", "日本", "naïve café", "𝄞", "x" * 300, "a"] * 9
+    numbers = [None, 1.5, float("nan"), -0.0, 7.0, None, 2.0] * 9
+    table = pa.table(
+        {"text": pa.array(["cut off", *texts], kind), "only": pa.array(["", *texts], kind),
+         "number": pa.array([0.0, *numbers], pa.float64()), "flag": pa.array([None, *[True, None, False] * 21])}
+    ).slice(1)  # fmt: skip
+    features = {"number": Nullable(Scalar("float64")), "flag": Nullable(Scalar("bool"))}
+    writer = ImportWriter(features=features)
+    Materializer(writer, table, tmp_path / "out", format=kept_as).run(executor=InlineExecutor(), progress=False)
+    found = load(tmp_path / "out")
+    samples = sorted(found, key=lambda sample: sample["key"])
+    assert [sample["text"] for sample in samples] == [sample["only"] for sample in samples] == texts
+    found_numbers = [None if sample["number"] is None else float(sample["number"]) for sample in samples]
+    assert [*map(repr, found_numbers)] == [*map(repr, numbers)]  # NaN equals nothing, and -0.0 equals 0.0
+    assert [sample["flag"] for sample in samples] == [True, None, False] * 21
+    assert found.statistics["text"]["characters"]["max"] == 300
+    assert found.statistics["text"]["characters"]["mean"] == pytest.approx(sum(map(len, texts)) / len(texts))
+
+
+def test_a_masked_array_in_a_block_is_of_missing_numbers(tmp_path):
+    def block(numbers):
+        return {"x": np.ma.masked_array(np.float32(numbers), np.array(numbers) % 3 == 0)}
+
+    def row(number):
+        return {"x": np.float32(number) if number % 3 else None}
+
+    features = {"x": Nullable(Scalar("float32"))}
+    given = {"features": features, "executor": InlineExecutor(), "progress": False, "format": "parquet"}
+    materialize(row, range(50), tmp_path / "rows", **given)
+    materialize(row, range(50), tmp_path / "blocks", block=block, **given)
+    one, other = (next((tmp_path / name).glob("*.parquet")).read_bytes() for name in ("rows", "blocks"))
+    assert one == other
