@@ -159,7 +159,7 @@ class Nullable(Composed):
         there: Any
         if isinstance(values, np.ndarray) and values.dtype != object:
             mask = np.broadcast_to(getattr(values, "mask", False), values.shape)  # of a masked array
-            is_there = (~mask).all(axis=tuple(range(1, values.ndim)))
+            is_there = np.asarray((~mask).all(axis=tuple(range(1, values.ndim))))
             there = np.asarray(values)[is_there]
         else:
             rows = values.rows() if isinstance(values, RaggedColumn) else values
