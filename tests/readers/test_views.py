@@ -270,7 +270,10 @@ def test_each_member_of_concat_keeps_its_own_functions(rows):
 
 @pytest.mark.parametrize(
     ("weights", "shuffle"),
-    [((0.7, 0.3), False), ((0.7, 0.3), True), ((0.9, 0.1), 4), ((2, 1), True), ((0.33, 0.67), 4), ((1, 1e-4), False)],
+    [
+        *[((0.7, 0.3), False), ((0.7, 0.3), True), ((0.9, 0.1), 4), ((2, 1), True), ((0.33, 0.67), 4)],
+        *[((1, 1e-4), False), ((0.5, 0.5), False), ((0.5, 0.5), True)],
+    ],
 )
 def test_mix_keeps_proportions_and_walks_through_each_dataset(rows, weights, shuffle):
     """At each place both datasets have come as often as their weights say; across epochs no record comes too often."""
