@@ -1235,7 +1235,7 @@ DEFECTS = {
         ),
         Defect(
             "pandas-for-the-index",
-            "Arrow's arrays are made by a call that imports pandas: half a second and 40 MB in each worker and at the end",
+            "arrays of Arrow are made by a call that imports pandas: half a second and 40 MB in each worker",
             "datamat.formats.arrays:binary_array",
             replace("lengths.sum() > MOST_ITEMS", "True"),
             "tests/test_imports.py::test_worker_that_writes_parquet_loads_no_pandas",
