@@ -10,7 +10,7 @@ import resource
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 def open_files(folder: str | os.PathLike[str] = "") -> list[str]:
@@ -34,16 +34,20 @@ def few_descriptors(count: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_descriptors() -> Iterator[None]:
-    """Let this process open no file at all."""
+def no_descriptors() -> Iterator[Callable[[], None]]:
+    """Let this process open no file at all; yield what takes the descriptors that other threads have freed since."""
     gc.collect()  # what it frees later would be room for a file
     held: list[int] = []
-    with few_descriptors(20):
+
+    def fill() -> None:
         with contextlib.suppress(OSError):
             while True:
                 held.append(os.open(os.devnull, os.O_RDONLY))
+
+    with few_descriptors(20):
+        fill()
         try:
-            yield
+            yield fill
         finally:
             for descriptor in held:
                 os.close(descriptor)

@@ -8,8 +8,6 @@ from xml.etree import ElementTree
 from datamat.codecs.files import read_file
 from datamat.errors import InputError
 
-__all__ = ["read_xml"]
-
 
 class _NoDoctype(ElementTree.TreeBuilder):
     """Refuses document type declarations, and with them all entities."""

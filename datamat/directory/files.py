@@ -38,33 +38,6 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 
-__all__ = [
-    "MADE",
-    "SPOOL",
-    "WORK",
-    "check_lock",
-    "commit",
-    "commit_json",
-    "default_scratch",
-    "digest_file",
-    "disk_errors_explained",
-    "empty_folder",
-    "fsync_folder",
-    "is_stand_in",
-    "leave_stand_in",
-    "lock_holder",
-    "locked",
-    "parse_json",
-    "path_inside",
-    "printable",
-    "private_folder",
-    "publish",
-    "read_json",
-    "refuse_links",
-    "render_json",
-    "temporary_folder",
-]
-
 # ---------------------------------------------------------------- text
 #
 # Text from outside (file names, keys, messages of other programs), made safe to display.

@@ -24,32 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
-__all__ = [
-    "DATASET_NAME",
-    "MIX64_STEPS",
-    "SPLIT_NAME",
-    "KeyDigest",
-    "KeyLookup",
-    "RecordKey",
-    "RecordNames",
-    "ShardName",
-    "bad_key",
-    "is_shard_file",
-    "key_hash",
-    "mix64",
-    "ordered_by",
-    "original_key",
-    "packed_hashes",
-    "pieces",
-    "records_by_row",
-    "row_runs",
-    "row_type",
-    "safe_key",
-    "safe_keys",
-    "sorted_hashes",
-    "stored_key",
-]
-
 # ---------------------------------------------------------------- names of datasets, splits and shards
 #
 # They become file names, and manifests come from untrusted places: nothing in a name may lead elsewhere.

@@ -27,8 +27,6 @@ from datamat.features.registry import built_in
 from datamat.features.statistics import FieldStatistics, Numbers
 from datamat.values import frozen
 
-__all__ = ["Audio", "decoded_sound", "sound_extension"]
-
 _SOUNDS = {"WAV": "wav", "WAVEX": "wav", "FLAC": "flac", "MP3": "mp3", "OGG": "ogg"}
 """Formats of files that are stored untouched, as soundfile names them, with their extensions."""
 _MOST_FLAC_CHANNELS, _MOST_FLAC_RATE = 8, 65_535

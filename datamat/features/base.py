@@ -22,33 +22,6 @@ from datamat.errors import InputError, MissingDependencyError, SchemaError, coun
 from datamat.features.statistics import FieldStatistics
 from datamat.values import frozen
 
-__all__ = [
-    "DTYPE_OF_KIND",
-    "KIND_OF_DTYPE",
-    "ArrowType",
-    "Column",
-    "ColumnBlock",
-    "Feature",
-    "Kind",
-    "RaggedColumn",
-    "RawColumn",
-    "Shape",
-    "as_bfloat16",
-    "bytes_array",
-    "cut",
-    "dtype_of",
-    "holds_numbers",
-    "is_block_of_kind",
-    "is_number_dtype",
-    "is_of_kind",
-    "join_blocks",
-    "joined_spans",
-    "num_bytes_of",
-    "ragged",
-    "rows_of",
-    "values_of",
-]
-
 Column: TypeAlias = bytes | Sequence[bytes] | np.ndarray
 """One column of one record: one bytes value, a list of them, or a 1-D int64 or float32 array."""
 
@@ -757,6 +730,7 @@ def bytes_array(values: Sequence[Any]) -> np.ndarray:
 
 
 def checked_shape(shape: Any, where: str) -> Shape:
+    """Return a declared shape; raise `SchemaError` if it is none."""
     try:
         sizes = tuple(None if size is None else operator.index(size) for size in shape)
     except TypeError as error:
@@ -767,6 +741,7 @@ def checked_shape(shape: Any, where: str) -> Shape:
 
 
 def checked_names(names: Any, where: str) -> tuple[str, ...]:
+    """Return declared class names; raise `SchemaError` if they are not distinct texts."""
     found = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else (None,)
     if not all(isinstance(name, str) for name in found):
         raise SchemaError(f"{where}: names is {names!r}; want a sequence of str")
@@ -776,6 +751,7 @@ def checked_names(names: Any, where: str) -> tuple[str, ...]:
 
 
 def checked_dtype(dtype: Any, where: str, dtypes: Iterable[str] = KIND_OF_DTYPE) -> str:
+    """Return the name of a declared dtype; raise `SchemaError` if it is not among `dtypes`."""
     try:
         name = (dtype_of(dtype) if isinstance(dtype, str) else np.dtype(dtype)).name
     except TypeError:
@@ -796,6 +772,7 @@ def set_positive(feature: Feature, names: Iterable[str]) -> None:
 
 
 def checked_int(value: Any, where: str) -> int:
+    """Return an option as int; raise `SchemaError` if it is no integer."""
     try:
         return operator.index(value)
     except TypeError as error:
@@ -871,6 +848,7 @@ def _array_of_torch(tensor: Any) -> np.ndarray:
 
 
 def array_of(feature: Feature, value: Any) -> np.ndarray:
+    """Return a value that has to be an array; raise `SchemaError` otherwise."""
     if not isinstance(value, np.ndarray):
         raise mismatch(feature, f"a {type(value).__name__}", "give a numpy array")
     return value
@@ -879,6 +857,7 @@ def array_of(feature: Feature, value: Any) -> np.ndarray:
 def check_array(
     feature: Feature, dtype: Any, shape: tuple[int, ...], wanted: Shape, wanted_dtype: np.dtype[Any]
 ) -> None:
+    """Raise `SchemaError` if an array of this dtype and shape does not match its declaration."""
     # Both byte orders hold the same numbers.
     same_dtype = dtype == wanted_dtype or np.dtype(dtype).newbyteorder("=") == wanted_dtype
     same_shape = shape == wanted or (
@@ -893,6 +872,7 @@ def check_array(
 
 
 def one_bytes(column: Column) -> bytes:
+    """Return the only value of a column; raise `SchemaError` if it holds another number of them."""
     if isinstance(column, bytes):
         return column
     if len(column) != 1 or not isinstance(column[0], bytes):
@@ -901,10 +881,12 @@ def one_bytes(column: Column) -> bytes:
 
 
 def mismatch(feature: Feature, found: str, remedy: str) -> SchemaError:
+    """Return the error of a value that does not match its declaration."""
     return SchemaError(f"{_FIELD} is declared {feature.declared()} but the sample holds {found}; {remedy}")
 
 
 def shape_text(shape: Sequence[int | None]) -> str:
+    """Return a shape in words, with `?` for open sizes."""
     return (
         "(" + ", ".join("?" if size is None else str(size) for size in shape) + ("," if len(shape) == 1 else "") + ")"
     )

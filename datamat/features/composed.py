@@ -28,8 +28,6 @@ from datamat.errors import SchemaError
 from datamat.features.base import DictFields, Feature, RaggedColumn, RawColumn, bytes_array, ragged, values_of
 from datamat.features.registry import declaration_of, feature_of
 
-__all__ = ["Composed", "alone", "as_ragged", "checked_part", "declared_as", "encoded_texts", "innermost"]
-
 
 class Composed(Feature):
     """A type that wraps another feature and delegates most methods to it.

@@ -17,8 +17,6 @@ from datamat.features.pictures import Image
 from datamat.features.values import Bytes, Json, Scalar, Tensor, Text, Timestamp
 from datamat.features.video import Video, video_extension
 
-__all__ = ["inferred"]
-
 
 def inferred(name: str, value: Any) -> Any:
     """Return the feature of a value, or a dict of features; raise as `Features.infer` does."""

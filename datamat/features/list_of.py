@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ListOf", "Packed"]
-
 
 @frozen()
 class ListOf(Composed):

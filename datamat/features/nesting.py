@@ -9,8 +9,6 @@ from datamat.errors import SchemaError, kind_of
 from datamat.features.base import DictFields, Feature, join_names
 from datamat.features.composed import Composed, checked_part
 
-__all__ = ["Group", "Nesting", "chosen", "nested", "value_at", "with_value"]
-
 
 class Group(NamedTuple):
     """A dict in a sample.

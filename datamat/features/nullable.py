@@ -29,8 +29,6 @@ from datamat.values import frozen
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Maybe", "Nullable"]
-
 
 class Maybe(NamedTuple):
     """The layout of a column whose values may be missing.

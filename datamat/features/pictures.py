@@ -35,16 +35,6 @@ from datamat.features.statistics import Counts, FieldStatistics, Numbers
 from datamat.features.values import Tensor
 from datamat.values import frozen
 
-__all__ = [
-    "Depth",
-    "Image",
-    "Keypoints",
-    "Mask",
-    "PictureFile",
-    "Polygons",
-    "picture_extension",
-]
-
 _JPEG = b"\xff\xd8"
 _MOST_IDS = {"uint8": 256, "uint16": 65536}
 """Number of class ids of each dtype of masks; segmentation datasets use the last for `not labelled`."""

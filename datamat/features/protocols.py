@@ -7,8 +7,6 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-__all__ = ["Geometry", "Preview", "Target"]
-
 Target: TypeAlias = Literal["image", "mask", "depth", "bboxes", "keypoints", "points", "array"]
 
 

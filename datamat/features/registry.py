@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 from datamat.errors import MissingDependencyError, SchemaError
 from datamat.features.base import DictFields, Feature, join_names
 
-__all__ = ["BUILT_IN", "built_in", "declaration_of", "feature_of", "path_of", "register_feature"]
-
 BUILT_IN: dict[str, type[Feature]] = {}
 """datamat's own types."""
 

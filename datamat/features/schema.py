@@ -37,8 +37,6 @@ from datamat.features.registry import BUILT_IN, declaration_of, feature_of, path
 from datamat.features.statistics import FieldStatistics, Statistics, merged, shared_bounds
 from datamat.features.values import ClassLabel, Scalar, Tensor, Text, Tokens
 
-__all__ = ["NO_MEMORY", "Features"]
-
 NO_MEMORY: Mapping[str, np.ndarray] = {}
 """No memory to decode into."""
 

@@ -23,18 +23,6 @@ import xxhash
 
 from datamat.errors import CorruptDataError
 
-__all__ = [
-    "Counts",
-    "FieldStatistics",
-    "Numbers",
-    "Observed",
-    "Statistics",
-    "check_lines",
-    "merged",
-    "summarized",
-    "summarized_in_words",
-]
-
 _UNIT_BITS = 1074
 """Every finite float64 is a multiple of 2**-1074."""
 _SMALL = 1 << 31

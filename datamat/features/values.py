@@ -44,20 +44,6 @@ from datamat.features.registry import built_in
 from datamat.features.statistics import Counts, FieldStatistics, Numbers
 from datamat.values import frozen
 
-__all__ = [
-    "BBoxes",
-    "Bytes",
-    "ClassLabel",
-    "Json",
-    "Scalar",
-    "Tensor",
-    "Text",
-    "Timestamp",
-    "Tokens",
-    "numbers_in",
-    "side_by_side",
-]
-
 _TIME = "datetime64[us]"
 _EPOCHS = {
     None: datetime.datetime(1970, 1, 1),

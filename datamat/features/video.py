@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
 
-__all__ = ["Video", "stretch_of_video", "video_extension"]
-
 _DEMUXERS = {
     **dict.fromkeys(["mp4", "mov", "3gp"], "mov"),
     **dict.fromkeys(["mkv", "webm"], "matroska"),

@@ -64,8 +64,6 @@ if TYPE_CHECKING:
     from datamat.formats import Block, Record, RecordSpans
 
 
-__all__ = ["ArrayRecordFormat"]
-
 OUTPUT_VERSION = 2
 """Incremented when the same records give different bytes; then shards of the format are rebuilt."""
 

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from datamat.features.base import ArrowType, Column, ColumnBlock
 
 
-__all__ = ["ArrowColumn", "Rows", "Storage", "arrow_columns", "storage_of"]
-
 Rows: TypeAlias = "slice | NDArray[np.int64]"
 """Numbers of rows: a slice with both ends, or int64 (n,) in any order."""
 

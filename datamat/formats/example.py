@@ -31,21 +31,6 @@ if TYPE_CHECKING:
     from datamat.formats import Block, Buffer, Record
 
 
-__all__ = [
-    "ExampleEncoder",
-    "buffers_of",
-    "check_block",
-    "checked_record",
-    "decode_block",
-    "decode_example",
-    "encode_example",
-    "encode_examples",
-    "fields",
-    "pack_block",
-    "read_varint",
-    "varint",
-]
-
 # ---------------------------------------------------------------- the wire format of protocol buffers
 #
 # Protobuf's wire format: varints, and the fields of a message, whose meaning the caller knows.

@@ -22,19 +22,6 @@ if TYPE_CHECKING:
     from datamat.formats import RecordSpans
 
 
-__all__ = [
-    "BUFFER_BYTES",
-    "BufferedFile",
-    "RangeReader",
-    "bound",
-    "located",
-    "read_at",
-    "read_spans",
-    "read_up_to",
-    "refuse_finished",
-    "write_all",
-]
-
 Found = TypeVar("Found")
 
 # ---------------------------------------------------------------- guards

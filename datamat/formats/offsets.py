@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from datamat.errors import CorruptDataError, OptionError
 from datamat.values import frozen
 
-__all__ = ["Offsets", "RecordSpan", "RecordSpans"]
-
 RecordSpan: TypeAlias = tuple[int, int, int]
 """Offset, size and skip of one record, as in `Offsets`; skip is 0 for formats without one."""
 
@@ -157,7 +155,7 @@ class Offsets:
 
 
 def _lines(columns: Sequence[NDArray[np.uint64]]) -> bytes:
-    """Return a line of numbers for each row: digits of all columns at once, in a tenth of the time of formatting."""
+    """Return a line of numbers for each row: digits of all columns at once, in a third of the time of formatting."""
     widths = [len(str(column.max())) for column in columns]
     text = np.full((len(columns[0]), sum(widths) + len(widths)), ord(" "), np.uint8)
     text[:, -1] = ord("\n")

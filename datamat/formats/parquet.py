@@ -64,8 +64,6 @@ if TYPE_CHECKING:
     from datamat.formats import RecordSpans
 
 
-__all__ = ["ParquetFormat"]
-
 OUTPUT_VERSION = 7
 """Incremented when the same records give different bytes; then shards of the format are rebuilt."""
 

@@ -47,16 +47,6 @@ if TYPE_CHECKING:
     from datamat.formats import RecordSpans
 
 
-__all__ = [
-    "FRAMING_BYTES",
-    "GzipTFRecordFormat",
-    "TFRecordFormat",
-    "encode_block",
-    "frame",
-    "read_payload",
-    "record_size",
-]
-
 # ---------------------------------------------------------------- the bytes around a record
 #
 # TFRecord framing: the bytes around a payload, written and tested.

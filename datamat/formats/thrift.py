@@ -11,23 +11,6 @@ from typing import Any, TypeAlias
 
 from datamat.formats.example import varint
 
-__all__ = [
-    "BINARY",
-    "DOUBLE",
-    "I16",
-    "I32",
-    "I64",
-    "LENGTH",
-    "LIST",
-    "MAGIC",
-    "STRUCT",
-    "Struct",
-    "footer_bytes",
-    "read_struct",
-    "write_int",
-    "write_struct",
-]
-
 LENGTH = struct.Struct("<I")
 MAGIC = b"PAR1"
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)

@@ -74,18 +74,6 @@ if TYPE_CHECKING:
     from datamat.formats import RecordSpans
 
 
-__all__ = [
-    "BLOCK_BYTES",
-    "END_OF_ARCHIVE",
-    "Member",
-    "TarForm",
-    "WebDatasetFormat",
-    "member",
-    "parse_header",
-    "read_pax_path",
-    "tar_form",
-]
-
 # ---------------------------------------------------------------- members of an archive
 #
 # Members of tar archives: headers, written and read one at a time; equal members have equal headers.

@@ -39,30 +39,6 @@ if TYPE_CHECKING:
     from datamat.readers.remote import LookAhead
 
 
-__all__ = [
-    "Batches",
-    "Client",
-    "Cut",
-    "EpochOrder",
-    "Mixed",
-    "Mixture",
-    "Order",
-    "Position",
-    "Schedule",
-    "Selected",
-    "Units",
-    "check_rank",
-    "check_seed",
-    "check_shuffle",
-    "chosen_fields",
-    "default_rank",
-    "permuted",
-    "read_state",
-    "records_at",
-    "register_iterable",
-    "supervised_fields",
-]
-
 # ---------------------------------------------------------------- order
 #
 # Which record stands at which place of an epoch is a pure function of place, seed and epoch, so nothing is stored.

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from datamat.folders import Folder
 
 
-__all__ = ["RecordCache", "ShardStore", "Watch", "byte_limit", "default_cache"]
-
 Watch: TypeAlias = "Callable[[pathlib.Path, int], None]"
 """Called with the path of an unfinished copy, and the number of its first bytes that are there."""
 

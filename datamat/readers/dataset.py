@@ -73,8 +73,6 @@ if TYPE_CHECKING:
     from datamat.readers.batches import EpochOrder
 
 
-__all__ = ["ShardedDataset", "concat", "load", "mix"]
-
 # ---------------------------------------------------------------- the dataset
 #
 # Random access to the records of a finished directory, and the ways to read all of them.

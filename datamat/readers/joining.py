@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from datamat.readers.records import RecordFiles
     from datamat.readers.views import Part
 
-__all__ = ["How", "Other", "joined", "others_of_table"]
-
 How = Literal["exact", "inner", "left"]
 """What happens to records without a partner: they are refused or left out, or their new fields are None."""
 

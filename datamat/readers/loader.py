@@ -35,27 +35,6 @@ if TYPE_CHECKING:
     from datamat.readers.sharing import Returned
 
 
-__all__ = [
-    "Allocate",
-    "BatchBuffer",
-    "BatchJob",
-    "BatchMaker",
-    "Buffer",
-    "DecodingThreads",
-    "MemoryPool",
-    "SampleList",
-    "Skipped",
-    "closed_at_exit",
-    "in_blocks",
-    "in_processes",
-    "in_threads",
-    "keep_freed_pages",
-    "keep_freed_pages_again",
-    "made_here",
-    "ragged_names",
-    "shared_threads",
-]
-
 # ---------------------------------------------------------------- threads
 #
 # Decoding threads that other threads can use until the program has ended.

@@ -28,8 +28,6 @@ from datamat.values import frozen
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["write_megatron"]
-
 _PART_RECORDS = 8192
 _AT_ONCE = 1024
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from datamat.features import Features
 
-__all__ = ["BATCH_PARAMETERS", "BatchKeywords", "BatchOptions", "TfOptions"]
-
 
 class BatchKeywords(TypedDict, total=False):
     """The keyword arguments of `to_numpy`, `to_torch` and `to_tf`; `BatchOptions` describes each."""

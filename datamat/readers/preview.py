@@ -28,19 +28,6 @@ if TYPE_CHECKING:
     from datamat.features import Feature, Features
 
 
-__all__ = [
-    "Panel",
-    "Picture",
-    "Scene",
-    "Swatch",
-    "draw",
-    "draw_drawn",
-    "in_words",
-    "look_at",
-    "palette_of",
-    "preview_of",
-]
-
 _TILE_WIDTH, _TILE_HEIGHT, _MARGIN, _LINE = 320, 640, 8, 22
 _WIDE = 2.5  # width / height of pictures that get tiles of twice the width, such as strips of frames and slices
 _LEGEND_WIDTH, _SWATCH_WIDTH, _GAP = 160, 20, 4

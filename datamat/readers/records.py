@@ -56,23 +56,6 @@ if TYPE_CHECKING:
     from datamat.readers.cache import RecordCache, ShardStore
 
 
-__all__ = [
-    "ChainedRecords",
-    "JoinedField",
-    "JoinedRecords",
-    "KeyIndex",
-    "LineMarks",
-    "MappedOffsets",
-    "Partner",
-    "RecordFiles",
-    "SampleReader",
-    "ShardOpener",
-    "SkippedRecords",
-    "TableRecords",
-    "files_of",
-    "partners_of",
-]
-
 # ---------------------------------------------------------------- damaged records
 #
 # Damaged records raise errors, or are skipped, counted and logged.

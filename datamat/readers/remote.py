@@ -42,16 +42,6 @@ if TYPE_CHECKING:
     from datamat.readers.loader import BatchJob
 
 
-__all__ = [
-    "SMALL_BYTES",
-    "Download",
-    "Loaded",
-    "LookAhead",
-    "RemoteReader",
-    "ShardFetcher",
-    "ahead",
-]
-
 SMALL_BYTES = 64 << 10  # of a shard that is fetched in one piece: two requests for its ends would take longer
 _AT_ONCE = 8  # shards of an epoch that are fetched at the same time
 _AT_FIRST, _MORE = 3, 2  # at the start, and with each that is there: the first batch waits for its share of the network

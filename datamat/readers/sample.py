@@ -7,8 +7,6 @@ from typing import Any
 
 from datamat.errors import count_of
 
-__all__ = ["Sample"]
-
 _MOST_NUMBERS, _MOST_CHARACTERS, _MOST_ITEMS = 8, 60, 3
 
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from datamat.readers.batches import EpochOrder
 
 
-__all__ = ["Budget", "Packing", "Padding", "Planner", "check_chunk", "check_padded", "one_budget", "packed_fields"]
-
 _WINDOW = 4096  # places whose records are sorted or fitted together
 _TO_END = np.iinfo(np.int64).max  # behind the last token of a piece that goes to the end of its record
 

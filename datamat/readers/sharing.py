@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-__all__ = ["BlockOwner", "BlockUser", "Returned", "SharedBlock", "SharedFolder", "block_owner"]
-
 _MEMORY = "/dev/shm"  # noqa: S108 -- a file system in memory, which the standard library's shared memory uses as well
 _FLAGS = getattr(mmap, "MAP_SHARED", 0) | getattr(mmap, "MAP_POPULATE", 0)  # macOS has no such hint; Windows no workers
 _LEAST_BYTES = 1 << 16  # a smaller array is sent by value: creating and mapping a file costs more

@@ -47,19 +47,6 @@ if TYPE_CHECKING:
     from datamat.transforms.augmenter import SampleTransform
 
 
-__all__ = [
-    "Part",
-    "Records",
-    "Selection",
-    "kept_by_expression",
-    "kept_by_function",
-    "kept_by_row",
-    "lengths_of",
-    "mapped",
-    "order_of",
-    "values_at",
-]
-
 # ---------------------------------------------------------------- records
 
 

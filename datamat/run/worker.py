@@ -43,13 +43,6 @@ if TYPE_CHECKING:
     from datamat.run.receipts import Receipt
 
 
-__all__ = [
-    "LEAST_CALL_S",
-    "MOST_CALL_S",
-    "PartWorker",
-    "set_up_process",
-]
-
 LEAST_CALL_S = 0.02
 """Minimum seconds of work per call, since a call costs two or three milliseconds: short parts share one call."""
 

@@ -27,23 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 
-__all__ = [
-    "MOST_BYTES",
-    "FetchAhead",
-    "Fetcher",
-    "behind",
-    "fetched",
-    "fetchers",
-    "fetches_files",
-    "fill",
-    "remedy",
-    "scratch_folder",
-    "sent",
-    "stamp_of",
-    "urls_in_errors",
-    "with_urls",
-]
-
 MOST_BYTES = 1 << 34
 """Largest file that is fetched if its size is unknown: a server might send data without end."""
 _AHEAD_FILES, _AHEAD_BYTES = 128, 64 << 20  # that are fetched before their rows are read

@@ -21,26 +21,6 @@ import xxhash
 from datamat.errors import READ_FLAGS, OutputError, count_of
 from datamat.sources.fetching import fetched
 
-__all__ = [
-    "LARGEST_HASHED",
-    "MOST_FILES",
-    "FileState",
-    "Listing",
-    "SourceFiles",
-    "describe_files",
-    "digest_files",
-    "file_state",
-    "files_in",
-    "follows_links",
-    "links_followed",
-    "listing_noted",
-    "may_be_input",
-    "note_files",
-    "output_excluded",
-    "output_lies_in",
-    "refuse_output_in",
-]
-
 LARGEST_HASHED = 1 << 34
 """Largest file, in bytes, that is hashed by default: larger files are compared by size and time."""
 

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from datamat.sources.rows import IndexRow, RowBlock
 
 
-__all__ = ["Groups", "groups_in_words"]
-
-
 class Groups:
     """Gives each row of one index the hash of its group.
 

@@ -22,10 +22,6 @@ from datamat.sources.rows import BATCH_ROWS, origin_of
 from datamat.sources.store import INPUT, RowField, RowStore, mixed, names_in
 from datamat.sources.url_files import UrlFiles
 
-__all__ = [
-    "InputFinder",
-]
-
 _PIECE_ROWS = 1 << 20
 _LOOKED_AT = 16  # values that are examined to find the fields that hold files: the first that are not blank, ...
 _LOOKED_AT_LATER = 1024  # ... and so many more, over all rows, of those that look like paths

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
-__all__ = ["SourceMirror", "mirrored"]
-
 _READ_WITH_INDEX = frozenset(
     {".txt", ".csv", ".tsv", ".lst", ".names", ".json", ".jsonl", ".ndjson", ".yaml", ".yml", ".xml", ".parquet",
      ".arrow", ".feather", ".orc", ".sqlite", ".db", ".h5", ".hdf5", ".nc"}

@@ -17,22 +17,6 @@ import xxhash
 from datamat.errors import SourceError
 from datamat.values import frozen
 
-__all__ = [
-    "BATCH_ROWS",
-    "IndexRow",
-    "Origin",
-    "RowBlock",
-    "Rows",
-    "Texts",
-    "in_blocks",
-    "listed",
-    "origin_of",
-    "other_fields",
-    "relative_to_source",
-    "single_rows",
-    "stored_rows",
-]
-
 
 class IndexRow(NamedTuple):
     """One input sample: where it is, not its content.

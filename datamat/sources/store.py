@@ -39,16 +39,6 @@ from datamat.sources.rows import _MANY_BYTES, IndexRow, Origin, Texts
 from datamat.sources.url_files import LIKELY_BYTES, url_path
 from datamat.values import frozen
 
-__all__ = [
-    "INPUT",
-    "NO_TEXT",
-    "FieldKind",
-    "RowField",
-    "RowStore",
-    "mixed",
-    "names_in",
-]
-
 FieldKind = Literal["text", "path", "json", "int64", "float64"]
 
 NO_TEXT = b"\xff\x00\xff"

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 
-__all__ = ["LIKELY_BYTES", "UrlFiles", "is_page", "is_page_by_name", "is_path_of_url", "url_folder", "url_path"]
-
 LIKELY_BYTES = 1 << 17
 """Assumed size of a file behind the URL of a row, until it is known."""
 _SUFFIX = re.compile(r"\.\w{1,8}")

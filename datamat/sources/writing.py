@@ -41,10 +41,6 @@ from datamat.sources.rows import (
 from datamat.sources.store import NO_TEXT, FieldKind, RowField, RowStore, mixed
 from datamat.sources.url_files import UrlFiles
 
-__all__ = [
-    "write_rows",
-]
-
 _DEFAULT_SPLIT = "train"
 _EXACT = 2**53  # integers up to it are exact as floats
 

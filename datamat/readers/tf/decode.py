@@ -24,21 +24,6 @@ if TYPE_CHECKING:
     from datamat.features.base import Kind, Shape
 
 
-__all__ = [
-    "PictureDecoder",
-    "as_column",
-    "as_one",
-    "as_read",
-    "converted",
-    "decode_many",
-    "decode_one",
-    "decodes_in_blocks",
-    "is_fixed",
-    "pictures_of",
-    "signature",
-    "tensorflow",
-]
-
 # ---------------------------------------------------------------- features
 #
 # Feature values from encoded records: one record at a time, or many at once.

@@ -13,8 +13,6 @@ import functools
 import gc
 from typing import Any
 
-__all__ = ["feed_pipelines", "free_iterators_at_exit"]
-
 _MOST_SWEEPS = 10
 _FEEDS = "_datamat_feeds_pipelines"
 _RESOURCES = ("_iterator_resource", "_multi_device_iterator_resource", "_device_iterators")

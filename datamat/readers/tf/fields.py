@@ -48,8 +48,6 @@ from datamat.features.base import (
 from datamat.features.list_of import Packed
 from datamat.values import frozen
 
-__all__ = ["TfField", "decode_raw", "in_python", "tf_dtype", "tf_field", "tf_fields", "tf_value"]
-
 _TF_DTYPES = {"string": "string", "bytes": "string", "object": "string", "datetime64[us]": "int64"}
 _SIGNED = {"uint32": "int32", "uint64": "int64"}
 """Types of the same size in place of types that `tf.io.decode_raw` does not support."""

@@ -51,16 +51,6 @@ from datamat.readers.tf.shuffling import AT_END, FIRST
 from datamat.readers.tf.source import ReadOptions, TfSource
 from datamat.readers.tf.threads import in_own_thread
 
-__all__ = [
-    "BLOCKS_AT_WORK",
-    "LOOKED_AT",
-    "called_by_python",
-    "from_python",
-    "learn_layouts",
-    "made_by",
-    "with_epochs",
-]
-
 
 @final
 @frozen()

@@ -8,14 +8,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = [
-    "counted",
-    "symbolic",
-    "untuned",
-    "verbatim",
-]
-
-
 def untuned(tf: Any, dataset: Any) -> Any:
     """Return a dataset without autotuning."""
     # With the autotuner of TensorFlow 2.21, every other epoch of 3.4 s took 5.2 s: an iterator's end waits for the

@@ -61,11 +61,6 @@ from datamat.readers.tf.shuffling import Seeds, mixed, refusing_checkpoints
 from datamat.readers.tf.snapshots import snapshotted
 from datamat.readers.tf.source import COMPRESSION, ReadOptions, TfSource
 
-__all__ = [
-    "guarded",
-    "make_dataset",
-]
-
 # ---------------------------------------------------------------- damaged records
 #
 # Damaged TFRecord shards raise an error that names file, record and key.

@@ -33,8 +33,6 @@ from datamat.errors import OptionError, ParallelError
 from datamat.readers.tf.decode import tensorflow
 from datamat.values import frozen
 
-__all__ = ["Service", "check_address", "distribute", "run_server", "serving"]
-
 _ADDRESS = re.compile(r"grpc://(?P<host>[^\s:/]+):(?P<port>\d{1,5})")
 _CONNECT_TIMEOUT_S = 5.0
 _END_TIMEOUT_S = 5.0

@@ -27,14 +27,6 @@ if TYPE_CHECKING:
 
 from datamat.readers.tf.graph import counted, untuned, verbatim
 
-__all__ = [
-    "AT_END",
-    "FIRST",
-    "Seeds",
-    "mixed",
-    "refusing_checkpoints",
-]
-
 
 def _as_seeds(seed: int) -> dict[str, Any]:
     """Split a seed into the two of TensorFlow's ops; 0 and 0 together would mean random seeds."""

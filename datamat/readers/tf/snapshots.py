@@ -19,10 +19,6 @@ from datamat.readers.tf.decode import (
     tensorflow,
 )
 
-__all__ = [
-    "snapshotted",
-]
-
 _NUM_SHARDS = 8  # written and read by as many threads
 
 

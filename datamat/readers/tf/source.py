@@ -19,14 +19,6 @@ if TYPE_CHECKING:
     from datamat.readers.options import BatchOptions
 from datamat.readers.tf.shuffling import Seeds
 
-__all__ = [
-    "COMPRESSION",
-    "ReadOptions",
-    "TfSource",
-    "check_form",
-    "wants_arrays",
-]
-
 
 def wants_arrays(transform: Any) -> bool:
     """Return True if Python calls a transform, with arrays; otherwise TensorFlow traces it."""

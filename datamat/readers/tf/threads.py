@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = [
-    "in_own_thread",
-]
-
-
 _idle: list[tuple[SimpleQueue[Callable[[], Any]], SimpleQueue[tuple[Any, BaseException | None]]]] = []
 """Idle Python threads, at most as many as there were simultaneous calls. Daemons, so they do not block exit."""
 
