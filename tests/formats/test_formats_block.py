@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from datamat.errors import SchemaError
+from datamat.features.base import RaggedColumn
 from datamat.formats import get_format
 from datamat.formats.example import decode_block, decode_example, encode_example
 from datamat.formats.tfrecord import encode_block, frame
@@ -27,7 +29,14 @@ def column(num_rows):
         st.tuples(st.just("bytes"), st.lists(texts, min_size=num_rows, max_size=num_rows))
         | st.tuples(st.just("int64"), st_numpy.arrays(np.int64, shapes, elements=ints))
         | st.tuples(st.just("float32"), st_numpy.arrays(np.float32, shapes, elements=st.floats(width=32)))
+        | st.tuples(
+            st.just("int64"), st.lists(st.lists(ints, max_size=3), min_size=num_rows, max_size=num_rows).map(ragged_of)
+        )
     )
+
+
+def ragged_of(lists):
+    return RaggedColumn(np.array([*itertools.chain(*lists)], np.int64), np.array([*map(len, lists)], np.int64))
 
 
 names = st.text(st.sampled_from("ab/é"), max_size=3)
