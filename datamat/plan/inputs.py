@@ -121,13 +121,12 @@ class OpenedFiles:
 
     def undeclared(self, declared: Iterable[Iterable[Iterable[str]]]) -> tuple[str, ...]:
         """Return the undeclared files that count, in the order of opening."""
-        known = {os.path.realpath(path) for row in declared for field in row for path in field}
-        found = {os.path.realpath(path): is_run for path, is_run in self._paths.items()}
-        return tuple(
-            path
-            for path, is_run in found.items()
-            if self._near.holds(path, is_run=is_run) and not _is_among(path, known) and os.path.isfile(path)
-        )
+        named = {path for row in declared for field in row for path in field}
+        # Resolving links takes longer than reading a small file: most files are opened by their declared names.
+        others = {os.path.realpath(path): is_run for path, is_run in self._paths.items() if path not in named}
+        near = [path for path, is_run in others.items() if self._near.holds(path, is_run=is_run)]
+        known = {os.path.realpath(path) for path in named} if near else set()
+        return tuple(path for path in near if not _is_among(path, known) and os.path.isfile(path))
 
 
 @contextlib.contextmanager
