@@ -139,8 +139,9 @@ _MOST_BYTES_KNOWN = 4 << 20
 _ENTRY_BYTES = 512  # that an entry takes beside its file
 _num_bytes_known = 0
 _whole: dict[int, tuple[bytes, ImageInfo]] = {}
-"""Files that were found whole a moment ago, by their `id`: a writer looks at the size of a file that is stored later,
-and statistics at that of each copy of a sample."""
+"""Files that were found whole a moment ago: a writer looks at the size of a file that is stored later, and statistics
+at that of each copy of a sample. By their lengths, since each call of `id` is an event for the audit hooks of workers;
+of files of one length, the last is known."""
 _made: tuple[bytes, ...] = ()
 """Files that a transform of this process returned a moment ago: they were encoded here, not read."""
 _MADE_PER_DECODED = 16
@@ -170,8 +171,10 @@ def probe(data: bytes, *, whole: bool = False, name: str = "", max_pixels: int =
         >>> info.encoding, info.height, info.width, info.channels
         ('png', 2, 3, 1)
     """
-    known, info = _whole.get(id(data), (None, None))
-    if info is None or known is not data:
+    known = _whole.get(len(data))
+    if known is not None and known[0] is data:
+        info = known[1]
+    else:
         info = _PROBES[_encoding(data, name)](data, name, whole=whole)
         if whole and type(data) is bytes:  # nobody can change these
             _note_whole(data, info)
@@ -202,7 +205,7 @@ def _note_whole(data: bytes, info: ImageInfo) -> None:
     if _num_bytes_known + len(data) > _MOST_BYTES_KNOWN:
         _whole, _num_bytes_known = {}, 0
     if len(data) <= _MOST_BYTES_KNOWN:
-        _whole[id(data)] = data, info
+        _whole[len(data)] = data, info
         _num_bytes_known += len(data) + _ENTRY_BYTES
 
 

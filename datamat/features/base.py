@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 import functools
 import importlib
@@ -811,14 +810,16 @@ def stored_size(value: Any) -> tuple[tuple[int, int], int] | None:
     Args:
         value: a file, a Pillow picture, or pixels; None is returned for anything else.
     """
+    if isinstance(value, bytes):
+        try:
+            info = probe(value)
+        except InputError:  # reported when the file is encoded
+            return None
+        return (info.height, info.width), info.orientation
+    if isinstance(value, np.ndarray):
+        return ((value.shape[0], value.shape[1]), 1) if value.ndim > 1 else None
     if hasattr(value, "convert") and hasattr(value, "getbands"):
         return (value.height, value.width), value.getexif().get(_ORIENTATION, 1)
-    if isinstance(value, bytes):
-        with contextlib.suppress(InputError):  # reported when the file is encoded
-            info = probe(value)
-            return (info.height, info.width), info.orientation
-    elif isinstance(value, np.ndarray) and value.ndim > 1:
-        return (value.shape[0], value.shape[1]), 1
     return None
 
 
@@ -860,15 +861,17 @@ def check_array(
     """Raise `SchemaError` if an array of this dtype and shape does not match its declaration."""
     # Both byte orders hold the same numbers.
     same_dtype = dtype == wanted_dtype or np.dtype(dtype).newbyteorder("=") == wanted_dtype
-    same_shape = shape == wanted or (
-        len(shape) == len(wanted) and all(w in (None, s) for s, w in zip(shape, wanted, strict=True))
-    )
-    if same_dtype and same_shape:
+    if same_dtype and (shape == wanted or _fits(shape, wanted)):
         return
     found = f"{np.dtype(dtype).name} {shape_text(shape)}"
     raise mismatch(
         feature, found, "cast or reshape it where it is made, in read or a transform, or change the declaration"
     )
+
+
+@functools.lru_cache(maxsize=1 << 8)  # most samples of a dataset have the same shapes
+def _fits(shape: tuple[int, ...], wanted: Shape) -> bool:
+    return len(shape) == len(wanted) and all(w in (None, s) for s, w in zip(shape, wanted, strict=True))
 
 
 def one_bytes(column: Column) -> bytes:

@@ -36,7 +36,7 @@ from datamat.features.pictures import PictureFile
 from datamat.fingerprint import fingerprint
 from datamat.folders.urls import is_url, redacted, without_secrets
 from datamat.plan.gather import SampleColumns
-from datamat.sources.fetching import fill, remedy, with_urls
+from datamat.sources.fetching import fetches_files, fill, remedy, with_urls
 from datamat.sources.rows import stored_rows
 from datamat.transforms import Augmenter
 from datamat.transforms.augmenter import each_sample
@@ -616,7 +616,8 @@ class Pipeline:
 
     def _called(self, row: IndexRow) -> Any:
         """Return the result of `read`, a list if it yields, with all generators seeded for the row; or its error."""
-        fill(self._files_of(row))
+        if fetches_files():
+            fill(self._files_of(row))
         # Seeding takes as long as everything else for a small row, and few writers draw. So the generators are not
         # seeded until a row has drawn: that row is read again, and from then on they are seeded for each.
         is_seeded = global_draws.are_expected

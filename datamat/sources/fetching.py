@@ -130,7 +130,7 @@ def behind(path: str) -> Iterator[tuple[Fetcher, str]]:
 
 def fill(paths: Iterable[str]) -> None:
     """Fetch files of sources that this process mirrors; ignore other paths."""
-    for path in paths if _active else ():
+    for path in paths:
         for mirror, file in behind(path):
             mirror.fetch(file)
 

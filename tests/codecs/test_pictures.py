@@ -361,6 +361,18 @@ def test_damaged_file_stays_damaged():
             probe(damaged, whole=True)
 
 
+def test_file_as_long_as_a_whole_one_is_checked():
+    """Files of one length are known one at a time; a damaged one never passes for another."""
+    data = encode_png(np.zeros((3, 4, 3), np.uint8))
+    damaged = bytearray(data)
+    damaged[-20] ^= 1
+
+    for _ in range(2):
+        probe(data, whole=True)
+        with pytest.raises(InputError, match="wrong CRC"):
+            probe(bytes(damaged), whole=True)
+
+
 def test_whole_files_of_every_encoding_pass():
     """The message names the truncated file."""
     for encoding in ("png", "jpeg", "webp", "bmp"):
