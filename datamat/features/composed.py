@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 
@@ -34,10 +34,8 @@ class Composed(Feature):
 
     Attributes:
         feature: the wrapped feature; or `DictFields`, which the enclosing `Features` take apart.
-        group: the kind of `Group` that a dict of fields forms in this type.
     """
 
-    group: ClassVar[Literal["list", "optional"]]
     feature: Any
 
     @property

@@ -65,8 +65,6 @@ class ListOf(Composed):
         array([1, 2, 3])
     """
 
-    group = "list"
-
     type_name: ClassVar[str] = "Sequence"  # on disk
     feature: Feature
 

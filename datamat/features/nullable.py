@@ -116,7 +116,6 @@ class Nullable(Composed):
     """
 
     takes_none = True
-    group = "optional"
 
     type_name: ClassVar[str] = "Optional"  # on disk
     feature: Feature

@@ -31,7 +31,8 @@ from datamat.features.base import (
 from datamat.features.composed import innermost
 from datamat.features.inference import inferred
 from datamat.features.list_of import ListOf
-from datamat.features.nesting import chosen, nested
+from datamat.features.nesting import chosen, nested, parts_of
+from datamat.features.nullable import Nullable
 from datamat.features.protocols import Geometry, Preview, Target
 from datamat.features.registry import BUILT_IN, declaration_of, feature_of, path_of
 from datamat.features.statistics import FieldStatistics, Statistics, merged, shared_bounds
@@ -67,14 +68,14 @@ class Features(Mapping[str, Feature]):
         ['camera/iso', 'camera/lens', 'key']
     """
 
-    __slots__ = ("_columns", "_fields", "_foreign", "_parts", "as_declared", "measured", "nesting", "observed")
+    __slots__ = ("_columns", "_fields", "_foreign", "_parts", "as_declared", "dicts", "measured", "observed")
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         if not isinstance(fields, Mapping):
             raise SchemaError(f"features is {kind_of(fields)}; want a dict of name to feature type")
         declared = fields.as_declared if isinstance(fields, Features) else fields
         self.as_declared: Mapping[str, Any] = {"key": Text(), **declared}
-        self.nesting, self._fields = nested(self.as_declared)
+        self.dicts, self._fields = nested(self.as_declared)
         self._columns: dict[str, Kind] = {}
         for name, feature in self._fields.items():
             _check_name(name, feature)
@@ -111,7 +112,7 @@ class Features(Mapping[str, Feature]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Features):
             return False
-        return self._fields == other._fields and self.nesting == other.nesting
+        return self._fields == other._fields and self.dicts == other.dicts
 
     def __hash__(self) -> int:
         return hash(len(self._columns))  # used for each record of tar shards; caches by schema are small
@@ -162,8 +163,8 @@ class Features(Mapping[str, Feature]):
             SchemaError: a field is missing or unknown, or does not match its declaration.
             InputError: the bytes of an image do not decode.
         """
-        if self.nesting:
-            sample = self.nesting.split(sample, strict=True)
+        if self.dicts:
+            sample = self.flatten(sample)
         if sample.keys() != self._fields.keys():
             raise self._wrong_fields(sample)
         columns: dict[str, Column] = {}
@@ -196,9 +197,9 @@ class Features(Mapping[str, Feature]):
             SchemaError: a field is missing or unknown, or does not match its declaration.
             InputError: the bytes of an image do not decode.
         """
-        columns = self.nesting.split_block(columns)
+        columns = self.flatten(columns, is_block=True)
         if columns.keys() != self._fields.keys():
-            raise self._wrong_fields(columns)
+            raise self._wrong_fields(columns, is_block=True)
         values = {name: named(name, _column_of, self._fields[name], value) for name, value in columns.items()}
         lengths = {name: len(value) for name, value in values.items()}
         if len(set(lengths.values())) > 1:
@@ -241,13 +242,13 @@ class Features(Mapping[str, Feature]):
         """
         if not self.measured:
             return {}
-        values = self.nesting.split(sample)
+        values = self.flatten(sample)
         return {name: feature.observe_value(values[name]) for name, feature in self.measured.items() if name in values}
 
     def observe_value_block(self, columns: Mapping[str, Any]) -> Mapping[str, FieldStatistics]:
         """Do what `observe_values` does, for a block of n samples; see `encode_block`."""
         found: dict[str, FieldStatistics] = {}
-        values = self.nesting.split_block(columns) if self.measured else {}
+        values = self.flatten(columns, is_block=True) if self.measured else {}
         for name, feature in self.measured.items():
             rows = values[name].rows() if isinstance(values[name], RaggedColumn) else values[name]
             for value in rows:
@@ -300,7 +301,7 @@ class Features(Mapping[str, Feature]):
         for name in self._foreign:
             if isinstance(sample[name], np.ndarray) and not sample[name].flags.writeable:  # `np.frombuffer`
                 sample[name] = sample[name].copy()
-        return self.nesting.join(sample) if self.nesting else sample
+        return self.unflatten(sample) if self.dicts else sample
 
     def stored(self, name: str, columns: Mapping[str, Any]) -> Any:
         """Return the columns of a field in its feature's form, given all columns of a record or block."""
@@ -333,10 +334,43 @@ class Features(Mapping[str, Feature]):
                 f"the columns of a block do not hold what is declared: {error}; were they written with other features?"
             ) from error
 
+    def flatten(self, values: Mapping[str, Any], *, is_block: bool = False) -> Mapping[str, Any]:
+        """Replace the dicts of a sample or batch by their fields `DICT/FIELD`; a list of dicts becomes lists.
+
+        What does not match its declaration, such as the result of a transform, stays unchanged.
+
+        Args:
+            values: values by field.
+            is_block: whether they are columns as for `encode_block`, where a list holds n dicts, or n lists of dicts.
+        """
+        if not self.dicts:
+            return values
+        found = dict(values)
+        for path, group in self.dicts.items():
+            if path in found:
+                try:
+                    parts = parts_of(path, group, found[path], is_block=is_block)
+                except SchemaError:
+                    continue
+                del found[path]
+                for name, child in group.paths.items():
+                    found[child] = parts[name]
+        return found
+
+    def unflatten(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Invert `flatten`; lists of dicts become dicts of lists."""
+        found = dict(values)
+        for path, group in reversed(self.dicts.items()):
+            parts = {name: found.pop(child) for name, child in group.paths.items() if child in found}
+            if parts:
+                is_missing = group.wrap is Nullable and all(value is None for value in parts.values())
+                found[path] = None if is_missing else parts
+        return found
+
     def prepare(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Return the sample with encoded images and masks decoded, for transforms."""
-        values = self.nesting.split(sample).items()
-        return self.nesting.join(
+        values = self.flatten(sample).items()
+        return self.unflatten(
             {
                 name: named(name, self._fields[name].prepare, value) if name in self._fields else value
                 for name, value in values
@@ -417,14 +451,13 @@ class Features(Mapping[str, Feature]):
 
     def _check_lists(self, columns: Mapping[str, Any]) -> None:
         """Refuse a list of dicts given as a dict of lists of different lengths."""
-        for path, group in self.nesting.items():
-            if group.kind != "list":
+        for path, group in self.dicts.items():
+            if group.wrap is not ListOf:
                 continue
-            leaves = {name: feature for name, feature in self._fields.items() if name.startswith(f"{path}/")}
             counts = {
                 name: feature.num_items(self.stored(name, columns))
-                for name, feature in leaves.items()
-                if isinstance(feature, ListOf)
+                for name, feature in self._fields.items()
+                if isinstance(feature, ListOf) and name.startswith(f"{path}/")
             }
             if len({str(count) for count in counts.values()}) > 1:
                 found = ", ".join(f"{name}: {count}" for name, count in counts.items())
@@ -433,7 +466,9 @@ class Features(Mapping[str, Feature]):
                     "length"
                 )
 
-    def _wrong_fields(self, sample: Mapping[str, Any]) -> SchemaError:
+    def _wrong_fields(self, sample: Mapping[str, Any], *, is_block: bool = False) -> SchemaError:
+        for path in [path for path in self.dicts if path in sample]:
+            parts_of(path, self.dicts[path], sample[path], is_block=is_block)  # raises
         missing = sorted(self._fields.keys() - sample.keys())
         unknown = sorted(str(name) for name in sample.keys() - self._fields.keys())
         parts = [f"field {name!r} is declared {self[name].declared()} but the sample has none" for name in missing]

@@ -929,7 +929,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             self._records.read_or_skip,
             changes,
             ragged_names(found),
-            self.features.nesting,
+            self.features,
             options.batch_size is not None or options.unit is not None,
             self._records.changed(lambda part: part.read_as(found)).read_block if self._records.block_records else None,
             self._records.block_records,

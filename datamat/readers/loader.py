@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from datamat.features import Features
-    from datamat.features.nesting import Nesting
     from datamat.readers.sharing import Returned
 
 
@@ -184,14 +183,14 @@ class BatchBuffer:
         num_rows: number of rows in the batch.
         ragged: names of the columns that are lists.
         allocate: allocates the arrays of the other columns.
-        nesting: the nested dicts of samples; a batch holds a dict of columns for each.
+        features: schema of the samples; a batch holds a dict of columns for each dict.
     """
 
-    def __init__(self, num_rows: int, ragged: frozenset[str], allocate: Allocate, nesting: Nesting) -> None:
+    def __init__(self, num_rows: int, ragged: frozenset[str], allocate: Allocate, features: Features) -> None:
         self._num_rows = num_rows
         self._ragged = ragged
         self._allocate = allocate
-        self._nesting = nesting
+        self._features = features
         self._columns: dict[str, _BatchColumn] = {}
         self._names: frozenset[str] | None = None  # the fields of the first sample
         self._lock = threading.Lock()
@@ -214,7 +213,7 @@ class BatchBuffer:
         Raises:
             SchemaError: the sample has other fields than an earlier sample of the batch.
         """
-        values = self._nesting.split(sample)
+        values = self._features.flatten(sample)
         names = self._names
         if names is None:
             with self._lock:
@@ -251,7 +250,7 @@ class BatchBuffer:
         rows = self.found
         if not rows:
             return {}
-        return self._nesting.join({name: column.finish(rows) for name, column in self._columns.items()})
+        return self._features.unflatten({name: column.finish(rows) for name, column in self._columns.items()})
 
 
 @final
@@ -399,7 +398,7 @@ class BatchMaker:
             by field that it may decode into.
         transform: transforms each sample, called with its position, or None.
         ragged: names of the columns that are lists.
-        nesting: the dicts in samples.
+        features: schema of the samples.
         is_batched: whether samples are collated; otherwise each job is a single sample.
         read_block: returns many samples by field, given their positions and the number of threads that read at the
             same time, or None if they must be read one by one; None for records that are never read in blocks.
@@ -414,7 +413,7 @@ class BatchMaker:
     read_sample: Callable[[int, Mapping[str, np.ndarray]], dict[str, Any] | None]
     transform: Callable[[int, dict[str, Any], int, bool], dict[str, Any]] | None
     ragged: frozenset[str]
-    nesting: Nesting
+    features: Features
     is_batched: bool
     read_block: Callable[[np.ndarray, int], dict[str, Any] | None] | None = None
     block_records: int = 0
@@ -441,7 +440,7 @@ class BatchMaker:
         """Return an empty buffer for the samples of a job."""
         if self.keeps_samples or not self.is_batched:
             return SampleList(len(job.positions), is_batch=self.keeps_samples)
-        return BatchBuffer(len(job.positions), self.ragged, allocate, self.nesting)
+        return BatchBuffer(len(job.positions), self.ragged, allocate, self.features)
 
     def fill(self, buffer: Buffer, job: BatchJob, rows: range, *, seeds_globals: bool = False) -> None:
         """Read, decode and transform some rows of a job, and put them into its buffer.
@@ -464,7 +463,7 @@ class BatchMaker:
             if block is None:
                 sample = read(int(job.positions[row]), memory)
             else:
-                sample = self.nesting.join({name: values[row - rows.start] for name, values in block.items()})
+                sample = self.features.unflatten({name: values[row - rows.start] for name, values in block.items()})
             if sample is None:
                 continue
             key = sample["key"]
@@ -488,7 +487,7 @@ class BatchMaker:
                 made.append(buffer.finish())
             else:
                 which = slice(first, stop) if self.is_batched else first
-                made.append(self.nesting.join({name: values[which] for name, values in block.items()}))
+                made.append(self.features.unflatten({name: values[which] for name, values in block.items()}))
             first = stop
         return made
 

@@ -142,7 +142,7 @@ def look_at(
             apart from it, as `Panel.mask`.
         in_full: whether words are complete; otherwise long lists end after a few values.
     """
-    values = features.nesting.split(sample)
+    values = features.flatten(sample)
     easel = _Easel(values, features, width, height, opacity)
     easel.draw_images()
     easel.draw_masks()
@@ -559,7 +559,7 @@ def _looked_at(samples: Iterable[Mapping[str, Any]], features: Features, opacity
 
 def _is_wide(sample: Mapping[str, Any], features: Features) -> bool:
     """Return True if the main picture of a sample is a strip."""
-    values = features.nesting.split(sample)
+    values = features.flatten(sample)
     drawn = {name: preview_of(feature) for name, feature in features.items() if values.get(name) is not None}
     pictures = {name: preview for name, preview in drawn.items() if preview and preview.preview == "image"}
     if not pictures or any(target_of(features[name]) == "image" for name in pictures):

@@ -1413,7 +1413,7 @@ class SampleReader:
         def read(position: int, memory: Mapping[str, np.ndarray] = NO_MEMORY) -> dict[str, Any] | None:
             sample, place = others.read_or_skip(position, memory), places[position]
             values = {name: column[place] for name, column in found.items()}
-            return None if sample is None else {**sample, **self.features.nesting.join(values)}
+            return None if sample is None else {**sample, **self.features.unflatten(values)}
 
         return read
 

@@ -687,8 +687,8 @@ def _type_of(name: str, features: Features, fields: Callable[[], Any], *, on_ind
     if name not in features or name == "key" or on_index:
         table = fields()
         return table.schema.field(name).type if name in table.column_names else pa.null()
-    if name in features.nesting:
-        children = ", ".join(features.nesting[name].paths.values())
+    if name in features.dicts:
+        children = ", ".join(features.dicts[name].paths.values())
         raise OptionError(f"filter: {name!r} is a dict; name a field in it, as in field({children.split(', ')[0]!r})")
     dtype, shape = features[name].value_type()
     others = {"string": pa.string(), "bytes": pa.binary(), "datetime64[us]": pa.timestamp("us")}
@@ -724,8 +724,7 @@ def values_at(records: Records, positions: NDArray[np.int64]) -> dict[str, Any]:
             return {"": range(first, first + len(own)), **block}
         samples = [(first + row, records.sample_or_skip(int(position))) for row, position in enumerate(own)]
         there = [(place, sample) for place, sample in samples if sample is not None]
-        split = records.features.nesting.split
-        flat = [split(sample) for _, sample in there]
+        flat = [records.features.flatten(sample) for _, sample in there]
         columns = {name: [sample[name] for sample in flat] for name in records.features}
         return {"": [place for place, _ in there], **columns}
 

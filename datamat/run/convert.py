@@ -221,7 +221,7 @@ class StoredView:
         sample = self.stored.decode(columns)
         made = mapped(self.maps, copy.deepcopy(sample), 0, True)  # functions may write to it
         try:
-            before, values = self.stored.nesting.split(sample), dict(self.features.nesting.split(made))
+            before, values = self.stored.flatten(sample), dict(self.features.flatten(made))
             same = [
                 name
                 for name in values.keys() & before.keys()

@@ -63,8 +63,7 @@ class LibraryStage(Stage):
 
     @final
     def apply(self, sample: Sample, streams: RandomStreams) -> Sample:
-        nesting = self.features.nesting
-        sample = dict(nesting.split(sample))
+        sample = dict(self.features.flatten(sample))
         missing = [name for name, kind in self.kinds.items() if name not in sample and kind != "labels"]
         if missing:
             raise SchemaError(
@@ -76,10 +75,10 @@ class LibraryStage(Stage):
         if "bboxes" not in kinds and "bboxes" in self.kinds.values():
             given = {name: value for name, value in given.items() if self.kinds[name] != "labels"}
         if self.wanted not in kinds:  # without an image, the size of masks and boxes is unknown
-            return nesting.join(sample)
+            return self.features.unflatten(sample)
         with streams.as_globals():
             found = self.call(given)
-        return nesting.join({**sample, **found})
+        return self.features.unflatten({**sample, **found})
 
     @final
     def parts(self) -> Iterator[Stage]:

@@ -183,7 +183,7 @@ class Collection:
             scene = look_at(sample, self.features, width=size, height=size, opacity=None, in_full=in_full)
         except (DatamatError, OSError, ValueError) as error:  # damage, or a missing decoder
             return Shot(position, split, problem=f"{type(error).__name__}: {error}")
-        values = self.features.nesting.split(sample)
+        values = self.features.flatten(sample)
         fields = [
             (name, _cut(value, most) if isinstance(value, str) else _cut_cells(value), declared)
             for name, value, declared in fields_of(self.features, values, rows)
@@ -238,7 +238,7 @@ class Collection:
             sample = self._labels[split][position - self.starts[split]]
         except (DatamatError, OSError, ValueError):  # its classes are unknown
             return False
-        return wanted in self.classes_of(self.features.nesting.split(sample))
+        return wanted in self.classes_of(self.features.flatten(sample))
 
     def provenance(self, key: str) -> list[tuple[str, str]]:
         """Return facts about the origin of a record, or why it is unknown."""

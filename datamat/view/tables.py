@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datamat.directory.display import Table
+from datamat.features.list_of import ListOf
 from datamat.readers.preview import in_words, preview_of
 
 if TYPE_CHECKING:
@@ -40,13 +41,13 @@ def fields_of(features: Features, values: Mapping[str, Any], rows: int) -> Itera
 
 def _lists_in_dicts(features: Features, values: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """Yield the path of each dict that holds lists of equal length, and the paths of these."""
-    for parent, group in features.nesting.items():
+    for parent, group in features.dicts.items():
         of_length: dict[int, list[str]] = {}
         for path in group.paths.values():
             if path in features and _is_list(features[path]) and values.get(path) is not None:
                 of_length.setdefault(len(values[path]), []).append(path)
         paths = max(of_length.values(), key=len, default=[])
-        if paths and (group.kind == "list" or len(paths) > 1):
+        if paths and (group.wrap is ListOf or len(paths) > 1):
             yield parent, paths[:_MOST_COLUMNS]
 
 

@@ -32,7 +32,7 @@ class FinishedSource(DataSource):
         self._features = manifest.features
         self.features = {name: feature for name, feature in manifest.features.items() if name != "key"}
         self.identity = [info.checksum for info in manifest.shards]
-        self.dicts = frozenset(manifest.features.nesting)
+        self.dicts = frozenset(manifest.features.dicts)
 
     def __len__(self) -> int:
         return len(self._records)

@@ -253,7 +253,7 @@ def test_every_composition_survives_every_format(written, format_name):
     loaders = [dataset.to_numpy(batch_size=3)]
     if importlib.util.find_spec("torch"):
         loaders.append(dataset.to_torch(batch_size=3))
-    split = dataset.features.nesting.split
+    split = dataset.features.flatten
     for loader in loaders:
         batches = [split(batch) for batch in loader]
         rows = [{name: part[row] for name, part in one.items()} for one in batches for row in range(len(one["key"]))]
@@ -282,7 +282,7 @@ def test_tensorflow_gives_lists_of_open_size(tmp_path, format_name):
     )
     job.run(progress=False)
     dataset = load(tmp_path / "out", "train")
-    split = dataset.features.nesting.split
+    split = dataset.features.flatten
 
     singles = [split(sample) for sample in dataset.to_tf()]
     changed = [split(sample) for sample in dataset.to_tf(transform=lambda sample, rng: sample)]

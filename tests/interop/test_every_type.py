@@ -168,7 +168,7 @@ def zoo(tmp_path_factory):
 def flat(sample):
     """Yield name and value of each field; those of dicts have their paths."""
     for name, value in sample.items():
-        if isinstance(value, dict) and name in Zoo.features.nesting:
+        if isinstance(value, dict) and name in Zoo.features.dicts:
             yield from ((f"{name}/{part}", one) for part, one in value.items())
         else:
             yield name, value

@@ -717,7 +717,7 @@ def test_dicts_stay_dicts(tmp_path, form):
     _ran(ImportWriter(), source(), output=tmp_path / "out")
 
     data = load(tmp_path / "out")
-    assert data.features.nesting.keys() == {"a", "a/b"}
+    assert data.features.dicts.keys() == {"a", "a/b"}
     for number, row in enumerate(rows):
         sample = data[f"{number:08d}"]
         assert (sample["n"], sample["objects"]) == (number, row["objects"])

@@ -100,7 +100,7 @@ def as_column(name: str, values: Any, features: Features, *, is_packed: bool = F
 
 def as_one(values: Mapping[str, Any], features: Features) -> dict[str, Any]:
     """Return a sample with values that convert to tensors, and the fields of dicts at the top level."""
-    changed, flat = converted(features), features.nesting.split(values)
+    changed, flat = converted(features), features.flatten(values)
     return {
         name: _as_tf(value, features[name], changed[name]) if name in changed else value for name, value in flat.items()
     }
@@ -115,7 +115,7 @@ def as_read(values: Mapping[str, Any], features: Features) -> dict[str, Any]:
         features: schema of the samples; bytes in fields that it lacks are text.
     """
     changed = converted(features)
-    return features.nesting.join({name: changed.get(name, _TEXT).as_value(value) for name, value in values.items()})
+    return features.unflatten({name: changed.get(name, _TEXT).as_value(value) for name, value in values.items()})
 
 
 _TEXT = tf_field(Text())
@@ -142,7 +142,7 @@ def decode_one(record: Any, features: Features) -> dict[str, Any]:
         for name, kind in features.columns.items()
     }
     parsed = tf.io.parse_single_example(record, columns)
-    return features.nesting.join({name: one.decode(name, parsed) for name, one in tf_fields(features).items()})
+    return features.unflatten({name: one.decode(name, parsed) for name, one in tf_fields(features).items()})
 
 
 def decode_many(
@@ -161,7 +161,7 @@ def decode_many(
     columns = {name: _parsed_as(tf, field, features.columns[name]) for name, field in fields.items()}
     parsed = tf.io.parse_example(records, columns)
     pixels = decode_pictures(parsed) if decode_pictures else {}
-    return features.nesting.join(
+    return features.unflatten(
         {name: pixels[name] if name in pixels else _block(tf, field, parsed[name]) for name, field in fields.items()}
     )
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from datamat.errors import OptionError, SampleError
+from datamat.features.nesting import with_value
 from datamat.parallel.affinity import num_cpus
 from datamat.readers.tf.decode import (
     as_column,
@@ -402,13 +403,12 @@ def from_python(
         drops=drops,
     )
     features, names = source.features, {column.name for column in columns}
-    nesting = features.nesting.with_fields(names)
 
     def read(*step: Any) -> list[np.ndarray]:
         found = reader.at(*step)
         if not found:
             return [np.array(False), *(array for column in columns for array in column.none(is_batched=is_batched))]
-        flat = nesting.split(found) if is_batched else as_one(found, features)
+        flat = dict(_leaves(found)) if is_batched else as_one(found, features)
         keys = flat.get("key", ()) if is_batched else [flat["key"]]
         if flat.keys() != names:
             raise SampleError(str(next(iter(keys), "?")), _other_fields(flat, names))
@@ -424,7 +424,10 @@ def from_python(
         is_there, *parts = tf.numpy_function(call, step, types, stateful=False)
         rest = iter(parts)
         made = {column.name: column.tensor(tf, [next(rest) for _ in column.types(tf)]) for column in columns}
-        return tf.ensure_shape(is_there, ()), nesting.join(made)
+        nested = features.unflatten(made)
+        for name in made.keys() - features.keys():  # padding adds lengths, also to dicts
+            nested = with_value(nested, name, nested.pop(name))
+        return tf.ensure_shape(is_there, ()), nested
 
     found = _stepped(tf, source, options, reader, traced, size)
     return counted(tf, found, batches.num_steps(0)) if source.counts_steps else found
@@ -550,7 +553,7 @@ def called_by_python(
     tf: Any, transform: SampleTransform, spec: Mapping[str, Any], layouts: Mapping[str, _Layout], features: Features
 ) -> Any:
     """Return a function of the tensors (sample, epoch) that calls Python to transform samples of a spec."""
-    nesting, names = features.nesting, tuple(features.nesting.split(spec))
+    names = tuple(features.flatten(spec))
     columns = [_Column(name, one.dtype, one.shape) for name, one in layouts.items()]
 
     def call(epoch: Any, *values: Any) -> list[Any]:
@@ -562,12 +565,13 @@ def called_by_python(
         return [array for column in columns for array in column.arrays(result[column.name], [key])]
 
     def traced(sample: Mapping[str, Any], epoch: Any) -> dict[str, Any]:
-        flat = nesting.split(sample)
+        flat = features.flatten(sample)
         types = [kind for column in columns for kind in column.types(tf)]
         values = [epoch, *(flat[name] for name in names)]
         run = in_own_thread(call, is_cheap=not transform.has_copies)
         found = tf.numpy_function(run, values, types, stateful=False)
-        return nesting.join({column.name: column.tensor(tf, [one]) for column, one in zip(columns, found, strict=True)})
+        made = {column.name: column.tensor(tf, [one]) for column, one in zip(columns, found, strict=True)}
+        return features.unflatten(made)
 
     return verbatim(tf, traced)
 
@@ -577,12 +581,12 @@ BLOCKS_AT_WORK = 2  # blocks of images, each decoded by all cores
 
 def made_by(tf: Any, transform: SampleTransform, source: TfSource, options: ReadOptions) -> dict[str, _Layout]:
     """Return the layouts of a Python transform's results, inferred from some samples."""
-    features, nesting, found = source.features, source.features.nesting, []
+    features, found = source.features, []
     for sample in source.some_samples(LOOKED_AT):
         changed = sample
         if options.static_transform is not None:
             tensors = {name: tf.constant(value) for name, value in as_one(sample, features).items()}
-            result = nesting.split(options.static_transform(nesting.join(tensors)))
+            result = features.flatten(options.static_transform(features.unflatten(tensors)))
             changed = as_read({name: tensor.numpy() for name, tensor in result.items()}, features)
         found.append(transform(dict(changed), 0))
     return learn_layouts(source, found, batches=options.makes_batches, stacks=True)

@@ -364,22 +364,22 @@ def _batched(tf: Any, samples: Any, source: TfSource, options: ReadOptions) -> A
         )
     if not names and not alike:
         return samples.batch(options.batch_size, drop_remainder=options.drop_remainder)
-    nesting = source.features.nesting
-    specs = nesting.split(samples.element_spec)
+    features = source.features
+    specs = features.flatten(samples.element_spec)
 
     # Each value becomes a ragged tensor of one row, which can be batched whatever its length. Fields that had one size
     # in all inspected samples are batched as flat rows with their sizes, so that an error can name a different size.
     def row(sample: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        flat = nesting.split(sample)
+        flat = features.flatten(sample)
         rows = {name: _row(tf, flat[name]) for name in names}
         beside = {name: (_row(tf, tf.reshape(flat[name], [-1])), tf.shape(flat[name])) for name in sorted(alike)}
-        return nesting.join({**flat, **rows, **dict.fromkeys(alike, tf.constant(0))}), beside
+        return features.unflatten({**flat, **rows, **dict.fromkeys(alike, tf.constant(0))}), beside
 
     def merged(batch: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
-        flat = nesting.split(batch)
+        flat = features.flatten(batch)
         rows = {name: flat[name].merge_dims(0, 1) for name in names}
         stacks = {name: _of_one_size(tf, name, parts, specs[name].shape) for name, parts in beside.items()}
-        return nesting.join({**flat, **rows, **stacks})
+        return features.unflatten({**flat, **rows, **stacks})
 
     rows = samples.map(verbatim(tf, row))
     return rows.batch(options.batch_size, drop_remainder=options.drop_remainder).map(verbatim(tf, merged))
@@ -422,7 +422,7 @@ def _open_names(tf: Any, spec: Any, features: Features, ragged: Collection[str])
     """Return the fields among `ragged` whose values have any length: boxes, lists, tensors of open shape."""
     if not isinstance(spec, dict):
         return []
-    spec = features.nesting.split(spec)
+    spec = features.flatten(spec)
     found = [name for name in spec if name in ragged and isinstance(spec[name], tf.TensorSpec)]
     return [name for name in found if spec[name].shape.rank and not spec[name].shape.is_fully_defined()]
 
@@ -434,15 +434,15 @@ def _varying(tf: Any, before: Any, after: Any, source: TfSource, options: ReadOp
     """
     if not isinstance(after, dict) or options.batch_size in (None, 1) or options.service is not None:
         return set(), set()
-    nesting = source.features.nesting
-    known, found = nesting.split(before), nesting.split(after)
+    flatten = source.features.flatten
+    known, found = flatten(before), flatten(after)
     every = {*source.features, *known}
     new = [name for name in _open_names(tf, after, source.features, found) if name not in every]
     if not new:
         return set(), set()
     apart = dataclasses.replace(options, shuffle=False, seeds=None, cache=False, snapshot=None, repeat=False)
     some = _samples(tf, source, apart).map(options.transform).take(LOOKED_AT)
-    shapes = [{name: tuple(nesting.split(sample)[name].shape) for name in new} for sample in some]
+    shapes = [{name: tuple(flatten(sample)[name].shape) for name in new} for sample in some]
     differing = {name for name in new if len({one[name] for one in shapes}) > 1}
     return differing, {*new} - differing
 
