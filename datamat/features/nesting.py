@@ -34,10 +34,10 @@ def parts_of(path: str, group: Group, value: Any, *, is_block: bool) -> Mapping[
     """
     if value is None and group.wrap is Nullable:
         return dict.fromkeys(group.paths)
-    if isinstance(value, Mapping) or not (is_block or group.wrap is ListOf):
-        return _checked(path, group, value, "")
-    if is_block and value is not None:
+    if is_block and value is not None and not isinstance(value, Mapping):
         rows = [parts_of(path, group, row, is_block=False) for row in value]
+    elif group.wrap is not ListOf or isinstance(value, Mapping):
+        return _checked(path, group, value, "")
     elif isinstance(value, (list, tuple)):
         rows = [_checked(path, group, row, f", item {number}") for number, row in enumerate(value)]
     else:
