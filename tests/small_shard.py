@@ -1,5 +1,6 @@
 """A small shard and its parts, written as workers do: shared by tests of parts and of shards."""
 
+import dataclasses
 import importlib.util
 
 from lines_format import AssembledLines
@@ -8,7 +9,7 @@ from datamat import Features, Text
 from datamat.formats import get_format
 from datamat.plan.plan import PartSpec, ShardSpec
 from datamat.run.growing import GrowingShard
-from datamat.run.parts import PartWriter
+from datamat.run.parts import PartWriter, ShardEnd
 from datamat.run.receipts import Outcome
 from datamat.run.shards import ShardBuilder, begin_run
 
@@ -67,12 +68,15 @@ def write_part(place, formats, spec, number, sizes=SIZES, run="", growing=None):
     Without `growing`, it is the only part of its call.
     """
     growing = growing or unfinished(place, formats, spec, run)
-    with PartWriter(growing, spec.parts[number], formats, FEATURES.columns, appends=bool(run)) as writer:
-        outcome = Outcome(num_done=2)
-        for key in keys_of(number, sizes):
-            writer.append({"key": key.encode(), "text": key.encode() * 40})
-            outcome.keys.add(key)
-        return writer.finish(outcome, lambda: 0.5)
+    part = spec.parts[number]
+    with ShardEnd(growing, appends=bool(run)) as end:
+        with PartWriter(end, part, formats, FEATURES.columns) as writer:
+            outcome = Outcome(num_done=2)
+            for key in keys_of(number, sizes):
+                writer.append({"key": key.encode(), "text": key.encode() * 40})
+                outcome.keys.add(key)
+            receipt = writer.finish(outcome, lambda: 0.5)
+        return dataclasses.replace(receipt, sealed=end.leave(part))
 
 
 def make(place, formats, spec=None):

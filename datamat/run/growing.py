@@ -85,6 +85,7 @@ class GrowingShard:
     Attributes:
         names: the final names of its file and offsets in each format.
         files, index_files: where they grow, by extension.
+        joins_parts: whether any format does.
     """
 
     def __init__(
@@ -100,6 +101,8 @@ class GrowingShard:
         self._fingerprint = fingerprint
         self._formats = formats
         self._num_parts = num_parts
+        self.joins_parts = any(made.joins_parts for made in formats)
+        self._put: dict[int, Receipt] = {}  # of joined parts, while this process holds the lock: no other changes them
         self._mark = work / "shards" / "run"
         self._shard = name
         self.folder = part_folder(work, name)
@@ -131,6 +134,7 @@ class GrowingShard:
                 time.sleep(_POLL_S)
             yield is_held
         finally:
+            self._put.clear()
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for children that user code has forked and abandoned
             os.close(descriptor)
@@ -153,11 +157,19 @@ class GrowingShard:
 
     def receipt(self, number: int) -> Receipt | None:
         """Return the receipt of a part of this shard; None if there is none."""
+        if number in self._put:
+            return self._put[number]
         found = read_receipt(self.folder, number)
         if found is None or (found.number, found.fingerprint) != (number, self._fingerprint):
             return None
         has_formats = [file.extension for file in found.files] == [made.extension for made in self._formats]
         return found if has_formats else None
+
+    def put(self, receipt: Receipt) -> None:
+        """Write a receipt; requires the lock if the part is joined."""
+        write_receipt(self.folder, receipt)
+        if self.is_joined(receipt):
+            self._put[receipt.number] = receipt
 
     def is_joined(self, receipt: Receipt) -> bool:
         """Return True if a part is in the file of every format that joins parts."""
@@ -383,7 +395,7 @@ class GrowingShard:
             else:
                 files.append(file)
         joined = dataclasses.replace(receipt, files=tuple(files))
-        write_receipt(self.folder, joined)
+        self.put(joined)
         for extension in ends:
             part_path(self.folder, receipt.number, extension).unlink(missing_ok=True)
         return joined

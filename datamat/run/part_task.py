@@ -50,7 +50,7 @@ from datamat.plan.pipeline import MadeColumns, stage_clock, without_urls
 from datamat.run.growing import GrowingShard
 from datamat.run.limits import limit_memory, resident_bytes
 from datamat.run.module_state import main_namespaces
-from datamat.run.parts import PartWriter
+from datamat.run.parts import PartWriter, ShardEnd
 from datamat.run.quarantine import quarantine
 from datamat.run.receipts import Outcome, inputs_path, part_folder
 from datamat.run.row_watch import RowWatch
@@ -625,66 +625,72 @@ class SharedByParts:
         self, parts: Sequence[PartSpec], lost: Sequence[FailedRow] | None, reused: ReusedRows | None, until: float
     ) -> list[Receipt]:
         """Write parts until a time on the monotonic clock, at least the first; see `PartWorker.write_parts`."""
-        first = parts[0]
-        growing = GrowingShard(self.work, first.shard, first.fingerprint, self._formats, first.num_parts, self._run)
+        part = parts[0]
+        growing = GrowingShard(self.work, part.shard, part.fingerprint, self._formats, part.num_parts, self._run)
         watch = RowWatch(self._workers.sample_timeout_s)
         receipts: list[Receipt] = []
-        with self._lock, global_state_kept(), watch, noting_files() as notes:
-            for part in parts:
-                if receipts and time.monotonic() > until:  # leave the rest to other workers
-                    break
-                receipts.append(self._write_part(growing, part, watch, notes, lost, reused))
+        try:
+            with (
+                self._lock,
+                global_state_kept(),
+                watch,
+                noting_files() as notes,
+                ShardEnd(growing, appends=self._appends and bool(self._run)) as end,
+            ):
+                for part in parts:
+                    receipts.append(self._write_part(end, part, watch, notes, lost, reused))
+                    if time.monotonic() > until:  # leave the rest to other workers
+                        break
+                if sealed := end.leave(part):
+                    receipts[-1] = dataclasses.replace(receipts[-1], sealed=sealed)
+        except OSError as error:
+            if isinstance(error, OutputError):
+                raise
+            if isinstance(error, FileNotFoundError):
+                growing.check_run()  # another run has finished, and removed the folder of parts
+            raise OutputError(
+                f"part {part.number} of {part.shard} cannot be written below {self.work}: {error.strerror or error}; "
+                "make room or repair the disk, and run again to continue"
+            ) from error
+        if self._workers.max_rss is not None and resident_bytes() > self._workers.max_rss:
+            retire()
         return receipts
 
     def _write_part(
         self,
-        growing: GrowingShard,
+        end: ShardEnd,
         spec: PartSpec,
         watch: RowWatch,
         notes: Notes,
         lost: Sequence[FailedRow] | None,
         reused: ReusedRows | None,
     ) -> Receipt:
-        appends = self._appends and bool(self._run)
-        made = PartWriter(growing, spec, self._formats, self._columns, appends=appends)
+        made = PartWriter(end, spec, self._formats, self._columns)
         if not self._appends and (first := made.first()):
             return first  # written by a worker that was lost afterwards
-        try:
-            with made as writer:
-                started, began_at, begun = time.process_time(), time.time(), time.perf_counter()
-                stage_clock.take()
-                reader = open_reused(reused, self._formats[0], self.source.features)
-                with self._opened_files(spec) as undeclared, reader as find_reused:
-                    part = PartTask(self, spec, writer, watch, find_reused, notes)
-                    try:
-                        outcome = part.do(lost, reused)
-                    except MemoryError:
-                        # There is too little memory even to report it. The crash note still names the row.
-                        if self._no_limit is not None:
-                            import resource
+        with made as writer:
+            started, began_at, begun = time.process_time(), time.time(), time.perf_counter()
+            stage_clock.take()
+            reader = open_reused(reused, self._formats[0], self.source.features)
+            with self._opened_files(spec) as undeclared, reader as find_reused:
+                task = PartTask(self, spec, writer, watch, find_reused, notes)
+                try:
+                    outcome = task.do(lost, reused)
+                except MemoryError:
+                    # There is too little memory even to report it. The crash note still names the row.
+                    if self._no_limit is not None:
+                        import resource
 
-                            resource.setrlimit(resource.RLIMIT_DATA, self._no_limit)  # the next line needs memory
-                            os.kill(os.getpid(), signal.SIGKILL)
-                        raise
-                outcome.undeclared = tuple(undeclared)
-                outcome.memos = self._memos_now()
-                writing = time.perf_counter()
-                receipt = writer.finish(outcome, lambda: time.process_time() - started)
-                stage_clock.add("write", writing)
-                trace = _trace(receipt, began_at, time.perf_counter() - begun, part.slowest)
-                receipt = dataclasses.replace(receipt, trace=trace)
-        except OSError as error:
-            if isinstance(error, OutputError):
-                raise
-            if isinstance(error, FileNotFoundError):
-                made.check_run()  # another run has finished, and removed the folder of parts
-            raise OutputError(
-                f"part {spec.number} of {spec.shard} cannot be written below {self.work}: {error.strerror or error}; "
-                "make room or repair the disk, and run again to continue"
-            ) from error
-        if self._workers.max_rss is not None and resident_bytes() > self._workers.max_rss:
-            retire()
-        return receipt
+                        resource.setrlimit(resource.RLIMIT_DATA, self._no_limit)  # the next line needs memory
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    raise
+            outcome.undeclared = tuple(undeclared)
+            outcome.memos = self._memos_now()
+            writing = time.perf_counter()
+            receipt = writer.finish(outcome, lambda: time.process_time() - started)
+            stage_clock.add("write", writing)
+            trace = _trace(receipt, began_at, time.perf_counter() - begun, task.slowest)
+        return dataclasses.replace(receipt, trace=trace)
 
     def _memos_now(self) -> dict[str, str]:
         """Return the digests of memos' contents after some rows; later, only varying ones change."""

@@ -20,13 +20,12 @@ from datamat.run.receipts import (
     part_path,
     replace_file,
     temporary_suffix,
-    write_receipt,
 )
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
+    from typing import Any, BinaryIO
 
     from datamat.features.base import Kind
     from datamat.formats import Block, Buffer, Record, ShardFormat
@@ -35,44 +34,96 @@ if TYPE_CHECKING:
     from datamat.run.receipts import Outcome
 
 
+class ShardEnd:
+    """The end of an unfinished shard, where the parts of a call are appended. A context manager.
+
+    From the first part that can be appended to the end of the call, it holds the lock and keeps the files open.
+
+    Args:
+        growing: the unfinished shard.
+        appends: whether parts may be appended directly to the shard's files; never with an engine that may run a call
+            twice at the same time.
+    """
+
+    def __init__(self, growing: GrowingShard, *, appends: bool) -> None:
+        self.appends = appends and growing.joins_parts
+        self.growing = growing
+        self._stack = contextlib.ExitStack()
+        self._files: dict[str, BinaryIO] = {}
+
+    def __enter__(self) -> ShardEnd:
+        # Not its parents: a run whose output was removed must not recreate the folder.
+        self.growing.folder.parent.mkdir(exist_ok=True)
+        self.growing.folder.mkdir(exist_ok=True)
+        return self
+
+    def at(self, number: int) -> Mapping[str, BinaryIO]:
+        """Return the shard's files, open at the position of a part, by extension; {} if it needs separate files."""
+        growing = self.growing
+        if not self.appends or self._files or (number and not growing.is_done(number - 1)):
+            return self._files
+        if self._stack.enter_context(growing.held()):
+            growing.check_run()
+            for extension, end in (growing.end_before(number) or {}).items():
+                self._files[extension] = self._stack.enter_context(open_at(growing.files[extension], end))
+        if not self._files:
+            self._stack.close()
+        return self._files
+
+    def leave(self, last: PartSpec) -> Sealed | None:
+        """After the last part of the call, join the separate parts behind it; seal the shard if it is then complete."""
+        growing, reached = self.growing, last.number
+        with contextlib.suppress(DamagedPartError):  # the driver then lets the shard be sealed, and gets the error
+            if self._files:
+                reached = growing.join_from(reached + 1)
+                if reached == last.num_parts:
+                    return growing.seal_held()
+                self._stack.close()
+            # Meanwhile another worker may have completed a part: the one that sees both receipts joins it.
+            while self.appends and growing.is_done(reached):
+                with growing.held() as is_held:
+                    if not is_held:
+                        break
+                    if growing.end_before(reached) is None:
+                        break
+                    reached = growing.join_from(reached)
+                    if reached == last.num_parts:
+                        return growing.seal_held()
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
 class PartWriter:
     """Writes the records of a part, each in every format. A context manager.
 
     Args:
-        growing: the unfinished shard.
+        end: the end of the unfinished shard.
         spec: the part.
         formats: formats of the part.
         columns: kinds of the columns of the records.
-        appends: whether the part may be appended directly to the shard's files; never with an engine that may run a
-            call twice at the same time.
     """
 
     def __init__(
-        self,
-        growing: GrowingShard,
-        spec: PartSpec,
-        formats: Sequence[ShardFormat],
-        columns: Mapping[str, Kind],
-        *,
-        appends: bool = False,
+        self, end: ShardEnd, spec: PartSpec, formats: Sequence[ShardFormat], columns: Mapping[str, Kind]
     ) -> None:
-        self._growing = growing
-        self._folder = self._growing.folder
+        self._end = end
+        self._growing = end.growing
         self._spec = spec
         self._formats = formats
         self._columns = columns
-        self._appends = appends and any(made.joins_parts for made in formats)
+        self._appends = end.appends
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> PartWriter:
         self._started = time.perf_counter()
-        # Not its parents: a run whose output was removed must not recreate the folder.
-        self._folder.parent.mkdir(exist_ok=True)
-        self._folder.mkdir(exist_ok=True)
         with self._stack:
-            self._lock = self._stack.enter_context(contextlib.ExitStack())
-            ends = self._end_before()
-            self._files = [self._stack.enter_context(self._file(made, ends)) for made in self._formats]
+            files = self._end.at(self._spec.number)
+            self._files = [
+                self._stack.enter_context(PartFile(self._path(made), files.get(made.extension)))
+                for made in self._formats
+            ]
             self._writers = [
                 made.writer(file, self._columns)  # type: ignore[arg-type]  # `write` is enough
                 for made, file in zip(self._formats, self._files, strict=True)
@@ -80,23 +131,8 @@ class PartWriter:
             self._stack = self._stack.pop_all()
         return self
 
-    def _end_before(self) -> dict[str, int]:
-        """Return the part's position in the shard's files, whose lock is then held; {} if it needs separate files."""
-        number = self._spec.number
-        if not self._appends or (number and not self._growing.is_done(number - 1)):
-            return {}
-        if self._lock.enter_context(self._growing.held()):
-            self._growing.check_run()
-            ends = self._growing.end_before(number)
-            if ends is not None:
-                return ends
-        self._lock.close()
-        return {}
-
-    def _file(self, made: ShardFormat, ends: Mapping[str, int]) -> PartFile:
-        if made.extension in ends:
-            return PartFile(self._growing.files[made.extension], start=ends[made.extension])
-        return PartFile(part_path(self._folder, self._spec.number, made.extension))
+    def _path(self, made: ShardFormat) -> pathlib.Path:
+        return part_path(self._growing.folder, self._spec.number, made.extension)
 
     def append(self, record: Record) -> None:
         """Append one record; raise `SchemaError` if it does not match its columns."""
@@ -110,10 +146,6 @@ class PartWriter:
 
     def __exit__(self, *raised: Any) -> None:
         self._stack.__exit__(*raised)
-
-    def check_run(self) -> None:
-        """Raise `OutputLockedError` if another run has begun since this one."""
-        self._growing.check_run()
 
     def first(self) -> Receipt | None:
         """Return the receipt of another worker if an engine made the call twice and that worker is done.
@@ -131,8 +163,6 @@ class PartWriter:
     def finish(self, outcome: Outcome, busy_s: Callable[[], float]) -> Receipt:
         """Complete the part and return its receipt, which is also on disk.
 
-        Separate parts after it are then joined; if the shard is complete, it is sealed.
-
         Args:
             outcome: results of its rows.
             busy_s: returns the processor seconds that the part has taken so far.
@@ -142,16 +172,8 @@ class PartWriter:
             if not self._appends and (first := self.first()):
                 return first
             receipt = self._receipt(outcome, busy_s)
-            write_receipt(self._folder, receipt)
-        sealed = self._join_others() if self._appends else None
-        return dataclasses.replace(
-            receipt,
-            undeclared=outcome.undeclared,
-            memos=outcome.memos,
-            remarks=tuple(sorted(outcome.remarks)),
-            sealed=sealed,
-            busy_s=busy_s(),
-        )
+            self._growing.put(receipt)
+        return receipt
 
     def _receipt(self, outcome: Outcome, busy_s: Callable[[], float]) -> Receipt:
         spec, num_records = self._spec, self._writers[0].num_records
@@ -159,7 +181,7 @@ class PartWriter:
         for made, file, writer in zip(self._formats, self._files, self._writers, strict=True):
             offsets = writer.finish().to_bytes()
             file.finish()
-            replace_file(part_path(self._folder, spec.number, made.extension).with_suffix(".idx"), offsets)
+            replace_file(self._path(made).with_suffix(".idx"), offsets)
             offsets_digest = xxhash.xxh3_128_hexdigest(offsets)
             files.append(PartInfo(made.extension, file.num_bytes, file.hexdigest(), offsets_digest, file.start))
         return Receipt(
@@ -180,53 +202,34 @@ class PartWriter:
             outcome.inputs,
             outcome.input_times,
             outcome.statistics,
+            outcome.undeclared,
+            outcome.memos,
+            tuple(sorted(outcome.remarks)),
         )
-
-    def _join_others(self) -> Sealed | None:
-        """Join the separate parts after this one, and seal the shard if it is now complete."""
-        growing, number = self._growing, self._spec.number
-        with contextlib.suppress(DamagedPartError):  # the driver then lets the shard be sealed, and gets the error
-            if any(file.start is not None for file in self._files):
-                reached = growing.join_from(number + 1)
-                if reached == self._spec.num_parts:
-                    return growing.seal_held()
-                self._lock.close()
-            else:
-                reached = number
-            # Meanwhile another worker may have completed a part: the one that sees both receipts joins it.
-            while growing.is_done(reached):
-                with growing.held() as is_held:
-                    if not is_held:
-                        break
-                    if growing.end_before(reached) is None:
-                        break
-                    reached = growing.join_from(reached)
-                    if reached == self._spec.num_parts:
-                        return growing.seal_held()
-        return None
 
 
 class PartFile:
     """A binary file that takes the bytes of a part in one format, and digests them.
 
     Args:
-        path: final name of the part's own file; or, with `start`, the growing file of the shard.
-        start: first byte of the part in the growing file.
+        path: final name of the part's own file.
+        growing: the growing file of the shard, open at its end; None for a file of its own.
 
     Attributes:
         num_bytes: number of bytes written.
         start: first byte of the part in the growing file; None for a file of its own.
     """
 
-    def __init__(self, path: pathlib.Path, *, start: int | None = None) -> None:
+    def __init__(self, path: pathlib.Path, growing: BinaryIO | None = None) -> None:
         self._path = path
         self._digest = xxhash.xxh3_128()
         self.num_bytes = 0
-        self.start = start
+        self.start = None if growing is None else growing.tell()
+        self._growing = growing
 
     def __enter__(self) -> PartFile:
-        if self.start is not None:
-            self._file = open_at(self._path, self.start)
+        if self._growing is not None:
+            self._file: Any = self._growing
         else:
             self._temporary = self._path.with_suffix(temporary_suffix())
             self._file = open(self._temporary, "wb", buffering=0)
@@ -244,9 +247,10 @@ class PartFile:
         return self._digest.hexdigest()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._file.close()
-        if kind is not None and self.start is None:
-            self._temporary.unlink(missing_ok=True)
+        if self.start is None:
+            self._file.close()
+            if kind is not None:
+                self._temporary.unlink(missing_ok=True)
 
     def finish(self) -> None:
         """Give the file of a separate part its final name."""
