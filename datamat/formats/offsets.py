@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias, final
 
@@ -118,15 +117,17 @@ class Offsets:
             yield _lines([column[start : start + _LINES_AT_ONCE] for column in self._columns()])
 
     def to_bytes(self) -> bytes:
-        """Return them as a file of NumPy, a tenth of the work of text."""
-        file = io.BytesIO()
-        np.save(file, np.stack(self._columns()))
-        return file.getvalue()
+        """Return them as numbers, a tenth of the work of text: how many columns there are, then each."""
+        columns = self._columns()
+        return b"".join([np.uint64(len(columns)).tobytes(), *(column.tobytes() for column in columns)])
 
     @staticmethod
     def from_bytes(content: bytes) -> Offsets:
         """Return the offsets of `to_bytes`; raise `ValueError` for anything else."""
-        return Offsets(*np.load(io.BytesIO(content)))
+        numbers = np.frombuffer(content, np.uint64)
+        if numbers[:1].tolist() not in ([2], [3]):
+            raise ValueError("not offsets")
+        return Offsets(*numbers[1:].reshape(int(numbers[0]), -1))
 
     @staticmethod
     def from_text(text: str) -> Offsets:

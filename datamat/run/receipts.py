@@ -26,6 +26,7 @@ from datamat.directory.ledger import FailedRow
 from datamat.errors import CorruptDataError
 from datamat.folders.local import read_regular
 from datamat.formats import Offsets
+from datamat.formats.io import write_all
 from datamat.values import frozen
 
 if TYPE_CHECKING:
@@ -297,14 +298,19 @@ def read_receipt(folder: pathlib.Path, number: int) -> Receipt | None:
 
 def write_receipt(folder: pathlib.Path, receipt: Receipt) -> None:
     """Write a receipt atomically; from then on its part counts."""
-    text = json.dumps(receipt.to_json(), default=dataclasses.asdict)  # of files and rows
+    text = json.dumps(receipt.to_json(), default=_by_field)
     replace_file(receipt_path(folder, receipt.number), text.encode())
+
+
+def _by_field(one: PartInfo | FailedRow) -> dict[str, Any]:
+    return {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
 
 
 def replace_file(path: pathlib.Path, data: bytes) -> None:
     """Write a file that is either complete or absent; it is not flushed."""
     temporary = path.with_suffix(temporary_suffix())
-    temporary.write_bytes(data)
+    with open(temporary, "wb", buffering=0) as file:
+        write_all(file, memoryview(data))
     os.replace(temporary, path)
 
 
