@@ -228,10 +228,10 @@ class Features(Mapping[str, Feature]):
             if type(feature) is Scalar:
                 scalars.setdefault(feature, {})[name] = mine[name]
             else:
-                found.observe(name, feature.observe(self.stored(name, mine)))
+                found.fields[name] = feature.observe(self.stored(name, mine))
         for feature, alike in scalars.items():
             for name, one in zip(alike, feature.observe_each(list(alike.values())), strict=True):
-                found.observe(name, one)
+                found.fields[name] = one
         return found
 
     def observe_values(self, sample: Mapping[str, Any]) -> Mapping[str, FieldStatistics]:

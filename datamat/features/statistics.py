@@ -12,6 +12,7 @@ before, and a conversion or another number of shards adds the same records in ot
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import urllib.parse
@@ -487,6 +488,7 @@ def _digest_of(num_records: int, lines: Iterable[str]) -> str:
     return xxhash.xxh3_64_hexdigest("\n".join([str(num_records), *lines]).encode())
 
 
+@functools.lru_cache(maxsize=1024)
 def _quoted(name: str) -> str:
     """Return a name without spaces and braces."""
     return urllib.parse.quote(name, safe="/_-.[]")

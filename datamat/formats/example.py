@@ -328,6 +328,7 @@ def sorted_columns(columns: Mapping[str, Kind]) -> list[ColumnPrefix]:
     return [column for _, column in sorted(found)]
 
 
+@functools.lru_cache(maxsize=1024)  # the parts of a job have the same columns
 def _entry_of(column: ColumnPrefix) -> Callable[[Any], Sequence[bytes]]:
     """Return the function from a value of a column to the pieces of its map entry."""
     name, kind, key, tag = column

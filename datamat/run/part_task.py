@@ -52,7 +52,7 @@ from datamat.run.limits import limit_memory, resident_bytes
 from datamat.run.module_state import main_namespaces
 from datamat.run.parts import PartWriter, ShardEnd
 from datamat.run.quarantine import quarantine
-from datamat.run.receipts import Outcome, inputs_path, part_folder
+from datamat.run.receipts import Outcome, inputs_path
 from datamat.run.row_watch import RowWatch
 from datamat.sources.fetching import FetchAhead, fetches_files, remedy
 from datamat.sources.store import RowStore
@@ -235,7 +235,7 @@ class PartTask:
         self._outcome = Outcome()
         self._observer = _Observer(shared.source.features)
         self._known: Statistics | None = Statistics()  # of records that are copied
-        self._folder = part_folder(shared.work, spec.shard)
+        self._folder = writer.folder
         self.slowest: list[tuple[float, str]] = []  # rows made one by one that took longest, as (seconds, key)
         # In a long part one row is read twice, even if the process has done so in an earlier part.
         self._is_checked = shared.is_checked and spec.stop - spec.start < _ROWS_PER_CHECK
@@ -318,7 +318,7 @@ class PartTask:
         pipeline = self._pipeline if self._inputs is None and lost is None else None
         columns = pipeline.sample_columns() if pipeline is not None and pipeline.gathers_samples else None
         for first in range(0, len(positions), _ROWS_AT_ONCE):
-            rows = self._shared.store.read(positions[first : first + _ROWS_AT_ONCE])
+            rows = self._shared.rows(start + first, min(start + len(positions), start + first + _ROWS_AT_ONCE))
             if lost is None and self._source.pipeline is not None:
                 self._source.pipeline.expect([row for row in rows if row.key not in self._removed])
             done = 0
@@ -610,6 +610,8 @@ class SharedByParts:
         self._workers = job.how.workers
         self._opened = opened
         self._memos = read_places(folder)
+        self._rows: Sequence[IndexRow] = ()  # read together for the parts of a call
+        self._rows_start = self._rows_stop = 0
         self._num_told = 0  # parts after which the contents of memos were reported
         # One part at a time per process: a transform holds the random generators of its current draw.
         self._lock = threading.Lock()
@@ -637,6 +639,7 @@ class SharedByParts:
                 noting_files() as notes,
                 ShardEnd(growing, appends=self._appends and bool(self._run)) as end,
             ):
+                self._rows, self._rows_start, self._rows_stop = (), part.start, parts[-1].stop
                 for part in parts:
                     receipts.append(self._write_part(end, part, watch, notes, lost, reused))
                     if time.monotonic() > until:  # leave the rest to other workers
@@ -691,6 +694,14 @@ class SharedByParts:
             stage_clock.add("write", writing)
             trace = _trace(receipt, began_at, time.perf_counter() - begun, task.slowest)
         return dataclasses.replace(receipt, trace=trace)
+
+    def rows(self, start: int, stop: int) -> Sequence[IndexRow]:
+        """Return rows by their positions in the plan, which follow those of the last call."""
+        here = start - self._rows_start
+        if stop - self._rows_start > len(self._rows):
+            most = min(self._rows_stop, max(stop, start + _ROWS_AT_ONCE))
+            self._rows, self._rows_start, here = self.store.read(self.store.order[start:most]), start, 0
+        return self._rows[here : here + stop - start]
 
     def _memos_now(self) -> dict[str, str]:
         """Return the digests of memos' contents after some rows; later, only varying ones change."""

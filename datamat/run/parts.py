@@ -103,6 +103,9 @@ class PartWriter:
         spec: the part.
         formats: formats of the part.
         columns: kinds of the columns of the records.
+
+    Attributes:
+        folder: folder of the parts of the shard.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class PartWriter:
     ) -> None:
         self._end = end
         self._growing = end.growing
+        self.folder = end.growing.folder
         self._spec = spec
         self._formats = formats
         self._columns = columns
@@ -132,7 +136,7 @@ class PartWriter:
         return self
 
     def _path(self, made: ShardFormat) -> pathlib.Path:
-        return part_path(self._growing.folder, self._spec.number, made.extension)
+        return part_path(self.folder, self._spec.number, made.extension)
 
     def append(self, record: Record) -> None:
         """Append one record; raise `SchemaError` if it does not match its columns."""
