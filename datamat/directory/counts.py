@@ -35,7 +35,7 @@ class Counts:
 
     def by_name(self) -> dict[str, Any]:
         """Return the numbers by name, for classes with fields of these names."""
-        return dataclasses.asdict(self)
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def to_ledger(self) -> dict[str, int]:
         """Return the numbers for the ledger: dropped rows only if there are any."""

@@ -139,9 +139,9 @@ def _delattr(self: Any, name: str) -> None:
 
 
 def _getstate(self: Any) -> list[Any]:
-    return [getattr(self, field.name) for field in dataclasses.fields(self)]
+    return [getattr(self, name) for name in self.__slots__]
 
 
 def _setstate(self: Any, state: list[Any]) -> None:
-    for field, content in zip(dataclasses.fields(self), state, strict=True):
-        object.__setattr__(self, field.name, content)
+    for name, content in zip(self.__slots__, state, strict=True):
+        object.__setattr__(self, name, content)
