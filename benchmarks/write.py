@@ -1186,7 +1186,7 @@ def no_receipts() -> None:
 
     kept = {}
     for module in (receipts, shards):
-        module.write_receipt = lambda folder, receipt: kept.update({(folder, receipt.number): receipt})
+        module.write_receipt = lambda folder, receipt, offsets: kept.update({(folder, receipt.number): receipt})
         module.read_receipt = lambda folder, number: kept.get((folder, number))
 
 

@@ -69,7 +69,7 @@ def _datasets(output: pathlib.Path, work: pathlib.Path, finished: Finished) -> s
         found |= {ShardName.parse(info.name).dataset for info in salvaged_shards(LocalFolder(output))}
         found |= _datasets_by_their_files(output)
     for shard in read_snapshot(work / "rows") or ():
-        if any(part_folder(work, shard.name).glob("*.json")):
+        if any(part_folder(work, shard.name).glob("*.receipt")):
             found.add(ShardName.parse(shard.name).dataset)
     return found
 

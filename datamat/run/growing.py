@@ -165,9 +165,9 @@ class GrowingShard:
         has_formats = [file.extension for file in found.files] == [made.extension for made in self._formats]
         return found if has_formats else None
 
-    def put(self, receipt: Receipt) -> None:
-        """Write a receipt; requires the lock if the part is joined."""
-        write_receipt(self.folder, receipt)
+    def put(self, receipt: Receipt, offsets: bytes) -> None:
+        """Write a receipt and the offsets behind it; requires the lock if the part is joined."""
+        write_receipt(self.folder, receipt, offsets)
         if self.is_joined(receipt):
             self._put[receipt.number] = receipt
 
@@ -233,17 +233,17 @@ class GrowingShard:
                     path = self.files[made.extension]
                     if not is_next or part.start != ends.get(made.extension):
                         break
-                if not self._has_offsets(number, part) or not _has_digest(path, part):
+                if not self._has_offsets(receipt, part.extension) or not _has_digest(path, part):
                     break
             else:
                 found[number] = receipt
                 ends = self._ends(receipt) if self.is_joined(receipt) else ends
         return found
 
-    def _has_offsets(self, number: int, part: PartInfo) -> bool:
-        path = part_path(self.folder, number, part.extension).with_suffix(".idx")
+    def _has_offsets(self, receipt: Receipt, extension: str) -> bool:
         with contextlib.suppress(OSError, CorruptDataError):
-            return digest_file(path) == part.offsets_digest
+            read_offsets(self.folder, receipt, extension)
+            return True
         return False
 
     def drop(self, but: set[int]) -> None:
@@ -369,7 +369,7 @@ class GrowingShard:
 
     def _offsets(self, receipt: Receipt, made: ShardFormat) -> Offsets:
         with _naming_part(receipt.number):
-            offsets = read_offsets(self.folder, receipt.number, receipt.file_of(made.extension))
+            offsets = read_offsets(self.folder, receipt, made.extension)
             if len(offsets) != receipt.num_records:
                 raise CorruptDataError(f"it has {len(offsets)} offsets, its receipt says {receipt.num_records}")
             return offsets
@@ -386,16 +386,15 @@ class GrowingShard:
     def _join(self, receipt: Receipt, ends: Mapping[str, int]) -> Receipt:
         """Append a separate part to each file, and record its position in its receipt."""
         self.check_run()
-        files = []
+        files, offsets = [], b""
         for file in receipt.files:
-            if file.extension in ends:
-                with _naming_part(receipt.number):
+            with _naming_part(receipt.number):
+                offsets += read_offsets(self.folder, receipt, file.extension).to_bytes()
+                if file.extension in ends:
                     self._copy(receipt.number, file, ends[file.extension])
-                files.append(dataclasses.replace(file, start=ends[file.extension]))
-            else:
-                files.append(file)
+            files.append(dataclasses.replace(file, start=ends.get(file.extension)))
         joined = dataclasses.replace(receipt, files=tuple(files))
-        self.put(joined)
+        self.put(joined, offsets)
         for extension in ends:
             part_path(self.folder, receipt.number, extension).unlink(missing_ok=True)
         return joined

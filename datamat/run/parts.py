@@ -18,7 +18,6 @@ from datamat.run.receipts import (
     Receipt,
     Sealed,
     part_path,
-    replace_file,
     temporary_suffix,
 )
 
@@ -125,7 +124,9 @@ class PartWriter:
         with self._stack:
             files = self._end.at(self._spec.number)
             self._files = [
-                self._stack.enter_context(PartFile(self._path(made), files.get(made.extension)))
+                self._stack.enter_context(
+                    PartFile(part_path(self.folder, self._spec.number, made.extension), files.get(made.extension))
+                )
                 for made in self._formats
             ]
             self._writers = [
@@ -134,9 +135,6 @@ class PartWriter:
             ]
             self._stack = self._stack.pop_all()
         return self
-
-    def _path(self, made: ShardFormat) -> pathlib.Path:
-        return part_path(self.folder, self._spec.number, made.extension)
 
     def append(self, record: Record) -> None:
         """Append one record; raise `SchemaError` if it does not match its columns."""
@@ -175,29 +173,37 @@ class PartWriter:
             self._growing.check_run()  # its file may have been replaced meanwhile, see `disown`
             if not self._appends and (first := self.first()):
                 return first
-            receipt = self._receipt(outcome, busy_s)
-            self._growing.put(receipt)
+            offsets = []
+            for file, writer in zip(self._files, self._writers, strict=True):
+                offsets.append(writer.finish().to_bytes())
+                file.finish()
+            receipt = self._receipt(offsets, outcome, busy_s())
+            self._growing.put(receipt, b"".join(offsets))
         return receipt
 
-    def _receipt(self, outcome: Outcome, busy_s: Callable[[], float]) -> Receipt:
-        spec, num_records = self._spec, self._writers[0].num_records
-        files = []
-        for made, file, writer in zip(self._formats, self._files, self._writers, strict=True):
-            offsets = writer.finish().to_bytes()
-            file.finish()
-            replace_file(self._path(made).with_suffix(".idx"), offsets)
-            offsets_digest = xxhash.xxh3_128_hexdigest(offsets)
-            files.append(PartInfo(made.extension, file.num_bytes, file.hexdigest(), offsets_digest, file.start))
+    def _receipt(self, offsets: Sequence[bytes], outcome: Outcome, busy_s: float) -> Receipt:
+        spec = self._spec
+        files = [
+            PartInfo(
+                made.extension,
+                file.num_bytes,
+                file.hexdigest(),
+                len(places),
+                xxhash.xxh3_128_hexdigest(places),
+                file.start,
+            )
+            for made, file, places in zip(self._formats, self._files, offsets, strict=True)
+        ]
         return Receipt(
             spec.shard,
             spec.number,
             spec.start,
             spec.stop,
             spec.fingerprint,
-            num_records,
+            self._writers[0].num_records,
             tuple(files),
             outcome.keys.hexdigest(),
-            busy_s(),
+            busy_s,
             time.perf_counter() - self._started,
             outcome.num_done,
             tuple(outcome.failed),
@@ -229,12 +235,10 @@ class PartFile:
         self._digest = xxhash.xxh3_128()
         self.num_bytes = 0
         self.start = None if growing is None else growing.tell()
-        self._growing = growing
+        self._file: Any = growing
 
     def __enter__(self) -> PartFile:
-        if self._growing is not None:
-            self._file: Any = self._growing
-        else:
+        if self.start is None:
             self._temporary = self._path.with_suffix(temporary_suffix())
             self._file = open(self._temporary, "wb", buffering=0)
         return self

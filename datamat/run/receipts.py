@@ -1,7 +1,7 @@
 """Receipts: what a worker leaves for a part besides its records, saying where and what they are.
 
-    .datamat/parts/SHARD/00003.json         the receipt, written last: a part without one does not count
-                         00003.EXT.idx      where its records begin, counted from the part's first byte
+    .datamat/parts/SHARD/00003.receipt      the receipt, written last: a part without one does not count; a line of JSON
+                                            and then the offsets of its records from the part's first byte, as numbers
                          00003.EXT.part     its records in one format, where they are not in the shard's file yet
                          00003.inputs       what its input files held, see `inputs`
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from datamat.directory.files import read_json
+from datamat.directory.files import parse_json
 from datamat.directory.keys import KeyDigest, RecordKey
 from datamat.directory.ledger import FailedRow
 from datamat.errors import CorruptDataError
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from datamat.events import PartTrace
     from datamat.plan.plan import PartSpec
 
-_MOST_OFFSETS_BYTES = 1 << 32
+
+_MOST_BYTES = 1 << 32
 
 
 class DamagedPartError(CorruptDataError):
@@ -97,13 +98,15 @@ class PartInfo:
         extension: file extension of the format.
         num_bytes: number of its bytes.
         digest: XXH3-128 of its bytes.
-        offsets_digest: XXH3-128 of the file with its offsets.
+        offsets_bytes: size of its offsets behind the receipt.
+        offsets_digest: XXH3-128 of these.
         start: its first byte in the shard's growing file; None while it is in a separate file.
     """
 
     extension: str
     num_bytes: int
     digest: str
+    offsets_bytes: int
     offsets_digest: str
     start: int | None = None
 
@@ -272,34 +275,42 @@ def inputs_path(folder: pathlib.Path, number: int) -> pathlib.Path:
     return folder / f"{number:05d}.inputs"
 
 
-def read_offsets(folder: pathlib.Path, number: int, part: PartInfo) -> Offsets:
+def read_offsets(folder: pathlib.Path, receipt: Receipt, extension: str) -> Offsets:
     """Return the offsets of the records in a file of a part.
 
     Raises:
         OSError: they cannot be read.
-        CorruptDataError: they differ from the receipt.
+        CorruptDataError: they do not have the digest that the receipt gave.
     """
-    path = part_path(folder, number, part.extension).with_suffix(".idx")
-    content = read_regular(path, max_bytes=_MOST_OFFSETS_BYTES)
-    if xxhash.xxh3_128_hexdigest(content) != part.offsets_digest:
-        raise CorruptDataError(f"{path} does not have the digest that the receipt of part {number} gives")
+    path, part = receipt_path(folder, receipt.number), receipt.file_of(extension)
+    content = read_regular(path, max_bytes=_MOST_BYTES)
+    start = content.find(b"\n") + 1 + sum(file.offsets_bytes for file in receipt.files[: receipt.files.index(part)])
+    found = content[start : start + part.offsets_bytes]
+    if xxhash.xxh3_128_hexdigest(found) != part.offsets_digest:
+        raise CorruptDataError(f"{path} does not have the offsets in {extension} that the receipt was written with")
     try:
-        return Offsets.from_bytes(content)
+        return Offsets.from_bytes(found)
     except ValueError as error:
         raise CorruptDataError(f"{path} is of another version of datamat") from error
 
 
+def parse_receipt(content: bytes, place: str) -> Receipt:
+    """Return a receipt; raise `ValueError`, `TypeError`, `LookupError` or `AttributeError` for anything else."""
+    return Receipt.from_json(parse_json(content[: content.index(b"\n")], place))
+
+
 def read_receipt(folder: pathlib.Path, number: int) -> Receipt | None:
     """Return the receipt of a part; None if it is missing or damaged."""
+    path = receipt_path(folder, number)
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
-        return Receipt.from_json(read_json(receipt_path(folder, number)))
+        return parse_receipt(read_regular(path, max_bytes=_MOST_BYTES), os.fspath(path))
     return None
 
 
-def write_receipt(folder: pathlib.Path, receipt: Receipt) -> None:
-    """Write a receipt atomically; from then on its part counts."""
+def write_receipt(folder: pathlib.Path, receipt: Receipt, offsets: bytes) -> None:
+    """Write a receipt, with the offsets in its files one after another, atomically; from then on its part counts."""
     text = json.dumps(receipt.to_json(), default=_by_field)
-    replace_file(receipt_path(folder, receipt.number), text.encode())
+    replace_file(receipt_path(folder, receipt.number), text.encode() + b"\n" + offsets)
 
 
 def _by_field(one: PartInfo | FailedRow) -> dict[str, Any]:
@@ -321,4 +332,4 @@ def temporary_suffix() -> str:
 
 def receipt_path(folder: pathlib.Path, number: int) -> pathlib.Path:
     """Return the receipt of a part."""
-    return folder / f"{number:05d}.json"
+    return folder / f"{number:05d}.receipt"

@@ -48,7 +48,7 @@ from datamat.plan.changes import edited_in_words, find_changes
 from datamat.plan.inputs import content_digest
 from datamat.run.growing import GrowingShard
 from datamat.run.outputs import LocalOutput
-from datamat.run.receipts import PartInfo, Receipt, part_path, replace_file, write_receipt
+from datamat.run.receipts import PartInfo, Receipt, part_path, write_receipt
 from datamat.run.slices import TaskSession
 from datamat.run.upload import output_of
 from datamat.run.wanted import Wanted
@@ -203,6 +203,7 @@ def _is_kept(
         return True
     store, inputs = planned.store, planned.inputs
     kept: list[PartInfo] = []
+    offsets = b""
     keys: list[str] = []
     for made in planned.job.formats:
         info = files[made.extension]
@@ -211,10 +212,11 @@ def _is_kept(
         with open(regular_path(folder, info.file), "rb") as file:
             path = part_path(growing.folder, part.number, made.extension)
             try:
-                offsets, keys = _copied_part(file, start, size, path, made)
+                places, keys = _copied_part(file, start, size, path, made)
             except CorruptDataError:  # a bit has changed since the comparison
                 return False
-        kept.append(PartInfo(made.extension, size, digest, xxhash.xxh3_128_hexdigest(offsets)))
+        offsets += places
+        kept.append(PartInfo(made.extension, size, digest, len(places), xxhash.xxh3_128_hexdigest(places)))
     runs = [row_key for row_key, _, _ in row_runs(keys)]
     if runs != store.keys(store.order[part.start : part.stop]):
         return False
@@ -234,6 +236,7 @@ def _is_kept(
             num_done=len(runs),
             inputs=content_digest(inputs.records(part.start, part.stop)) if inputs.has_files else "",
         ),
+        offsets,
     )
     return True
 
@@ -241,7 +244,7 @@ def _is_kept(
 def _copied_part(
     shard: BinaryIO, start: int, size: int, path: pathlib.Path, made: ShardFormat
 ) -> tuple[bytes, list[str]]:
-    """Copy a part to a file of its own, with its offsets beside it; return these, and its keys."""
+    """Copy a part to a file of its own; return its offsets and its keys."""
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     shard.seek(start)
     with open(temporary, "w+b") as file:
@@ -258,10 +261,8 @@ def _copied_part(
             width = len(place)
         file.truncate(size)
     columns = np.array(table, np.uint64).reshape(-1, width).T
-    offsets = Offsets(*map(np.ascontiguousarray, columns)).to_bytes()
     os.replace(temporary, path)
-    replace_file(path.with_suffix(".idx"), offsets)
-    return offsets, keys
+    return Offsets(*map(np.ascontiguousarray, columns)).to_bytes(), keys
 
 
 def _checksums(output: pathlib.Path, info: ShardInfo) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ import os
 import pathlib
 import platform
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from datamat.directory.counts import Counts
@@ -56,7 +56,7 @@ from datamat.plan.changes import (
     known_shards,
     parse_snapshot,
 )
-from datamat.run.receipts import Receipt
+from datamat.run.receipts import Receipt, parse_receipt
 from datamat.run.report import describe_dropped
 from datamat.run.slices import TaskSession
 from datamat.run.upload import scratch_folder
@@ -329,13 +329,13 @@ class _Output:
 
     # ------------------------------------------------------------ files
 
-    def _contents(self, names: Sequence[str]) -> list[Any]:
-        """Return the values of JSON files in `.datamat`; None for missing or damaged ones."""
+    def _contents(self, names: Sequence[str], parse: Callable[[bytes, str], Any] = parse_json) -> list[Any]:
+        """Return the values of files in `.datamat`, as a function parses them; None for missing or damaged ones."""
 
         def content(name: str) -> Any:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
                 found = self._work.read_if_there(name, _MOST_BYTES)
-                return None if found is None else parse_json(found, self._work.place(name))
+                return None if found is None else parse(found, self._work.place(name))
             return None
 
         return each(content, names)
@@ -358,12 +358,10 @@ class _Output:
         """Return the finished part of planned shards: whole shards, or some of their parts."""
         there: list[ShardFiles | Receipt] = []
         visible = self._root.list() or ()
-        receipts = [name for name in self._names or () if name.startswith("parts/") and name.endswith(".json")]
+        receipts = [name for name in self._names or () if name.startswith("parts/") and name.endswith(".receipt")]
         parts: dict[str, list[Receipt]] = {}
-        for value in self._contents(receipts):
-            with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):  # incomplete
-                receipt = Receipt.from_json(value)
-                parts.setdefault(receipt.shard, []).append(receipt)
+        for receipt in filter(None, self._contents(receipts, parse_receipt)):
+            parts.setdefault(receipt.shard, []).append(receipt)
         for shard in planned:
             files = made.get(shard.name) or before.get(shard.name, ())
             is_there = files is not before.get(shard.name) or all(info.file in visible for info in files)

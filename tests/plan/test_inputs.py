@@ -191,7 +191,7 @@ def stopped(source, output, gate):
 def test_parts_of_an_unfinished_run_are_reused(source, tmp_path, how):
     """New times, a copied project or deleted rows change nothing: the bytes are those of an undisturbed run."""
     writer = stopped(source, tmp_path / "out", tmp_path / "gate")
-    num_parts = len(list((tmp_path / "out" / ".datamat" / "parts").rglob("*.json")))
+    num_parts = len(list((tmp_path / "out" / ".datamat" / "parts").rglob("*.receipt")))
     output = tmp_path / "out"
     if how == "copy":
         output = shutil.copytree(output, tmp_path / "other", copy_function=shutil.copyfile)
@@ -210,7 +210,7 @@ def test_parts_of_an_unfinished_run_are_reused(source, tmp_path, how):
 def test_parts_of_files_that_changed_are_made_again(source, tmp_path):
     """The others are reused."""
     writer = stopped(source, tmp_path / "out", tmp_path / "gate")
-    done = {path.parent.name for path in (tmp_path / "out" / ".datamat" / "parts").rglob("*.json")}
+    done = {path.parent.name for path in (tmp_path / "out" / ".datamat" / "parts").rglob("*.receipt")}
     for path in source.iterdir():
         path.write_text(path.read_text().replace("1", "3"))
 

@@ -191,7 +191,7 @@ def test_driver_killed_and_run_again(tmp_path, programs, flags, held, run):
     cluster = DaskCluster(programs)
     driver = programs.start(HERE / "engine_job.py", tmp_path / "out", cluster.address, flags)
     first = wait_for(lambda: waiting_pids(flags))
-    wait_for(lambda: list((tmp_path / "out" / ".datamat" / "parts").glob("*/*.json")))  # of the other worker
+    wait_for(lambda: list((tmp_path / "out" / ".datamat" / "parts").glob("*/*.receipt")))  # of the other worker
     programs.kill(driver)
 
     other = DaskCluster(programs)

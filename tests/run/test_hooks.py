@@ -298,7 +298,7 @@ def test_ledger_and_disk_have_what_a_hook_hears(source, tmp_path):
 
     def look(event):
         if isinstance(event, PartDone):
-            if not (output / ".datamat" / "parts" / event.shard / f"{event.part:05d}.json").exists():
+            if not (output / ".datamat" / "parts" / event.shard / f"{event.part:05d}.receipt").exists():
                 missing.append(event)
             *_, last = read_ledger(output / ".datamat" / "ledger.jsonl")
             if (last.event, last.values.get("part")) != ("part_committed", event.part):

@@ -140,7 +140,7 @@ def driver_at(programs, output, address, flags, known=frozenset()):
 def test_driver_killed_and_run_again(tmp_path, cluster, programs, flags, held):
     """On the same cluster, where a worker is still at a part of the one that was killed: its parts stay."""
     driver, first = driver_at(programs, tmp_path / "out", cluster.address, flags)
-    wait_for(lambda: list((tmp_path / "out" / ".datamat" / "parts").glob("*/*.json")))  # of the other worker
+    wait_for(lambda: list((tmp_path / "out" / ".datamat" / "parts").glob("*/*.receipt")))  # of the other worker
     programs.kill(driver)
 
     again, _ = driver_at(programs, tmp_path / "out", cluster.address, flags, first)

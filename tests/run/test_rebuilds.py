@@ -107,7 +107,7 @@ def test_unfinished_or_damaged_dataset_is_not_removed(source, tmp_path, left):
         (source / "train" / "train013.png").write_bytes(b"")
         with pytest.raises(SampleError):
             job(source, output, shards=ShardOptions(num_shards=1, shuffle=False), include="train-*").run(progress=False)
-        assert list(output.glob(".datamat/parts/*/*.json")) and not list(output.glob("*.tfrecord"))
+        assert list(output.glob(".datamat/parts/*/*.receipt")) and not list(output.glob("*.tfrecord"))
 
     with pytest.raises(OutputError, match=r"holds the dataset 'pairs'"):
         job(source, output, Streets()).run(progress=False)

@@ -165,7 +165,7 @@ def test_receipt_of_another_version_is_skipped(source, tmp_path, content):
     job = small_pairs.job(source, tmp_path / "out")
     folder = tmp_path / "out" / ".datamat" / "parts" / job.plan().shards[0].name
     folder.mkdir(parents=True)
-    (folder / "00000.json").write_text(content)
+    (folder / "00000.receipt").write_text(f"{content}\n")
 
     status = job.status()
 

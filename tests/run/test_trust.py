@@ -61,7 +61,7 @@ def test_pickle_in_the_place_of_any_file_is_never_run(source, output, tmp_path, 
     """Manifest, index, offsets, ledger, shards, leftovers of a run: no reader unpickles what it reads back."""
     files = [str(path.relative_to(output)) for path in output.rglob("*") if path.is_file() and path.name != "lock"]
     leftovers = ["shards/manifest.json", "shards/pairs-train-00000-of-00002.json", "rows/plan.json", "rows/rows.json"]
-    leftovers += ["parts/pairs-train-00000-of-00002/00000.json", "parts/pairs-train-00000-of-00002/00000.tfrecord.idx"]
+    leftovers += ["parts/pairs-train-00000-of-00002/00000.receipt"]
     files = [*(f".datamat/{name}" for name in leftovers), *files]
     assert {"manifest.json", "_index/train.index", ".datamat/ledger.jsonl"} <= set(files)
     if request.config.getoption("--commit"):
