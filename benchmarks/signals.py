@@ -57,7 +57,7 @@ def measure(method: str, imported: str, number: signal.Signals, num_burners: int
         command = [sys.executable, "-c", PROGRAM, str(output), method, imported]
         program = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         try:
-            while not (output.is_file() or any(output.glob(".datamat/parts/*/*.json"))):
+            while not (output.is_file() or any(output.glob(".datamat/parts/*/*.receipt"))):
                 time.sleep(0.05)
             before = _processor_s(program.pid)
             begun = time.perf_counter()

@@ -69,12 +69,14 @@ def kill_half_way(command: list[str], output: pathlib.Path) -> None:
     """Run the job in a process of its own, and kill it when some of its parts are finished."""
     process = subprocess.Popen(command, start_new_session=True)
     parts = output / ".datamat" / "parts"
-    while process.poll() is None and sum(1 for _ in parts.glob("*/*.json")) < 20:
+    while process.poll() is None and sum(1 for _ in parts.glob("*/*.receipt")) < 20:
         time.sleep(0.01)
     with contextlib.suppress(ProcessLookupError):  # it was faster
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    print(f"\nkilled it with SIGKILL after {sum(1 for _ in parts.glob('*/*.json'))} finished parts; running it again:")
+    print(
+        f"\nkilled it with SIGKILL after {sum(1 for _ in parts.glob('*/*.receipt'))} finished parts; running it again:"
+    )
 
 
 def import_tensorflow_quietly() -> None:

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
@@ -74,6 +75,21 @@ def test_camvid_example_writes_and_reads_back(tmp_path):
     assert "24 samples" in said
     assert "'image': (8, 320, 320, 3)" in said
     assert len(load(tmp_path / "out", "train")) == 24
+
+
+def test_demo_kills_its_job_half_way(street, tmp_path, capsys):
+    """When twenty parts are finished, and long before the last."""
+    demo = runpy.run_path(str(EXAMPLES / "demo.py"))
+    program = (
+        "import time; from datamat import materialize; "
+        f"materialize(lambda n: time.sleep(0.01) or {{'n': n}}, range(2000), {str(tmp_path / 'out')!r}, progress=False)"
+    )
+
+    demo["kill_half_way"]([sys.executable, "-c", program], tmp_path / "out")
+
+    said = capsys.readouterr().out
+    assert int(re.search(r"after (\d+) finished parts", said)[1]) >= 20
+    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_custom_writer_runs_without_a_guard(tmp_path):

@@ -233,7 +233,7 @@ def test_parts_of_published_shards_are_gone_though_the_run_goes_on_later(raw):
     assert not list(parts.glob("*"))
     left = parts / "rows-train-00000-of-00002.0123456789abcdef.done"
     left.mkdir(parents=True)
-    (left / "00000.json").write_text("{}")
+    (left / "00000.receipt").write_text("{}\n")
 
     _job(raw, 2, include="train-00000*").run(progress=False)
 
