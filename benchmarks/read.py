@@ -279,8 +279,8 @@ def cpu_seconds() -> float:
     """Return the time that this process and its children have kept processors busy."""
     import psutil
 
-    found = os.times()
-    busy = found.user + found.system + found.children_user + found.children_system
+    ended = os.times()
+    busy = time.process_time() + ended.children_user + ended.children_system  # its own not in ticks of 10 ms
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it has just ended, and is counted above the next time
             busy += sum(child.cpu_times()[:2])

@@ -293,9 +293,12 @@ class TextColumn(RaggedColumn):
 
 def joined_spans(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return concatenated spans of values (total,), given the start and length of each."""
-    if len(lengths) and lengths.sum() * values.itemsize >= _LONG_SPAN_BYTES * len(lengths):
-        bounds = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
-        return np.concatenate([values[one:other] for one, other in bounds])
+    size = values.itemsize
+    if len(lengths) and lengths.sum() * size >= _LONG_SPAN_BYTES * len(lengths) and not values.dtype.hasobject:
+        data = np.ascontiguousarray(values).view(np.uint8).data
+        bounds = zip((starts * size).tolist(), ((starts + lengths) * size).tolist(), strict=True)
+        joined = bytearray().join([data[one:other] for one, other in bounds])  # half of the time of slices of arrays
+        return np.frombuffer(joined, values.dtype)
     if len(lengths) and (lengths == lengths[0]).all():
         places = (starts[:, None] + np.arange(lengths[0])).reshape(-1)
     else:

@@ -49,11 +49,8 @@ _MANY_TO_PACK = 90
 _MANY_BYTES_TO_UNPACK = 32
 _BYTES_TO_UNPACK = 1 << 16
 
-_FOUR_BYTES, _EIGHT_BYTES = np.dtype("<u4"), np.dtype("<u8")
-_KEPT_BITS = {
-    word: np.array([256**size - 1 for size in range(1, word.itemsize + 1)], word)
-    for word in (_FOUR_BYTES, _EIGHT_BYTES)
-}
+_WORDS = np.uint32, np.uint64  # that hold the bytes of a number
+_MORE_FOLLOWS = 0x8080_8080_8080_8080  # the bits of its bytes that say so
 
 _SMALL_VARINTS = [bytes([value]) for value in range(128)]
 
@@ -112,31 +109,37 @@ def unpack_varints(data: Buffer, start: int, stop: int) -> NDArray[np.int64]:
     ends = np.flatnonzero(raw < 128)
     if not len(ends) or ends[-1] != len(raw) - 1:
         raise CorruptDataError(f"the int64 list at byte {start} holds a number without an end")
-    return _unpacked(raw, ends, start)
+    numbers = np.empty(len(ends), np.int64)
+    _unpack(raw, ends, start, numbers)
+    return numbers
 
 
-def _unpacked(raw: NDArray[np.uint8], ends: NDArray[np.int64], place: int) -> NDArray[np.int64]:
-    """Return the numbers whose last bytes are at `ends`; `place` is for the error."""
+def _unpack(raw: NDArray[np.uint8], ends: NDArray[np.int64], place: int, found: NDArray[np.int64]) -> None:
+    """Write the numbers whose last bytes are at `ends` to `found`; `place` is for the error."""
     starts = np.zeros_like(ends)
     np.add(ends[:-1], 1, out=starts[1:])
-    more = ends - starts  # bytes of each number before its last
-    most = int(more.max())
-    if most >= _MAX_VARINT_BYTES:
-        raise CorruptDataError(f"the int64 list at byte {place} holds a number without an end")
-    if most < _EIGHT_BYTES.itemsize:
-        # The bytes from each start as one number, minus those of the next ones: 4 ns per number instead of 50.
-        word = _FOUR_BYTES if most < _FOUR_BYTES.itemsize else _EIGHT_BYTES
-        padded = np.zeros(len(raw) + word.itemsize, np.uint8)
+    for word in _WORDS:
+        # The bytes from each start as one number, minus those of the next ones: 3 ns per number instead of 50.
+        size = np.dtype(word).itemsize
+        padded = np.zeros(len(raw) + size, np.uint8)
         padded[: len(raw)] = raw
         # `take` copies unaligned numbers three times as fast as indexing.
         words = np.ndarray((len(raw),), word, padded.data, 0, (1,)).take(starts)
-        words &= _KEPT_BITS[word].take(more)
-        unpacked = words & word.type(127)
-        for index in range(1, most + 1):
-            unpacked |= (words & word.type(127 << 8 * index)) >> word.type(index)
-        return unpacked.astype(np.int64)
-    shifts = (np.arange(len(raw)) - np.repeat(starts, more + 1)).astype(np.uint64) * np.uint64(7)
-    return np.bitwise_or.reduceat((raw & 127).astype(np.uint64) << shifts, starts).view(np.int64)
+        last = ~words & word(_MORE_FOLLOWS >> 64 - 8 * size)
+        if not last.all():  # one has more bytes
+            continue
+        words &= last - word(1)
+        unpacked, most, index = words & word(127), int(words.max()), 1
+        while most >> 8 * index:
+            unpacked |= (words & word(127 << 8 * index)) >> word(index)
+            index += 1
+        found[:] = unpacked
+        return
+    sizes = ends - starts + 1
+    if sizes.max() > _MAX_VARINT_BYTES:
+        raise CorruptDataError(f"the int64 list at byte {place} holds a number without an end")
+    shifts = (np.arange(len(raw)) - np.repeat(starts, sizes)).astype(np.uint64) * np.uint64(7)
+    found[:] = np.bitwise_or.reduceat((raw & 127).astype(np.uint64) << shifts, starts).view(np.int64)
 
 
 def fields(data: Buffer, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
@@ -1025,6 +1028,6 @@ def _unpacked_rows(raw: NDArray[np.uint8], lengths: NDArray[np.int64]) -> Ragged
     found, start = np.empty(len(ends), np.int64), 0
     for first, last in itertools.pairwise(sorted({0, *cuts.tolist(), len(ends)})):  # the last number may also be cut
         stop = int(ends[last - 1]) + 1
-        found[first:last] = _unpacked(raw[start:stop], ends[first:last] - start, start)
+        _unpack(raw[start:stop], ends[first:last] - start, start, found[first:last])
         start = stop
     return RaggedColumn(found, counts)

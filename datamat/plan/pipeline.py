@@ -31,7 +31,7 @@ from datamat.directory.keys import RecordKey, RecordNames, safe_key
 from datamat.directory.row_values import nested_paths
 from datamat.errors import DatamatError, OptionError, OutputError, SampleError, SchemaError, Skip, count_of, described
 from datamat.features import Geometry
-from datamat.features.base import as_array, dtype_of, holds_numbers, num_bytes_of, stored_size
+from datamat.features.base import TextColumn, as_array, dtype_of, holds_numbers, num_bytes_of, stored_size
 from datamat.features.pictures import PictureFile
 from datamat.fingerprint import fingerprint
 from datamat.folders.urls import is_url, redacted, without_secrets
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from datamat.features.base import Column, Shape
     from datamat.features.statistics import FieldStatistics
     from datamat.plan.plan import Plan
-    from datamat.sources.rows import IndexRow, RowBlock
+    from datamat.sources.rows import IndexRow, RowBlock, Texts
     from datamat.sources.store import RowStore
     from datamat.transforms.seeding import RandomStreams
     from datamat.writers.base import Sample
@@ -519,7 +519,7 @@ class Pipeline:
         row_bytes = sum(_expected_bytes(*feature.value_type()) for feature in self.writer.features.values())
         return min(max(num_bytes // row_bytes, _LEAST_BLOCK_ROWS), _MOST_BLOCK_ROWS)
 
-    def block(self, keys: list[str], fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    def block(self, keys: Texts, fields: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the columns of many untransformed rows at once, or None if the writer reads row by row.
 
         Raises:
@@ -528,10 +528,12 @@ class Pipeline:
         """
         before = GlobalState.take()
         try:
-            found = self.writer.read_block(keys, fields)
+            found = self.writer.read_block(keys.tolist(), fields)
             begun = time.perf_counter()
             own = {name: _own_column(column) for name, column in (found or {}).items()}
-            block = None if found is None else self._encoded_block({**own, "key": keys})
+            lengths = np.diff(keys.ends, prepend=np.uint64(0)).astype(np.int64)
+            own["key"] = TextColumn(np.frombuffer(keys.data, np.uint8), lengths)
+            block = None if found is None else self._encoded_block(own)
             stage_clock.add("encode", begun)
         except OutputError:
             raise
@@ -548,11 +550,11 @@ class Pipeline:
         features = self.writer.features
         return MadeColumns.of(features.encode_block(values), features.observe_value_block(values))
 
-    def check_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> None:
+    def check_block(self, keys: Texts, fields: Mapping[str, Any]) -> None:
         """Raise `OptionError` if the same rows give two results; rows of tables are read by no code of the user's."""
         if self.writer.reads_cells:
             return
-        few = list(keys[:_ROWS_COMPARED])
+        few = keys[:_ROWS_COMPARED].tolist()
         theirs = {name: values[:_ROWS_COMPARED] for name, values in fields.items()}
         first, again = (_digests(self.writer.read_block(few, dict(theirs)) or {}) for _ in range(2))
         differing = _differing(first, again)

@@ -180,8 +180,7 @@ class _Trial:
         rows = np.asarray(self._store.order[first : first + count])
         begun = time.perf_counter()
         try:
-            names = self._store.keys(rows)
-            block = self._pipeline.block(names, dict(self._store.columns(rows)))
+            block = self._pipeline.block(self._store.gathered("key", rows), dict(self._store.columns(rows)))
         except SampleError:
             return False
         if block is None:
@@ -192,7 +191,7 @@ class _Trial:
         ended = time.perf_counter()
         self._clock.add("write", ended - writing)
         self._seconds[sample.split] += ended - begun
-        self._rows[sample.split] += len(names)
+        self._rows[sample.split] += len(rows)
         return True
 
     def _warm_up(self, row: IndexRow, sample: SampledRows) -> None:

@@ -544,19 +544,19 @@ class PartTask:
     def _write_block(self, pipeline: Pipeline, start: int, positions: np.ndarray) -> bool:
         """Write rows as one block; return False if the writer needs them one at a time."""
         store = self._shared.store
-        names = store.keys(positions)
-        self._watch.at(start, len(names))
+        keys = store.gathered("key", positions)
+        self._watch.at(start, len(keys))
         fields = dict(store.columns(positions))
-        block = pipeline.block(names, fields)
+        block = pipeline.block(keys, fields)
         if block is None:
             return False
         if not self._shared.is_block_checked:
-            pipeline.check_block(names, fields)
+            pipeline.check_block(keys, fields)
             self._shared.is_block_checked = True
         self._watch.rest()
-        self._append_block(block, len(names))
-        self._outcome.keys.extend(names)
-        self._outcome.num_done += len(names)
+        self._append_block(block, len(keys))
+        self._outcome.keys.extend_encoded(keys.pieces())
+        self._outcome.num_done += len(keys)
         return True
 
 

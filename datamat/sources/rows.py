@@ -384,13 +384,14 @@ def _moved_path(
 
 
 BATCH_ROWS = 16_384
+_FEW_ROWS = 256  # held at a time, tuple and dict: fewer objects than a pass of the garbage collector waits for
 
 
 def in_blocks(rows: Iterable[IndexRow] | Iterable[RowBlock]) -> Iterator[RowBlock]:
     """Yield rows in the blocks they come in, or single rows in batches."""
     iterator: Iterator[Any] = iter(rows)
     first = next(iterator, None)
-    before, names = 0, ()
+    before, names = 0, tuple[str, ...]()
     if isinstance(first, RowBlock):
         for block in itertools.chain([first], iterator):
             if not isinstance(block, RowBlock):
@@ -399,11 +400,10 @@ def in_blocks(rows: Iterable[IndexRow] | Iterable[RowBlock]) -> Iterator[RowBloc
                 yield block
         return
     iterator = itertools.chain(() if first is None else (first,), iterator)
-    while batch := list(itertools.islice(iterator, BATCH_ROWS)):
-        _check_rows(batch, before)
-        names = names or tuple(batch[0].fields)
-        yield _block_of(batch, names, before)
-        before += len(batch)
+    while block := _block_of(iterator, names, before):
+        names = names or tuple(block.fields)
+        yield block
+        before += len(block)
 
 
 def _check_rows(batch: Sequence[Any], before: int) -> None:
@@ -431,32 +431,50 @@ def _shown(value: Any) -> str:
     return f"a {type(value).__name__}, {reprlib.repr(value)}"
 
 
-def _block_of(batch: Sequence[IndexRow], names: tuple[str, ...], before: int) -> RowBlock:
-    """Return rows as a block; raise `SourceError` if one has other fields than the first row of the index."""
-    splits = [row[1] for row in batch]
-    width = len(names)
-    try:
-        columns = {name: [row[2][name] for row in batch] for name in names}
-        same = all(len(row[2]) == width for row in batch)
-    except KeyError:
-        same = False
-    if not same:
-        row, number = next((r, n) for n, r in enumerate(batch) if set(r.fields) != set(names))
-        raise other_fields(origin_of(row, before + number), row.fields, names)
-    files = [row[4] for row in batch]
-    bad = next((place for place, split in enumerate(splits) if not isinstance(split, (str, type(None)))), None)
-    if bad is not None:
-        raise SourceError(
-            f"{origin_of(batch[bad], before + bad)}: the split is {_shown(splits[bad])}; want a name or None, as "
-            "in IndexRow('0001', 'train', {'image': '0001.png'})"
-        )
-    return RowBlock(
-        [row[0] for row in batch],
-        columns,
-        [row[3] for row in batch],
-        splits,
-        files if any(files) else None,
-    )
+def _block_of(rows: Iterator[Any], names: tuple[str, ...], before: int) -> RowBlock | None:
+    """Return the next single rows as a block, or None at their end.
+
+    Args:
+        rows: the rows of an index that are left.
+        names: the fields of its first row; () if that is yet to come.
+        before: number of rows before them.
+
+    Raises:
+        SourceError: one is not a row, or has other fields than the first, or a bad split.
+    """
+    keys, splits, origins, files = list[Any](), list[Any](), list[Any](), list[Any]()
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    while len(keys) < BATCH_ROWS and (some := list(itertools.islice(rows, _FEW_ROWS))):
+        start = before + len(keys)
+        _check_rows(some, start)
+        columns = columns or {name: [] for name in some[0].fields}
+        fields = [row[2] for row in some]
+        try:
+            found = [[one[name] for one in fields] for name in columns]
+        except KeyError:
+            found = []
+        if len(found) < len(columns) or set(map(len, fields)) != {len(columns)}:
+            number = next(number for number, one in enumerate(fields) if set(one) != set(columns))
+            raise other_fields(origin_of(some[number], start + number), fields[number], columns)
+        for values, more in zip(columns.values(), found, strict=True):
+            values.extend(more)
+        keys += [row[0] for row in some]
+        splits += [row[1] for row in some]
+        origins += [row[3] for row in some]
+        files += [row[4] for row in some]
+        if not set(map(type, splits[-len(some) :])) <= {str, type(None)}:
+            _check_splits(some, start)
+    return RowBlock(keys, columns, origins, splits, files if any(files) else None) if keys else None
+
+
+def _check_splits(rows: Sequence[IndexRow], before: int) -> None:
+    """Raise `SourceError` if the split of a row is neither a name nor None."""
+    for number, row in enumerate(rows, before):
+        if not isinstance(row.split, (str, type(None))):
+            raise SourceError(
+                f"{origin_of(row, number)}: the split is {_shown(row.split)}; want a name or None, as in "
+                "IndexRow('0001', 'train', {'image': '0001.png'})"
+            )
 
 
 def origin_of(row: IndexRow, number: int) -> str:

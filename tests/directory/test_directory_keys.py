@@ -14,9 +14,11 @@ from datamat.directory.keys import (
     RecordNames,
     bad_key,
     key_hash,
+    ordered_by,
     original_key,
     safe_key,
     safe_keys,
+    sorted_hashes,
 )
 
 ROW_KEYS = st.text(st.characters(blacklist_characters="#", blacklist_categories=("Cs",)), min_size=1)
@@ -105,3 +107,14 @@ def test_every_key_has_a_safe_form_of_its_own(keys):
             assert safe_key(key) == key
         elif bad_key([key]) is not None and "#" not in key:
             assert RecordKey(safe_key(key), 3, 1) in RecordKey.meant_by(f"{key}#3-1")
+
+
+@pytest.mark.parametrize("count", [1000, 300_000])  # at once, and in pieces
+def test_rows_with_equal_values_stay_in_order(count):
+    """Hashes are hardly ever equal, so their order is found by a sort that is not stable."""
+    values = (np.arange(count) * 7919 % 1009).astype(np.uint64) << np.uint64(54)
+    rows = np.arange(count, dtype=np.uint32)
+    wanted = np.argsort(values, kind="stable")
+
+    np.testing.assert_array_equal(ordered_by(lambda some: values[some], rows), wanted)
+    np.testing.assert_array_equal(sorted_hashes(values)[1], wanted)

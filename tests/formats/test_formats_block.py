@@ -179,15 +179,21 @@ def test_decoded_block_is_what_decode_example_returns(columns, data):
 
 
 _DRAWN = np.random.default_rng(0)
+_BITS = (7, 8, 14, 21, 28, 29, 35, 49, 56, 57, 63)  # of the largest number: its bytes fit into words of four or eight
 
 
 @pytest.mark.parametrize(
     "wanted",
     [
         [_DRAWN.integers(-(1 << bits), 1 << bits, size) for bits in (1, 20, 62) for size in (0, 30_000, 1, 20_000)],
+        *([_DRAWN.integers(0, 1 << bits, size) for size in (300, 0, 200)] for bits in _BITS),
         *([np.array([1] * ((1 << 16) - size) + [(1 << 21) - 1])] for size in range(4)),
     ],
-    ids=["many", *(f"last number begins {size} bytes before a piece" for size in range(4))],
+    ids=[
+        "many",
+        *(f"{bits} bits" for bits in _BITS),
+        *(f"last number begins {size} bytes before a piece" for size in range(4)),
+    ],
 )
 def test_long_lists_of_integers_are_decoded_in_pieces(wanted):
     """Numbers are unpacked 64 KiB at a time; those of a record may lie in two pieces, and so may the last of all."""

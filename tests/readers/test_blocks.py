@@ -14,7 +14,7 @@ from forged import relist
 from numbered_rows import written
 from prepared import Prepared
 
-from datamat import CorruptDataError, DatasetWriter, Features, IndexRow, ShardOptions, Text, load
+from datamat import CorruptDataError, DatasetWriter, Features, IndexRow, ShardOptions, Tensor, Text, load
 from datamat.formats import parquet, tfrecord
 from datamat.formats.example import decode_example, fields, varint
 from datamat.formats.tfrecord import frame, read_payload
@@ -33,7 +33,11 @@ class Numbers(DatasetWriter):
 
     name = "numbers"
     features = Features(
-        {**{name: feature for name, feature in Everything.features.items() if name not in PICTURES}, "long": Text()}
+        {
+            **{name: feature for name, feature in Everything.features.items() if name not in PICTURES},
+            "long": Text(),
+            "many": Tensor((None,), "float32"),
+        }
     )
 
     def index(self, source):
@@ -46,6 +50,7 @@ class Numbers(DatasetWriter):
         found["boxes"] = np.repeat(found["boxes"], number % 3, 0)
         found["open"] = rng.integers(-(2**31), 2**31, (number % 4, 2, number % 3), np.int32)
         found["long"] = "ß" * int(rng.integers(400))
+        found["many"] = rng.random(int(rng.integers(300)), np.float32)
         return found
 
 

@@ -155,6 +155,28 @@ def test_index_of_blocks_and_rows_is_refused(tmp_path):
         _written(lambda: [RowBlock(["a"], {"n": [1]}), IndexRow("b", fields={"n": 2})], tmp_path / "out")
 
 
+@pytest.mark.parametrize("place", [1, 256, 300, 16_384, 20_000])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (IndexRow("k", fields={"number": 1, "more": 2}), r"the fields are \['more', 'number'\], but \['number'\]"),
+        (IndexRow("k", fields={}), r"the fields are \[\], but \['number'\] in the first row"),
+        (IndexRow("k", fields={"other": 1}), r"the fields are \['other'\], but \['number'\] in the first row"),
+        (IndexRow("k", 5, {"number": 1}), "the split is a int, 5"),
+        ("k", "of the index is a str, 'k'; want an IndexRow"),
+    ],
+)
+def test_wrong_row_is_named_however_late_it_comes(wrong, message, place, tmp_path):
+    """Single rows are checked some at a time, and stored more at a time: neither shows in the message."""
+
+    def index():
+        for number in range(place + 2):
+            yield wrong if number == place else IndexRow(f"{number}", fields={"number": number})
+
+    with pytest.raises(SourceError, match=rf"row {place}\b.*{message}"):
+        Materializer(Rows(index), None, tmp_path).plan()
+
+
 def test_fields_in_the_place_of_the_split_are_refused_with_their_row(tmp_path):
     with pytest.raises(SourceError, match="row 1"):
         _written(lambda: [IndexRow("a"), IndexRow("b", {"n": 2})], tmp_path / "out")
