@@ -384,7 +384,8 @@ def _moved_path(
 
 
 BATCH_ROWS = 16_384
-_FEW_ROWS = 256  # held at a time, tuple and dict: fewer objects than a pass of the garbage collector waits for
+_FEW_ROWS = 200  # held at a time, three objects each: fewer than a pass of the garbage collector waits for
+_NESTED = frozenset({list, tuple, dict})
 
 
 def in_blocks(rows: Iterable[IndexRow] | Iterable[RowBlock]) -> Iterator[RowBlock]:
@@ -404,14 +405,6 @@ def in_blocks(rows: Iterable[IndexRow] | Iterable[RowBlock]) -> Iterator[RowBloc
         names = names or tuple(block.fields)
         yield block
         before += len(block)
-
-
-def _check_rows(batch: Sequence[Any], before: int) -> None:
-    """Raise `SourceError` if an index yields anything but rows."""
-    if set(map(type, batch)) == {IndexRow} and {type(row[2]) for row in batch} == {dict}:
-        return
-    for number, row in enumerate(batch, before):
-        _check_row(row, number)
 
 
 def _check_row(row: Any, number: int) -> None:
@@ -444,18 +437,28 @@ def _block_of(rows: Iterator[Any], names: tuple[str, ...], before: int) -> RowBl
     """
     keys, splits, origins, files = list[Any](), list[Any](), list[Any](), list[Any]()
     columns: dict[str, list[Any]] = {name: [] for name in names}
-    while len(keys) < BATCH_ROWS and (some := list(itertools.islice(rows, _FEW_ROWS))):
-        start = before + len(keys)
-        _check_rows(some, start)
-        columns = columns or {name: [] for name in some[0].fields}
-        fields = [row[2] for row in some]
+    is_nested = True  # whether there are lists or dicts among the values, as far as is known
+    while len(keys) < BATCH_ROWS:
+        start, some, fields = before + len(keys), list[IndexRow](), list[dict[str, Any]]()
+        own: Callable[[dict[str, Any]], dict[str, Any]] = _copied if is_nested else dict.copy
+        for row in itertools.islice(rows, _FEW_ROWS if keys else 1):
+            if type(row) is IndexRow and type(row[2]) is dict:
+                fields.append(own(row[2]))  # as it is now: the index may fill the same dict anew for each row
+            else:
+                _check_row(row, start + len(some))
+                fields.append(_copied({**row.fields}))
+            some.append(row)
+        if not some:
+            break
+        columns = columns or {name: [] for name in fields[0]}
         try:
             found = [[one[name] for one in fields] for name in columns]
         except KeyError:
             found = []
         if len(found) < len(columns) or set(map(len, fields)) != {len(columns)}:
-            number = next(number for number, one in enumerate(fields) if set(one) != set(columns))
+            number = next(number for number, one in enumerate(fields) if one.keys() != columns.keys())
             raise other_fields(origin_of(some[number], start + number), fields[number], columns)
+        is_nested = (is_nested and start > before) or any(not _NESTED.isdisjoint(map(type, one)) for one in found)
         for values, more in zip(columns.values(), found, strict=True):
             values.extend(more)
         keys += [row[0] for row in some]
@@ -465,6 +468,12 @@ def _block_of(rows: Iterator[Any], names: tuple[str, ...], before: int) -> RowBl
         if not set(map(type, splits[-len(some) :])) <= {str, type(None)}:
             _check_splits(some, start)
     return RowBlock(keys, columns, origins, splits, files if any(files) else None) if keys else None
+
+
+def _copied(value: Any) -> Any:
+    if type(value) in {list, tuple}:
+        return type(value)(map(_copied, value))
+    return {name: _copied(part) for name, part in value.items()} if type(value) is dict else value
 
 
 def _check_splits(rows: Sequence[IndexRow], before: int) -> None:

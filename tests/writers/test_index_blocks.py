@@ -1,5 +1,7 @@
 """Indexes that come as columns: the bytes of the same rows one by one, and no object for a row on the way."""
 
+import types
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -175,6 +177,27 @@ def test_wrong_row_is_named_however_late_it_comes(wrong, message, place, tmp_pat
 
     with pytest.raises(SourceError, match=rf"row {place}\b.*{message}"):
         Materializer(Rows(index), None, tmp_path).plan()
+
+
+@pytest.mark.parametrize("wrapped", [dict, types.MappingProxyType])
+@pytest.mark.parametrize("value", [lambda number: number, lambda number: [number, {"n": (number,)}], str])
+def test_index_may_fill_what_it_has_yielded_anew(value, wrapped, tmp_path):
+    """As a loop over a file does with one dict: each row keeps what it held when it was yielded."""
+
+    def index():
+        given = {}
+        for number in range(1000):
+            held = given.setdefault("held", value(number))
+            if isinstance(held, list):
+                held[0] = held[1]["n"] = number
+            else:
+                given["held"] = value(number)
+            yield IndexRow(f"{number:04d}", fields=given if wrapped is dict else wrapped(given))
+
+    found = write_rows(index(), tmp_path, source="").read(np.arange(1000))
+
+    wanted = value if value(0) in (0, "0") else lambda number: [number, {"n": number}]
+    assert [row.fields["held"] for row in found] == [wanted(number) for number in range(1000)]
 
 
 def test_fields_in_the_place_of_the_split_are_refused_with_their_row(tmp_path):
