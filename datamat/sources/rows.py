@@ -440,13 +440,13 @@ def _block_of(rows: Iterator[Any], names: tuple[str, ...], before: int) -> RowBl
     is_nested = True  # whether there are lists or dicts among the values, as far as is known
     while len(keys) < BATCH_ROWS:
         start, some, fields = before + len(keys), list[IndexRow](), list[dict[str, Any]]()
-        own: Callable[[dict[str, Any]], dict[str, Any]] = _copied if is_nested else dict.copy
+        own: Callable[[dict[str, Any]], dict[str, Any]] = copied if is_nested else dict.copy
         for row in itertools.islice(rows, _FEW_ROWS if keys else 1):
             if type(row) is IndexRow and type(row[2]) is dict:
                 fields.append(own(row[2]))  # as it is now: the index may fill the same dict anew for each row
             else:
                 _check_row(row, start + len(some))
-                fields.append(_copied({**row.fields}))
+                fields.append(copied({**row.fields}))
             some.append(row)
         if not some:
             break
@@ -470,10 +470,13 @@ def _block_of(rows: Iterator[Any], names: tuple[str, ...], before: int) -> RowBl
     return RowBlock(keys, columns, origins, splits, files if any(files) else None) if keys else None
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
+    """Return a value as it is now: lists, tuples, dicts and arrays, however nested, are copied."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
     if type(value) in {list, tuple}:
-        return type(value)(map(_copied, value))
-    return {name: _copied(part) for name, part in value.items()} if type(value) is dict else value
+        return type(value)(map(copied, value))
+    return {name: copied(part) for name, part in value.items()} if type(value) is dict else value
 
 
 def _check_splits(rows: Sequence[IndexRow], before: int) -> None:

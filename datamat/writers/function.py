@@ -24,7 +24,7 @@ from datamat.features import Features, Nullable
 from datamat.fingerprint import fingerprint
 from datamat.folders.local import expand_home
 from datamat.folders.urls import is_url, lasting
-from datamat.sources.rows import Origin, RowBlock, Rows, Texts
+from datamat.sources.rows import Origin, RowBlock, Rows, Texts, copied
 from datamat.transforms.seeding import row_rng, with_rng
 from datamat.writers.base import DatasetWriter, DataSource, Sample, identity_of
 from datamat.writers.tables import TableRows, listed_column, table_of
@@ -267,7 +267,8 @@ def _items_of(inputs: Any) -> Sequence[Any]:
     if not hasattr(inputs, "__iter__") and not hasattr(inputs, "__getitem__"):
         raise _no_items(inputs)
     is_text = isinstance(inputs, np.ndarray) and inputs.ndim > 0 and inputs.dtype.kind in "OSU"
-    return inputs if _is_map_style(inputs) and not is_text else list(inputs)
+    # An iterator may fill the same dict anew for each item.
+    return inputs if _is_map_style(inputs) and not is_text else [copied(item) for item in inputs]
 
 
 def _opened(path: str | os.PathLike[str]) -> DatasetRows:

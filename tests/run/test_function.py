@@ -267,6 +267,32 @@ def test_array_of_paths_has_the_keys_of_its_elements(kind, tmp_path, monkeypatch
     assert set(load(tmp_path / "out").keys()) == set(keys_of(paths, None))
 
 
+@pytest.mark.parametrize("held", [{}, {"inner": {"list": [0]}}, {"array": np.zeros(3, np.int64)}], ids=str)
+def test_iterator_may_fill_what_it_has_yielded_anew(held, tmp_path):
+    """As a loop over a file does with one dict, or a reader with one array: each item is what it was then."""
+
+    def items():
+        for number in range(50):
+            held["number"] = number
+            if "inner" in held:
+                held["inner"]["list"][0] = number
+            if "array" in held:
+                held["array"][:] = number
+            yield held
+
+    def numbers(item):
+        found = [item["number"], *item.get("inner", {}).get("list", []), *item.get("array", [])]
+        return {"numbers": np.array(found, np.int64)}
+
+    _made(numbers, items(), tmp_path / "out")
+
+    found = [
+        set(sample["numbers"].tolist())
+        for sample in load(tmp_path / "out", "train").select(f"{n:08d}" for n in range(50))
+    ]
+    assert found == [{number} for number in range(50)]
+
+
 def test_changed_item_is_noticed_under_the_key_that_it_had(tmp_path):
     """The content of each item counts in the fingerprint of its shard: a tuple, a dict, an array, a long text."""
     items = [{"id": 1, "x": [1, (2, "a")]}, {"id": 2, "x": np.zeros(3)}, {"id": 3, "x": "long" * 1000}]
