@@ -447,6 +447,7 @@ def _block_of(rows: Iterator[Any], names: tuple[str, ...], before: int) -> RowBl
             else:
                 _check_row(row, start + len(some))
                 fields.append(copied({**row.fields}))
+            files.append(copied(row[4]) if row[4] else ())
             some.append(row)
         if not some:
             break
@@ -464,7 +465,6 @@ def _block_of(rows: Iterator[Any], names: tuple[str, ...], before: int) -> RowBl
         keys += [row[0] for row in some]
         splits += [row[1] for row in some]
         origins += [row[3] for row in some]
-        files += [row[4] for row in some]
         if not set(map(type, splits[-len(some) :])) <= {str, type(None)}:
             _check_splits(some, start)
     return RowBlock(keys, columns, origins, splits, files if any(files) else None) if keys else None

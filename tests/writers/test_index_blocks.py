@@ -185,19 +185,24 @@ def test_index_may_fill_what_it_has_yielded_anew(value, wrapped, tmp_path):
     """As a loop over a file does with one dict: each row keeps what it held when it was yielded."""
 
     def index():
-        given = {}
+        given, files = {}, [""]
         for number in range(1000):
+            files[0] = f"{number}.txt"
             held = given.setdefault("held", value(number))
             if isinstance(held, list):
                 held[0] = held[1]["n"] = number
             else:
                 given["held"] = value(number)
-            yield IndexRow(f"{number:04d}", fields=given if wrapped is dict else wrapped(given))
+            yield IndexRow(f"{number:04d}", fields=given if wrapped is dict else wrapped(given), files=files)
 
-    found = write_rows(index(), tmp_path, source="").read(np.arange(1000))
+    for number in range(1000):
+        (tmp_path / f"{number}.txt").touch()
+    (tmp_path / "rows").mkdir()
+    found = write_rows(index(), tmp_path / "rows", source=str(tmp_path)).read(np.arange(1000))
 
     wanted = value if value(0) in (0, "0") else lambda number: [number, {"n": number}]
     assert [row.fields["held"] for row in found] == [wanted(number) for number in range(1000)]
+    assert [row.files for row in found] == [[str(tmp_path / f"{number}.txt")] for number in range(1000)]
 
 
 def test_fields_in_the_place_of_the_split_are_refused_with_their_row(tmp_path):
