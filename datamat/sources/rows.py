@@ -418,6 +418,11 @@ def _check_row(row: Any, number: int) -> None:
             f"{origin_of(row, number)}: its fields are {_shown(row.fields)}; want a dict of what read needs, such as "
             "{'image': '0001.png'}"
         )
+    if not isinstance(row.split, (str, type(None))):
+        raise SourceError(
+            f"{origin_of(row, number)}: the split is {_shown(row.split)}; want a name or None, as in "
+            "IndexRow('0001', 'train', {'image': '0001.png'})"
+        )
 
 
 def _shown(value: Any) -> str:
@@ -466,7 +471,8 @@ def _block_of(rows: Iterator[Any], names: tuple[str, ...], before: int) -> RowBl
         splits += [row[1] for row in some]
         origins += [row[3] for row in some]
         if not set(map(type, splits[-len(some) :])) <= {str, type(None)}:
-            _check_splits(some, start)
+            for number, row in enumerate(some, start):
+                _check_row(row, number)
     return RowBlock(keys, columns, origins, splits, files if any(files) else None) if keys else None
 
 
@@ -477,16 +483,6 @@ def copied(value: Any) -> Any:
     if type(value) in {list, tuple}:
         return type(value)(map(copied, value))
     return {name: copied(part) for name, part in value.items()} if type(value) is dict else value
-
-
-def _check_splits(rows: Sequence[IndexRow], before: int) -> None:
-    """Raise `SourceError` if the split of a row is neither a name nor None."""
-    for number, row in enumerate(rows, before):
-        if not isinstance(row.split, (str, type(None))):
-            raise SourceError(
-                f"{origin_of(row, number)}: the split is {_shown(row.split)}; want a name or None, as in "
-                "IndexRow('0001', 'train', {'image': '0001.png'})"
-            )
 
 
 def origin_of(row: IndexRow, number: int) -> str:
