@@ -347,7 +347,7 @@ def ordered_by(values: Callable[[np.ndarray], np.ndarray], rows: np.ndarray) -> 
 
 
 def _order_of(values: np.ndarray) -> np.ndarray:
-    """Return the order of values; equal ones, which are rare, stay in order: checking that beats a stable sort by 2."""
+    """Return the order of values, like a stable sort, but in half the time, as equal ones are rare."""
     order = np.argsort(values)
     found = values[order]
     return np.argsort(values, kind="stable") if (found[1:] == found[:-1]).any() else order

@@ -384,7 +384,7 @@ def _moved_path(
 
 
 BATCH_ROWS = 16_384
-_FEW_ROWS = 200  # held at a time, three objects each: fewer than a pass of the garbage collector waits for
+_FEW_ROWS = 200  # held at a time: few enough objects that the garbage collector does not start
 _NESTED = frozenset({list, tuple, dict})
 
 
@@ -442,16 +442,14 @@ def _block_of(rows: Iterator[Any], names: tuple[str, ...], before: int) -> RowBl
     """
     keys, splits, origins, files = list[Any](), list[Any](), list[Any](), list[Any]()
     columns: dict[str, list[Any]] = {name: [] for name in names}
-    is_nested = True  # whether there are lists or dicts among the values, as far as is known
     while len(keys) < BATCH_ROWS:
         start, some, fields = before + len(keys), list[IndexRow](), list[dict[str, Any]]()
-        own: Callable[[dict[str, Any]], dict[str, Any]] = copied if is_nested else dict.copy
-        for row in itertools.islice(rows, _FEW_ROWS if keys else 1):
-            if type(row) is IndexRow and type(row[2]) is dict:
-                fields.append(own(row[2]))  # as it is now: the index may fill the same dict anew for each row
-            else:
+        for row in itertools.islice(rows, _FEW_ROWS):
+            if type(row) is not IndexRow or type(row[2]) is not dict:
                 _check_row(row, start + len(some))
-                fields.append(copied({**row.fields}))
+            # As they are now: an index may refill what it has yielded.
+            given = {**row[2]}
+            fields.append(given if _NESTED.isdisjoint(map(type, given.values())) else copied(given))
             files.append(copied(row[4]) if row[4] else ())
             some.append(row)
         if not some:
@@ -464,7 +462,6 @@ def _block_of(rows: Iterator[Any], names: tuple[str, ...], before: int) -> RowBl
         if len(found) < len(columns) or set(map(len, fields)) != {len(columns)}:
             number = next(number for number, one in enumerate(fields) if one.keys() != columns.keys())
             raise other_fields(origin_of(some[number], start + number), fields[number], columns)
-        is_nested = (is_nested and start > before) or any(not _NESTED.isdisjoint(map(type, one)) for one in found)
         for values, more in zip(columns.values(), found, strict=True):
             values.extend(more)
         keys += [row[0] for row in some]

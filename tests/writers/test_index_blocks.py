@@ -180,19 +180,20 @@ def test_wrong_row_is_named_however_late_it_comes(wrong, message, place, tmp_pat
 
 
 @pytest.mark.parametrize("wrapped", [dict, types.MappingProxyType])
-@pytest.mark.parametrize("value", [lambda number: number, lambda number: [number, {"n": (number,)}], str])
-def test_index_may_fill_what_it_has_yielded_anew(value, wrapped, tmp_path):
+@pytest.mark.parametrize("first", [0, 300])
+@pytest.mark.parametrize("value", [int, str, lambda number: [number, {"n": (number,)}]])
+def test_index_may_fill_what_it_has_yielded_anew(value, first, wrapped, tmp_path):
     """As a loop over a file does with one dict: each row keeps what it held when it was yielded."""
+    wanted = [value(number) if number >= first else None for number in range(1000)]
 
     def index():
-        given, files = {}, [""]
-        for number in range(1000):
+        given, held, files = {}, [None, {}], [""]
+        for number, one in enumerate(wanted):
+            given["held"] = one
+            if isinstance(one, list):
+                held[0], held[1]["n"] = one[0], one[1]["n"]
+                given["held"] = held
             files[0] = f"{number}.txt"
-            held = given.setdefault("held", value(number))
-            if isinstance(held, list):
-                held[0] = held[1]["n"] = number
-            else:
-                given["held"] = value(number)
             yield IndexRow(f"{number:04d}", fields=given if wrapped is dict else wrapped(given), files=files)
 
     for number in range(1000):
@@ -200,8 +201,7 @@ def test_index_may_fill_what_it_has_yielded_anew(value, wrapped, tmp_path):
     (tmp_path / "rows").mkdir()
     found = write_rows(index(), tmp_path / "rows", source=str(tmp_path)).read(np.arange(1000))
 
-    wanted = value if value(0) in (0, "0") else lambda number: [number, {"n": number}]
-    assert [row.fields["held"] for row in found] == [wanted(number) for number in range(1000)]
+    assert [row.fields["held"] for row in found] == wanted
     assert [row.files for row in found] == [[str(tmp_path / f"{number}.txt")] for number in range(1000)]
 
 
