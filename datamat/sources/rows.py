@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import operator
 import os
@@ -385,7 +386,6 @@ def _moved_path(
 
 BATCH_ROWS = 16_384
 _FEW_ROWS = 200  # held at a time: few enough objects that the garbage collector does not start
-_NESTED = frozenset({list, tuple, dict})
 
 
 def in_blocks(rows: Iterable[IndexRow] | Iterable[RowBlock]) -> Iterator[RowBlock]:
@@ -447,9 +447,8 @@ def _block_of(rows: Iterator[Any], names: tuple[str, ...], before: int) -> RowBl
         for row in itertools.islice(rows, _FEW_ROWS):
             if type(row) is not IndexRow or type(row[2]) is not dict:
                 _check_row(row, start + len(some))
-            # As they are now: an index may refill what it has yielded.
-            given = {**row[2]}
-            fields.append(given if _NESTED.isdisjoint(map(type, given.values())) else copied(given))
+            # As they are now: an index may refill what it has yielded. Dicts of text and numbers alone are not tracked.
+            fields.append(copied({**row[2]}) if gc.is_tracked(row[2]) else {**row[2]})
             files.append(copied(row[4]) if row[4] else ())
             some.append(row)
         if not some:
